@@ -28,6 +28,7 @@ from kvcustody.governance.api.app import create_api
 from kvcustody.governance.api.http.operation import Operations
 from kvcustody.governance.observability.metrics import metrics_table
 from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach
+from kvcustody.governance.service.ingest.check_leaves import worker_fields_table
 from kvcustody.governance.service.problem_details import problems_table
 from kvcustody.governance.service.settings import service_settings_table
 from kvcustody.governance.settings import settings_table
@@ -175,6 +176,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "service-settings": service_settings_table,
     "metrics": metrics_table,
     "problems": problems_table,
+    "worker-fields": worker_fields_table,
     "roles": _roles,
     "api": _api,
     "commands": commands_table,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.events.event import GuardingEvent, LifecycleEvent
+from kvcustody.audit.events.event import (
+    CaseId,
+    GuardingEvent,
+    MaybeWords,
+    OrderedTenant,
+    Words,
+    WorkersLifecycleEvent,
+)
 
 
 class CaseOpened(GuardingEvent, frozen=True, tag="case-opened"):
@@ -42,13 +49,13 @@ class CaseStepped(GuardingEvent, frozen=True, tag="case-step"):
     trace: str = ""
 
 
-class ProcessingRestricted(LifecycleEvent, frozen=True, tag="processing-restricted"):
+class ProcessingRestricted(WorkersLifecycleEvent, frozen=True, tag="processing-restricted"):
     """A worker uses nothing of a subject from here on, or as before again: in effect before it is recorded (class B).
 
     `change`: `restricted` or `lifted`, as the case orders it.
     """
 
-    case_id: str
-    tenant: str
-    subject: str | None
-    change: str
+    case_id: CaseId
+    tenant: OrderedTenant
+    subject: MaybeWords
+    change: Words

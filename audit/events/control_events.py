@@ -11,7 +11,29 @@ Events of processes, policies, issuers, keys and recorded decisions.
 
 from __future__ import annotations
 
-from kvcustody.audit.events.event import GuardingEvent, LifecycleEvent
+from typing import Annotated
+
+from kvcustody.audit.events.event import (
+    Actor,
+    GuardingEvent,
+    LifecycleEvent,
+    MaybeServed,
+    OneOf,
+    Ordered,
+    OrderedList,
+    OrderNumber,
+    OwnerTenant,
+    OwnWorker,
+    ServedTenant,
+    Trace,
+    WordList,
+    Words,
+    WorkersGuardingEvent,
+    WorkersLifecycleEvent,
+)
+
+GOVERNOR, POLICY_FEED = "governor", "policy-feed"  # parts of a worker that act by themselves
+OWN_ACTORS = frozenset({GOVERNOR, POLICY_FEED})
 
 
 class AccessRecorded(GuardingEvent, frozen=True, tag="access"):
@@ -44,19 +66,19 @@ class PrincipalChanged(GuardingEvent, frozen=True, tag="principal-changed"):
     trace: str = ""
 
 
-class AttemptsRefused(LifecycleEvent, frozen=True, tag="attempts-refused"):
+class AttemptsRefused(WorkersLifecycleEvent, frozen=True, tag="attempts-refused"):
     """How often an identity that proves nobody, or nobody who is admitted, was refused from `from_us` to now (class B).
 
     `place`: an `engine`, the `door` before one, or the `service`. `source`: the network that they came from, or the
     tenant that they named; `others` are all beyond the bound. `of_worker`: whose door it is.
     """
 
-    place: str
-    reason: str
-    source: str
+    place: Annotated[str, OneOf(frozenset({"engine"}))]
+    reason: Words
+    source: Words
     attempts: int
     from_us: int
-    of_worker: str = ""
+    of_worker: Annotated[str, OneOf(frozenset({""}))] = ""
 
 
 class ReleaseStep(GuardingEvent, frozen=True, tag="release-step"):
@@ -75,14 +97,14 @@ class ReleaseStep(GuardingEvent, frozen=True, tag="release-step"):
     trace: str = ""
 
 
-class PolicyStaged(GuardingEvent, frozen=True, tag="policy-staged"):
+class PolicyStaged(WorkersGuardingEvent, frozen=True, tag="policy-staged"):
     """A revision took effect for some tenants of a worker (class A). `stage` names them, or their share."""
 
     revision: int
-    name: str
-    digest: str
-    stage: str
-    actor: str
+    name: Words
+    digest: Words
+    stage: Words
+    actor: Actor
     previous: int = 0
 
 
@@ -103,28 +125,28 @@ class EnforcementOrdered(GuardingEvent, frozen=True, tag="enforcement-ordered"):
     trace: str = ""
 
 
-class EnforcementChanged(GuardingEvent, frozen=True, tag="enforcement-changed"):
+class EnforcementChanged(WorkersGuardingEvent, frozen=True, tag="enforcement-changed"):
     """From here on a worker enforces its policy for these (class A): on record before anybody is monitored anew.
 
     `order` is the order's place in the system log, `refused` why the worker does not follow it and enforces.
     """
 
-    mode: str
-    tenants: tuple[str, ...]
+    mode: Ordered
+    tenants: OrderedList
     share_millionths: int
     until_seconds: int
     revision: int
-    order: int
-    actor: str
-    refused: str = ""
+    order: OrderNumber
+    actor: Actor
+    refused: Words = ""
 
 
-class GrantsRevoked(LifecycleEvent, frozen=True, tag="grants-revoked"):
+class GrantsRevoked(WorkersLifecycleEvent, frozen=True, tag="grants-revoked"):
     """A worker took grants, segments or sharing groups back: in effect before it is recorded (class B)."""
 
-    ids: tuple[str, ...]
+    ids: WordList
     revision: int
-    actor: str
+    actor: Actor
 
 
 class RetentionPurged(GuardingEvent, frozen=True, tag="retention-purged"):
@@ -284,7 +306,7 @@ SIMULATED = "simulated"  # what one says that is at work, for generated traffic
 ORIGINS = frozenset({"", GENERATED, REPLAYED, SIMULATED})
 
 
-class WorkerStarted(LifecycleEvent, frozen=True, tag="worker-started"):
+class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
     """A process began to hold custody; `generation` is where its pool's counter starts (class B).
 
     `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
@@ -292,25 +314,25 @@ class WorkerStarted(LifecycleEvent, frozen=True, tag="worker-started"):
     versions have none: they are not marked.
     """
 
-    worker: str
+    worker: OwnWorker
     blocks: int
     shards: int
     bytes_per_block: int
-    device: str
-    software: str
+    device: Words
+    software: Words
     revision: int = 0
     generation: int = 0
-    origin: str = ""
+    origin: Annotated[str, OneOf(ORIGINS)] = ""
 
 
-class WorkerStopped(LifecycleEvent, frozen=True, tag="worker-stopped"):
+class WorkerStopped(WorkersLifecycleEvent, frozen=True, tag="worker-stopped"):
     """A process ended in order, with its pool's own counters (class B), and those of its tiers, one place a tier."""
 
-    worker: str
-    cause: str
+    worker: OwnWorker
+    cause: Words
     allocated: int
     scrubbed: tuple[int, ...]
-    tiers: tuple[str, ...] = ()
+    tiers: WordList = ()
     copies_stored: tuple[int, ...] = ()
     copies_ended: tuple[int, ...] = ()
     copies_destroyed: tuple[int, ...] = ()
@@ -363,28 +385,28 @@ class WorkerClosingAsked(GuardingEvent, frozen=True, tag="worker-closing-asked")
     trace: str = ""
 
 
-class PolicyActivated(GuardingEvent, frozen=True, tag="policy-activated"):
+class PolicyActivated(WorkersGuardingEvent, frozen=True, tag="policy-activated"):
     """A policy revision took effect (class A). `digest` is of the policy document."""
 
     revision: int
-    name: str
-    profile: str
-    digest: str
-    actor: str
+    name: Words
+    profile: Words
+    digest: Words
+    actor: Actor
     previous: int = 0
 
 
-class PolicyText(LifecycleEvent, frozen=True, tag="policy-text"):
+class PolicyText(WorkersLifecycleEvent, frozen=True, tag="policy-text"):
     """A piece of the document of a policy that a worker enforces: number `number` of `of`, from 1 (class B).
 
     It proves nothing by itself: what all pieces are together is the policy where its digest is `digest`, which the
     `policy-activated` or `policy-staged` leaf states.
     """
 
-    digest: str
+    digest: Words
     number: int
     of: int
-    text: str
+    text: Words
 
 
 BARE, QUALIFIED = "bare", "qualified"  # how an issuer's tenants are named: `acme`, or `acme^partner`
@@ -402,14 +424,14 @@ class IssuerAssigned(GuardingEvent, frozen=True, tag="issuer-assigned"):
     actor: str
 
 
-class KeyEvent(GuardingEvent, frozen=True, tag="key-event"):
+class KeyEvent(WorkersGuardingEvent, frozen=True, tag="key-event"):
     """A key epoch was made, rotated, revoked or destroyed (class A). Never the key."""
 
-    tenant: str | None
-    action: str
+    tenant: MaybeServed
+    action: Words
     epoch: int
-    actor: str
-    trace: str = ""
+    actor: Actor
+    trace: Trace = ""
 
 
 class KeysOrdered(GuardingEvent, frozen=True, tag="keys-ordered"):
@@ -425,19 +447,19 @@ class KeysOrdered(GuardingEvent, frozen=True, tag="keys-ordered"):
     trace: str = ""
 
 
-class DecisionRecorded(GuardingEvent, frozen=True, tag="decision"):
+class DecisionRecorded(WorkersGuardingEvent, frozen=True, tag="decision"):
     """A decision worth its own leaf: a reader's first use of a grant or segment under a revision (class A).
 
     Written in the reader's log and, when another tenant owns the blocks, in the owner's, without the reader's trace.
     """
 
-    action: str
-    effect: str
-    reader: str
-    owner: str
-    classification: str
-    reasons: tuple[str, ...]
+    action: Words
+    effect: Words
+    reader: ServedTenant
+    owner: OwnerTenant
+    classification: Words
+    reasons: WordList
     revision: int
-    via: str = ""
+    via: Words = ""
     residency: int = 0
-    trace: str = ""
+    trace: Trace = ""

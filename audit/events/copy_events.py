@@ -6,7 +6,15 @@ copy. A copy is (incarnation, tier, number); its name is opaque, and may be anot
 
 from __future__ import annotations
 
-from kvcustody.audit.events.event import LifecycleEvent
+from kvcustody.audit.events.event import (
+    ErasureId,
+    HeldTenant,
+    MaybeServed,
+    OwnLife,
+    WordList,
+    Words,
+    WorkersLifecycleEvent,
+)
 
 END_UNRECORDED = "orphan: its end was not recorded"  # the cause of every end that a scan recorded
 ORDERLY_STOP = "teardown"  # the cause of every end that an orderly stop of the process made
@@ -14,16 +22,16 @@ ZEROED, UNLINKED, KEY_DESTROYED = "zeroed", "unlinked", "key-destroyed"
 EVIDENCE = (ZEROED, UNLINKED, KEY_DESTROYED)  # of the end of a copy's bytes
 
 
-class CopiesStored(LifecycleEvent, frozen=True, tag="copies-stored"):
+class CopiesStored(WorkersLifecycleEvent, frozen=True, tag="copies-stored"):
     """Copies began (class B): each holds `blocks_each` blocks sealed in `bytes_each` bytes, and ends by `due_us`.
 
     What proves that its bytes are gone has to follow by then and `within_us`, as the policy says now.
     """
 
-    tier: str
-    tenant: str
-    classification: str
-    names: tuple[str, ...]
+    tier: Words
+    tenant: HeldTenant
+    classification: Words
+    names: WordList
     numbers: tuple[int, ...]
     blocks_each: tuple[int, ...]
     bytes_each: tuple[int, ...]
@@ -32,47 +40,47 @@ class CopiesStored(LifecycleEvent, frozen=True, tag="copies-stored"):
     within_us: int
 
 
-class CopiesEnded(LifecycleEvent, frozen=True, tag="copies-ended"):
+class CopiesEnded(WorkersLifecycleEvent, frozen=True, tag="copies-ended"):
     """From `ended_us` on nothing finds these copies (class B). `erasure` ended them, where `cause` is `erased`.
 
     `due_us` is what the process says that they were due by: never later than what it said when it stored them. What
     proves that their bytes are gone has to follow by then and `within_us`.
     """
 
-    tier: str
-    tenant: str
-    classification: str
-    cause: str
-    names: tuple[str, ...]
+    tier: Words
+    tenant: HeldTenant
+    classification: Words
+    cause: Words
+    names: WordList
     numbers: tuple[int, ...]
     blocks_each: tuple[int, ...]
     bytes_each: tuple[int, ...]
     due_us: tuple[int, ...]
     ended_us: tuple[int, ...]
     within_us: int
-    erasure: str = ""
-    incarnation: str = ""
+    erasure: ErasureId = ""
+    incarnation: OwnLife = ""
 
 
-class CopiesDestroyed(LifecycleEvent, frozen=True, tag="copies-destroyed"):
+class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"):
     """Bytes of copies are gone, or nobody can open them any more (class B): `cause` is one of `EVIDENCE`.
 
     A copy may have more than one: the first ends it. A leaf of numbers 0 is of what a process before left under those
     names; `tenant` None: nothing tells whose it was.
     """
 
-    tier: str
-    tenant: str | None
-    classification: str
-    cause: str
-    names: tuple[str, ...]
+    tier: Words
+    tenant: MaybeServed
+    classification: Words
+    cause: Words
+    names: WordList
     numbers: tuple[int, ...]
     blocks_each: tuple[int, ...]
     bytes_each: tuple[int, ...]
     destroyed_us: tuple[int, ...]
 
 
-class TransferDecided(LifecycleEvent, frozen=True, tag="transfer-decided"):
+class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"):
     """Whether copies were moved, by what either way was predicted to take, and what came of it (class B).
 
     `action`: store or restore. `choice`: transfer, recompute or none. `outcome`: done, partial, failed, or empty.
@@ -81,17 +89,17 @@ class TransferDecided(LifecycleEvent, frozen=True, tag="transfer-decided"):
     where it has none.
     """
 
-    action: str
-    tier: str
-    tenant: str
+    action: Words
+    tier: Words
+    tenant: HeldTenant
     residency: int
     blocks: int
     bytes: int
     transfer_us: int
     recompute_us: int
-    choice: str
-    outcome: str
+    choice: Words
+    outcome: Words
     actual_us: int
-    reason: str
+    reason: Words
     part_blocks: int = 0
-    latency_class: str = ""
+    latency_class: Words = ""

@@ -7,11 +7,28 @@ Events of what is done about custody: erasures, and scans for orphans.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from kvcustody.audit.events.block_runs import Runs
-from kvcustody.audit.events.event import LifecycleEvent
+from kvcustody.audit.events.event import (
+    ErasureId,
+    HeldTenant,
+    LifecycleEvent,
+    MaybeHeld,
+    MaybeOrdered,
+    MaybeServed,
+    MaybeWords,
+    OneOf,
+    OwnLife,
+    ServedTenant,
+    Trace,
+    WordList,
+    Words,
+    WorkersLifecycleEvent,
+)
 
 
-class ResidencyOpened(LifecycleEvent, frozen=True, tag="residency-opened"):
+class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"):
     """A request entered the cache: who, why, until when, what it attached and what it was handed (class B).
 
     `attached` existed before; `written` is what admission handed out, on record before anything is computed.
@@ -19,22 +36,22 @@ class ResidencyOpened(LifecycleEvent, frozen=True, tag="residency-opened"):
     """
 
     residency: int
-    tenant: str
-    subject: str | None
-    session: str | None
+    tenant: ServedTenant
+    subject: MaybeWords
+    session: MaybeWords
     asserted: bool
-    classification: str
+    classification: Words
     domains: tuple[int, ...]
     attached: Runs
-    reasons: tuple[str, ...]
+    reasons: WordList
     revision: int
     absolute_us: int
     written: Runs = ()
-    model: str = ""
-    trace: str = ""
+    model: Words = ""
+    trace: Trace = ""
 
 
-class RequestMonitored(LifecycleEvent, frozen=True, tag="request-monitored"):
+class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitored"):
     """What the policy would have decided of a request that it was not enforced for, under which order (class B).
 
     It attached `reused_tokens`, under the engine's own keys. The policy would have refused `refused_tokens` of them,
@@ -43,20 +60,20 @@ class RequestMonitored(LifecycleEvent, frozen=True, tag="request-monitored"):
     """
 
     residency: int
-    tenant: str
-    classification: str
-    effect: str
-    reasons: tuple[str, ...]
+    tenant: ServedTenant
+    classification: Words
+    effect: Words
+    reasons: WordList
     revision: int
     order: int
     prompt_tokens: int
     reused_tokens: int
     refused_tokens: int
     forecast_tokens: int
-    trace: str = ""
+    trace: Trace = ""
 
 
-class BlocksAttached(LifecycleEvent, frozen=True, tag="blocks-attached"):
+class BlocksAttached(WorkersLifecycleEvent, frozen=True, tag="blocks-attached"):
     """A running request came to refer to blocks that another had published meanwhile (class B).
 
     It uses them from then on as it does those that its `ResidencyOpened` lists as attached: until it is
@@ -64,12 +81,12 @@ class BlocksAttached(LifecycleEvent, frozen=True, tag="blocks-attached"):
     """
 
     residency: int
-    tenant: str
+    tenant: HeldTenant
     runs: Runs
-    trace: str = ""
+    trace: Trace = ""
 
 
-class ResidencyReleased(LifecycleEvent, frozen=True, tag="residency-released"):
+class ResidencyReleased(WorkersLifecycleEvent, frozen=True, tag="residency-released"):
     """A request left: what it wrote since admission, and until when it holds its blocks (0: not held) (class B).
 
     `written` is every block it had allocated that no earlier leaf of it lists: growth and copies, whatever
@@ -77,15 +94,15 @@ class ResidencyReleased(LifecycleEvent, frozen=True, tag="residency-released"):
     """
 
     residency: int
-    tenant: str
-    cause: str
+    tenant: HeldTenant
+    cause: Words
     written: Runs
     hold_us: int
-    incarnation: str = ""
-    trace: str = ""
+    incarnation: OwnLife = ""
+    trace: Trace = ""
 
 
-class BlocksReleased(LifecycleEvent, frozen=True, tag="blocks-released"):
+class BlocksReleased(WorkersLifecycleEvent, frozen=True, tag="blocks-released"):
     """A request that goes on let go of some blocks, as a sliding window does (class B).
 
     `own`: it had allocated them itself and no leaf lists them yet; its `ResidencyReleased` leaves them out.
@@ -93,16 +110,16 @@ class BlocksReleased(LifecycleEvent, frozen=True, tag="blocks-released"):
     """
 
     residency: int
-    tenant: str
-    cause: str
+    tenant: HeldTenant
+    cause: Words
     runs: Runs
     own: bool
     hold_us: int
-    incarnation: str = ""
-    trace: str = ""
+    incarnation: OwnLife = ""
+    trace: Trace = ""
 
 
-class HoldsNarrowed(LifecycleEvent, frozen=True, tag="holds-narrowed"):
+class HoldsNarrowed(WorkersLifecycleEvent, frozen=True, tag="holds-narrowed"):
     """A narrowing act made holds of a tenant end earlier: which stand from here on, and until when (class B).
 
     `holds` are all residencies of the tenant in this process that hold anything after the act, ascending; `holds[i]`
@@ -110,32 +127,32 @@ class HoldsNarrowed(LifecycleEvent, frozen=True, tag="holds-narrowed"):
     policy's that narrowed.
     """
 
-    tenant: str
+    tenant: HeldTenant
     revision: int
     holds: tuple[int, ...]
     until_us: tuple[int, ...]
 
 
-class CustodyEnded(LifecycleEvent, frozen=True, tag="custody-ended"):
+class CustodyEnded(WorkersLifecycleEvent, frozen=True, tag="custody-ended"):
     """Blocks of one owner left custody (class B).
 
     `retired_us` is when the last device work on them retired: the fence's end, or some earlier moment where
     none was in flight when custody ended. `ceiling_us` is their absolute end (0: none).
     """
 
-    tenant: str
-    classification: str
+    tenant: HeldTenant
+    classification: Words
     runs: Runs
-    cause: str
+    cause: Words
     due_us: int
     ended_us: int
     retired_us: int
     scrub_within_us: int
     ceiling_us: int = 0
-    incarnation: str = ""
+    incarnation: OwnLife = ""
 
 
-class ReceiptRecorded(LifecycleEvent, frozen=True, tag="receipt"):
+class ReceiptRecorded(WorkersLifecycleEvent, frozen=True, tag="receipt"):
     """One shard's memory of these blocks was overwritten (class B).
 
     A launch that covers several owners is one receipt per owner with the same `launch`; a boot scrub has no
@@ -145,85 +162,85 @@ class ReceiptRecorded(LifecycleEvent, frozen=True, tag="receipt"):
 
     launch: int
     shard: int
-    tenant: str | None
-    method: str
-    device: str
+    tenant: MaybeHeld
+    method: Words
+    device: Words
     bytes: int
     started_us: int
     ended_us: int
-    level: str
+    level: Words
     share: float
     verified: int
-    result: str
+    result: Words
     runs: Runs
-    incarnation: str = ""
+    incarnation: OwnLife = ""
 
 
-class IntegrityMismatch(LifecycleEvent, frozen=True, tag="integrity-mismatch"):
+class IntegrityMismatch(WorkersLifecycleEvent, frozen=True, tag="integrity-mismatch"):
     """Blocks that somebody was about to reuse were not what had been published (class B).
 
     They were not attached and their custody ends; `requests` running ones refer to them until they are released.
     """
 
-    tenant: str
-    classification: str
+    tenant: HeldTenant
+    classification: Words
     runs: Runs
     requests: int
 
 
-class CustodyChanged(LifecycleEvent, frozen=True, tag="custody-changed"):
+class CustodyChanged(WorkersLifecycleEvent, frozen=True, tag="custody-changed"):
     """What one process released, ended and wiped of one tenant within a short while, as one leaf (class B).
 
     Each is an event with its own moments; `leaf_schema` says how they stand in the leaf, and `EventQueue` which may.
     """
 
-    tenant: str
+    tenant: HeldTenant
     released: tuple[ResidencyReleased, ...] = ()
     passed: tuple[BlocksReleased, ...] = ()
     ended: tuple[CustodyEnded, ...] = ()
     scrubbed: tuple[ReceiptRecorded, ...] = ()
 
 
-class ErasureApplied(LifecycleEvent, frozen=True, tag="erasure-applied"):
+class ErasureApplied(WorkersLifecycleEvent, frozen=True, tag="erasure-applied"):
     """An erasure took effect here (class B): `runs` is all custody that it covers, ended or about to end or kept.
 
     `requests` were aborted, `finishing` run on unattachable, `residencies` lapsed; `objects[i]` are of `tiers[i]`.
     """
 
-    erasure: str
-    tenant: str | None
+    erasure: ErasureId
+    tenant: MaybeOrdered
     requests: int
     finishing: int
     residencies: int
     runs: Runs
-    tiers: tuple[str, ...] = ()
+    tiers: WordList = ()
     objects: tuple[int, ...] = ()
 
 
-class ErasureRemaining(LifecycleEvent, frozen=True, tag="erasure-remaining"):
+class ErasureRemaining(WorkersLifecycleEvent, frozen=True, tag="erasure-remaining"):
     """Custody that an erasure covers and that stays, with the reason (class B)."""
 
-    erasure: str
-    tenant: str | None
-    reason: str
+    erasure: ErasureId
+    tenant: MaybeOrdered
+    reason: Words
     runs: Runs
 
 
-class ErasureReread(LifecycleEvent, frozen=True, tag="erasure-reread"):
+class ErasureReread(WorkersLifecycleEvent, frozen=True, tag="erasure-reread"):
     """What an erasure ended was read back after its receipts (class B).
 
     Only blocks that were still CLEAN at the same generation could be read: `checked`; the rest, `changed`, had been
     handed out again. `nonzero`: bytes that were not zero.
     """
 
-    erasure: str
-    tenant: str | None
+    erasure: ErasureId
+    tenant: MaybeOrdered
     checked: int
     changed: int
     nonzero: int
 
 
-class CustodyOverdue(LifecycleEvent, frozen=True, tag="custody-overdue"):
+class CustodyOverdue(WorkersLifecycleEvent, frozen=True, tag="custody-overdue"):
     """Holds are past their deadline and not lapsed yet: the process slept, or fell behind (class B).
 
     Nothing of them is served meanwhile. A second one, with none left, says that it has caught up.
@@ -248,23 +265,23 @@ class ErasureRequested(LifecycleEvent, frozen=True, tag="erasure-requested"):
     trace: str = ""
 
 
-class ErasureCompleted(LifecycleEvent, frozen=True, tag="erasure-completed"):
+class ErasureCompleted(WorkersLifecycleEvent, frozen=True, tag="erasure-completed"):
     """An erasure ran: what ended, what lawfully remains and why (class B). `outcome`: complete or partial."""
 
-    erasure: str
-    tenant: str | None
-    outcome: str
+    erasure: ErasureId
+    tenant: MaybeOrdered
+    outcome: Words
     residencies: int
     blocks: int
     remaining: int
-    reason: str = ""
+    reason: Words = ""
 
 
-class OrphanScanned(LifecycleEvent, frozen=True, tag="orphan-scanned"):
+class OrphanScanned(WorkersLifecycleEvent, frozen=True, tag="orphan-scanned"):
     """A scan compared the allocator, live sequences and the ledger (class B). `mode`: full, online, workers."""
 
     scan: int
-    mode: str
+    mode: Annotated[str, OneOf(frozenset({"full", "online"}))]
     started_us: int
     ended_us: int
     residencies: int
@@ -272,16 +289,16 @@ class OrphanScanned(LifecycleEvent, frozen=True, tag="orphan-scanned"):
     findings: int
 
 
-class OrphanFound(LifecycleEvent, frozen=True, tag="orphan-found"):
+class OrphanFound(WorkersLifecycleEvent, frozen=True, tag="orphan-found"):
     """Custody that two sources disagree about (class B). `orphan` is one of the classes of the design."""
 
     scan: int
     finding: int
-    orphan: str
-    cause: str
-    tenant: str | None
+    orphan: Words
+    cause: Words
+    tenant: MaybeServed
     age_us: int
     runs: Runs
-    action: str
-    outcome: str
+    action: Words
+    outcome: Words
     residency: int = 0

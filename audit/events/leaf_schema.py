@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from kvcustody.audit.events.custody_events import (
     ReceiptRecorded,
     ResidencyReleased,
 )
-from kvcustody.audit.events.event import Event
+from kvcustody.audit.events.event import Event, FieldMeaning, OneOf
 from kvcustody.audit.events.registry import (
     COPIES,
     COPY_MOMENTS,
@@ -83,6 +83,7 @@ class LeafSchema(NamedTuple):
     texts: frozenset[str]
     order: tuple[str, ...]  # every key, as it is in bytes
     absent: dict[str, Any]  # what a leaf says that lacks these keys (rule 2)
+    meanings: Mapping[str, FieldMeaning | OneOf]  # of a kind that workers hand in: what its fields may name
     row: Callable[..., msgspec.Struct]  # of the values in `order`: what is encoded
     decode: Callable[[bytes], Any]  # a key that the leaf lacks is UNSET
 
@@ -189,6 +190,27 @@ VALUES: dict[Any, Value] = {  # by the type of an event's field
     tuple[str, ...]: Value(list[str], _lists_of(_texts)),
     Runs: Value(_Runs, _as_given),
 }
+_TEXTS = (str, str | None, tuple[str, ...])
+
+
+def plain_type(annotation: Any) -> Any:
+    """The type of a field's values, without what its annotation says of their meaning."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _meanings(kind: type[Event]) -> dict[str, FieldMeaning | OneOf]:
+    """What the fields of a kind that workers hand in may name, by leaf key; raises where a text has no meaning."""
+    if not kind.by_worker:
+        return {}
+    made: dict[str, FieldMeaning | OneOf] = {}
+    for field in msgspec.structs.fields(kind):
+        meanings = [each for each in get_args(field.type)[1:] if isinstance(each, (FieldMeaning, OneOf))]
+        if len(meanings) != 1 and (meanings or plain_type(field.type) in _TEXTS):
+            raise TypeError(f"{kind.__name__}.{field.name}: state what it names (`FieldMeaning`)")
+        made |= {_key(field.name, kind.__struct_fields__): meaning for meaning in meanings}
+    return made
+
+
 _DURATIONS = ("scrub_within_us", "age_us", "within_us", "transfer_us", "recompute_us", "actual_us")
 _RENAMED = {
     "incarnation": "of_incarnation",
@@ -222,7 +244,9 @@ _OF_LEAF = frozenset(
 
 def _item_of(kind: type[Event]) -> ItemSchema:
     fields = msgspec.structs.fields(kind)
-    every = [(_key(field.name, kind.__struct_fields__), VALUES[field.type].said) for field in fields]
+    every = [
+        (_key(field.name, kind.__struct_fields__), VALUES[plain_type(field.type)].said) for field in fields
+    ]
     kept = [(key, said) for key, said in every if key not in _OF_LEAF]
     moments = frozenset(key for key, _ in kept if key.endswith("boot_us"))
     typed = [(key, said | None if key in moments else said) for key, said in kept]
@@ -244,7 +268,7 @@ def schema_of(kind: type[Event]) -> LeafSchema:
     """The schema of a kind of event."""
     name, fields = str(kind.__struct_config__.tag), msgspec.structs.fields(kind)
     keys = tuple(_key(field.name, kind.__struct_fields__) for field in fields)
-    values = tuple(VALUES[field.type] for field in fields)
+    values = tuple(VALUES[plain_type(field.type)] for field in fields)
     lists = tuple(key for key in TOTALS if key in keys)
     numbers = ["sequence", "part", "parts", "at_us"]
     said: dict[str, Any] = dict.fromkeys(HEAD_KEYS, str) | dict.fromkeys(numbers, _Number)
@@ -274,6 +298,7 @@ def schema_of(kind: type[Event]) -> LeafSchema:
         frozenset(key for key in order if said[key] in (str, str | None)),
         order,
         absent | ({TRACE: None} if TRACE in absent else {}),
+        _meanings(kind),
         msgspec.defstruct(kind.__name__, order, gc=False),
         msgspec.json.Decoder(read).decode,
     )
@@ -281,6 +306,7 @@ def schema_of(kind: type[Event]) -> LeafSchema:
 
 SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
 SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
+WORKERS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_worker)
 LEAF_KEYS = {schema.name: frozenset(schema.order) for schema in SCHEMAS.values()}
 
 

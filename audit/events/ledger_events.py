@@ -5,7 +5,16 @@ Events of engines that nobody governs, as an observer saw them.
 
 from __future__ import annotations
 
-from kvcustody.audit.events.event import CountedEvent, LifecycleEvent
+from kvcustody.audit.events.event import (
+    CountedEvent,
+    EarlierSequence,
+    MaybeServed,
+    OwnerTenant,
+    OwnWorker,
+    ServedTenant,
+    Words,
+    WorkersLifecycleEvent,
+)
 
 
 class HitCounted(CountedEvent, frozen=True, tag="hit-counted"):
@@ -22,14 +31,14 @@ class HitCounted(CountedEvent, frozen=True, tag="hit-counted"):
     requests: int = 1
 
 
-class HitCounters(LifecycleEvent, frozen=True, tag="hit-counters"):
+class HitCounters(WorkersLifecycleEvent, frozen=True, tag="hit-counters"):
     """The class C events of one key, added up (class B then): from `from_us` to `at_us`, in one minute of UTC."""
 
-    tenant: str
-    owner: str
-    action: str
-    effect: str
-    rule: str
+    tenant: ServedTenant
+    owner: OwnerTenant
+    action: Words
+    effect: Words
+    rule: Words
     revision: int
     from_us: int
     requests: int
@@ -37,14 +46,14 @@ class HitCounters(LifecycleEvent, frozen=True, tag="hit-counters"):
     tokens: int
 
 
-class SpillStarted(LifecycleEvent, frozen=True, tag="spill-started"):
+class SpillStarted(WorkersLifecycleEvent, frozen=True, tag="spill-started"):
     """The database was away or behind: events from `first_sequence` on went to the local spill (class B)."""
 
-    cause: str
+    cause: Words
     first_sequence: int
 
 
-class ReplayCompleted(LifecycleEvent, frozen=True, tag="replay-completed"):
+class ReplayCompleted(WorkersLifecycleEvent, frozen=True, tag="replay-completed"):
     """A spill was read back: leaves added, and leaves that the database already had (class B)."""
 
     segments: int
@@ -53,36 +62,36 @@ class ReplayCompleted(LifecycleEvent, frozen=True, tag="replay-completed"):
     torn_bytes: int
 
 
-class GapRecorded(LifecycleEvent, frozen=True, tag="gap"):
+class GapRecorded(WorkersLifecycleEvent, frozen=True, tag="gap"):
     """Events that could not be kept anywhere, by sequence (class B)."""
 
-    cause: str
-    first_sequence: int
-    last_sequence: int
+    cause: Words
+    first_sequence: EarlierSequence
+    last_sequence: EarlierSequence
 
 
-class Withdrawn(LifecycleEvent, frozen=True, tag="withdrawn"):
+class Withdrawn(WorkersLifecycleEvent, frozen=True, tag="withdrawn"):
     """A class A event was committed after its caller had been refused: its act did not happen (class B)."""
 
-    sequence: int
-    tenant: str | None
+    sequence: EarlierSequence
+    tenant: MaybeServed
 
 
-class ObservationStarted(LifecycleEvent, frozen=True, tag="observation-started"):
+class ObservationStarted(WorkersLifecycleEvent, frozen=True, tag="observation-started"):
     """A process began to watch an engine that it does not govern (class B).
 
     Nothing that it records is enforced: observed blocks are in no residency, custody end or receipt, so they
     count in no coverage and no conservation. `digest` is of the policy that the deadlines come from.
     """
 
-    worker: str
-    endpoint: str
-    policy: str
-    digest: str
-    software: str
+    worker: OwnWorker
+    endpoint: Words
+    policy: Words
+    digest: Words
+    software: Words
 
 
-class ObservedStored(LifecycleEvent, frozen=True, tag="observed-stored"):
+class ObservedStored(WorkersLifecycleEvent, frozen=True, tag="observed-stored"):
     """An engine's own stream said that blocks of one chain entered its cache (class B).
 
     `residency` is the observer's number for the chain; the first leaf of one opens it. `tenant` is None where
@@ -90,49 +99,49 @@ class ObservedStored(LifecycleEvent, frozen=True, tag="observed-stored"):
     is reached. Hashes are not recorded: an engine's are functions of token ids.
     """
 
-    engine: str
-    tenant: str | None
+    engine: Words
+    tenant: MaybeServed
     residency: int
-    classification: str
-    attribution: str
+    classification: Words
+    attribution: Words
     blocks: int
     deadline_us: int
 
 
-class ObservedRemoved(LifecycleEvent, frozen=True, tag="observed-removed"):
+class ObservedRemoved(WorkersLifecycleEvent, frozen=True, tag="observed-removed"):
     """An engine's own stream said that blocks left its cache; nobody saw their memory overwritten (class B).
 
     `cause`: removed, cleared or engine-restarted. `late`: how many of these blocks left after the deadline.
     `remaining`: blocks of the residency that are still there.
     """
 
-    engine: str
-    tenant: str | None
+    engine: Words
+    tenant: MaybeServed
     residency: int
-    cause: str
+    cause: Words
     blocks: int
     late: int
     remaining: int
 
 
-class ObservedOverdue(LifecycleEvent, frozen=True, tag="observed-overdue"):
+class ObservedOverdue(WorkersLifecycleEvent, frozen=True, tag="observed-overdue"):
     """A deadline passed and, by its own stream, the engine still holds the blocks (class B)."""
 
-    engine: str
-    tenant: str | None
+    engine: Words
+    tenant: MaybeServed
     residency: int
-    classification: str
+    classification: Words
     blocks: int
     deadline_us: int
 
 
-class ObservationGap(LifecycleEvent, frozen=True, tag="observation-gap"):
+class ObservationGap(WorkersLifecycleEvent, frozen=True, tag="observation-gap"):
     """What an observer could not see, by the engine's own batch numbers: its counts are unsure from here on (class B).
 
     `cause` says which: batches that nobody can replay, payloads that cannot be read, blocks beyond what it tracks.
     """
 
-    engine: str
-    cause: str
+    engine: Words
+    cause: Words
     first_batch: int
     last_batch: int

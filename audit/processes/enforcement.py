@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from kvcustody.audit.counters.read_figures import monitored_figures
 from kvcustody.audit.events import SYSTEM
@@ -23,15 +23,15 @@ from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.times import SECOND_US, iso
 
 MONITOR, CANARY, ENFORCE = "monitor", "canary", "enforce"
+UNREADABLE = "unreadable"  # no mode: what an order has whose leaf is not one
 ORDERED, CHANGED = "enforcement-ordered", "enforcement-changed"
 _NAMED = 4
-_NEWEST = (
+_ORDERS = (
     select(events.c.idx, events.c.at_us, events.c.leaf)
     .join(logs, logs.c.id == events.c.log)
     .where(events.c.kind == ORDERED, logs.c.name == SYSTEM, has_leaf(events))
-    .order_by(events.c.idx.desc())
-    .limit(1)
 )
+_NEWEST = _ORDERS.order_by(events.c.idx.desc()).limit(1)
 
 
 class EnforcementOrder(NamedTuple):
@@ -118,21 +118,33 @@ class Forecast(NamedTuple):
 
 def newest_order(connection: Connection) -> EnforcementOrder | None:
     """The order that counts (rule 1), whether its time is over or not; None where nobody gave one."""
-    row = connection.execute(_NEWEST).first()
+    return _order(connection.execute(_NEWEST).first())
+
+
+def order_at(connection: Connection, number: int) -> EnforcementOrder | None:
+    """The order at this place of the system log; None where there is none."""
+    return _order(connection.execute(_ORDERS.where(events.c.idx == number)).first())
+
+
+def _order(row: Row[Any, Any, Any] | None) -> EnforcementOrder | None:
+    """The order in a leaf; one of no mode where the leaf is no order, which whoever follows it refuses by its place."""
     if row is None:
         return None
-    body = orjson.loads(bytes(row.leaf))
-    return EnforcementOrder(
-        row.idx,
-        row.at_us,
-        body["mode"],
-        tuple(body["tenants"]),
-        body["share_millionths"],
-        body["seed"],
-        body["until_seconds"] * SECOND_US,
-        body["actor"],
-        body["reason"],
-    )
+    try:
+        body = orjson.loads(bytes(row.leaf))
+        return EnforcementOrder(
+            row.idx,
+            row.at_us,
+            str(body["mode"]),
+            tuple(map(str, body["tenants"])),
+            int(body["share_millionths"]),
+            str(body["seed"]),
+            int(body["until_seconds"]) * SECOND_US,
+            str(body["actor"]),
+            str(body["reason"]),
+        )
+    except (LookupError, TypeError, ValueError):
+        return EnforcementOrder(row.idx, row.at_us, UNREADABLE, (), 0, "", 0, "", "")
 
 
 def worker_enforcement(connection: Connection) -> tuple[WorkerEnforcement, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcustody.audit.processes.order_authors import NOT_AUTHENTICATED
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.system_boundary import deaths
@@ -17,6 +18,7 @@ ALWAYS = (
     "KV caches only: prompts, outputs, logs and backups elsewhere are not covered.",
     "A due time and a ceiling that were recorded falsely, both and in accord with every hold, cannot be told from true "
     "ones.",
+    NOT_AUTHENTICATED,
     "Review, risk assessment and response are acts of the organisation and are not shown here.",
 )
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from kvcustody.governance.service.settings import is_local
 from kvcustody.guarding_thread import open_question
 from kvcustody.http_exchange import read_bounded
@@ -56,6 +57,7 @@ class ControlPlaneConnection:
         plain = not server.startswith("https:") and files == (None, None, None)
         self._client = _client(server, False if plain else _tls(*files), timeout_seconds)
         self._client.headers["Authorization"] = f"Bearer {key}"
+        self._client.headers[HEADER] = str(PROTOCOL)
         self._deadline_seconds = _WHOLE_ANSWER * timeout_seconds
         self.server = server
         self._on_history = on_history

@@ -10,6 +10,8 @@
    checkpoint, by a key that is trusted here where one is. Leaves that turn out to be missing there (a database that
    failed over, or was restored, to an earlier state) are handed in again with everything else that was kept; the
    ledger skips what it has.
+6. The control plane writes the leaves that assign issuers and request erasures: they are asked for by calls, erasures
+   before any leaf about them is handed in (`own_erasures`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import orjson
 import structlog
 
-from kvcustody.audit.events import Event
+from kvcustody.audit.events import ErasureRequested, Event, IssuerAssigned
 from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_table import Row
@@ -32,10 +34,12 @@ from kvcustody.audit.writer.event_writer import LedgerWriter, WriterSettings
 from kvcustody.audit.writer.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
 from kvcustody.compression import ENCODING, compress
-from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.errors import ConfigError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.control_plane.kept_batches import KeptBatches, KeptRun
+from kvcustody.governance.control_plane.own_erasures import OwnErasures
 from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX, write_batch
+from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL
 from kvcustody.tenants import Issuers, issuers_of
 
 _log = structlog.get_logger(__name__)
@@ -56,6 +60,7 @@ class ControlPlaneSink:
         worker: str,
         clock: Clock,
         kept: KeptBatches,
+        own_erasures: OwnErasures,
         trusted: Sequence[VerifierKey] = (),
     ) -> None:
         self.directory = SubjectDirectory(clear_names=True)  # rule 4
@@ -66,6 +71,7 @@ class ControlPlaneSink:
         self._registered: set[str] = set()  # incarnations
         self._life: Life | None = None  # this process, once it is on record
         self.kept = kept
+        self.own_erasures = own_erasures
         self.keeps = True
         self._trusted = trusted
         self._lost = ""  # why everything that was kept is to be handed in again
@@ -84,6 +90,7 @@ class ControlPlaneSink:
 
         Names that are only in the spill are not known there yet: nothing is asked before they are.
         """
+        self.own_erasures.keep()
         if self._unlinkings != self._forgotten and reachable and not spilled:
             self._forget()
         self.directory.trim()
@@ -130,6 +137,7 @@ class ControlPlaneSink:
         life = self._life  # the writer's thread may take it back
         if self._lost or life is None:
             return
+        self.own_erasures.hand_in(self._connection)
         segments = self.kept.closed()
         runs = [run for segment in segments for run in segment.runs]
         found: list[dict[str, Any]] = []
@@ -190,6 +198,11 @@ class ControlPlaneSink:
         assert self._life is not None  # a writer that is not on record is away
         return self._put_on_record(self._life.incarnation, self._life.offset_us, utc_us=self._clock.utc_us())
 
+    def assign_issuer(self, issuer: str, tenants: str) -> None:
+        """Have an issuer put on record; on any thread."""
+        with self._asking():
+            self._connection.put("/v1/worker/issuers", {"issuer": issuer, "tenants": tenants})
+
     def close(self) -> None:
         """The connection is its opener's."""
 
@@ -203,6 +216,13 @@ class ControlPlaneSink:
             answer = self._connection.put(
                 f"/v1/worker/incarnations/{incarnation}", {"offset_us": offset_us, **ours}
             )
+        protocol = answer.get("protocol", 1)
+        if protocol < PROTOCOL:
+            older = ConfigError(
+                f"the control plane speaks worker protocol {protocol}, and this worker {PROTOCOL}: upgrade the control "
+                "plane first"
+            )
+            raise SinkAwayError(older.message, older)
         if answer["worker"] != self._worker:
             wrong = ConfigError(
                 f"worker_name `{self._worker}`: the control plane knows the key's holder as `{answer['worker']}`"
@@ -215,6 +235,7 @@ class ControlPlaneSink:
         path = f"/v1/worker/incarnations/{incarnation}/batches/{sequence}"
         body = write_batch(names, data)
         with self._asking():
+            self.own_erasures.hand_in(self._connection)
             stored = self._connection.put_bytes(path, compress(body), _MEDIA, encoding=ENCODING)
         self.note_unlinkings(int(stored["unlinkings"]))
         return int(stored["added"])
@@ -270,7 +291,8 @@ class RemoteLedger(LedgerWriter):
         `trusted`: keys of which one must have signed a checkpoint that counts as covering what is kept; none: any.
         """
         kept = KeptBatches(spill_directory, bytes_max=kept_bytes)
-        self._plane = ControlPlaneSink(connection, worker, clock, kept, trusted)
+        own_erasures = OwnErasures(spill_directory / "erasures.json")
+        self._plane = ControlPlaneSink(connection, worker, clock, kept, own_erasures, trusted)
         super().__init__(
             self._plane,
             worker=worker,
@@ -279,6 +301,28 @@ class RemoteLedger(LedgerWriter):
             settings=settings,
             may_be_away=may_be_away,
         )
+
+    def submit(self, events: Sequence[Event]) -> int:
+        """As for any writer; the control plane is asked to record requests of erasures (rule 6)."""
+        rest = []
+        for event in events:
+            if isinstance(event, ErasureRequested):
+                self._plane.own_erasures.add(event, self.offset_us)
+            else:
+                rest.append(event)
+        return super().submit(rest)
+
+    def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
+        """As for any writer; the control plane is asked to assign an issuer (rule 6)."""
+        if not isinstance(event, IssuerAssigned):
+            return super().submit_durable(event, timeout_seconds=timeout_seconds)
+        try:
+            if self.down:
+                raise LedgerUnavailable(f"not recorded, so not done: {self.down}", cause=self.down)
+            self._plane.assign_issuer(event.issuer, event.tenants)
+        except SinkAwayError as away:
+            raise LedgerUnavailable(f"not recorded, so not done: {away.cause}", cause=away.cause) from away
+        return self._intake.sequence
 
     def note_unlinkings(self, count: int) -> None:
         """How often the control plane says that subjects were unlinked; thread-safe."""

@@ -29,6 +29,7 @@ import structlog
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.audit.events import (
+    GOVERNOR,
     EnforcementChanged,
     Event,
     GrantsRevoked,
@@ -269,7 +270,7 @@ class Authority(ABC, Generic[PoolT_co]):
         while waiting:
             fact = waiting[0]
             tenant = self._names.named(owner) if owner.kind == "tenant" else None
-            event = KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, "governor")
+            event = KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, GOVERNOR)
             self._ledger.submit_durable(event)
             del waiting[0]
         self._unrecorded.pop(owner, None)
@@ -509,7 +510,7 @@ class Authority(ABC, Generic[PoolT_co]):
         """
         self.ordered = ordered
         profile = self.table.policy.profile
-        refused = refusal(ordered, allowed=self.may_monitor, profile=profile)
+        refused = ordered.unread or refusal(ordered, allowed=self.may_monitor, profile=profile)
         until_us = self._boot_time(ordered.until_utc_us) if ordered.monitors else NEVER_US
         if until_us <= self._clock.now_us():
             refused = refused or _OVER
@@ -547,7 +548,7 @@ class Authority(ABC, Generic[PoolT_co]):
             target.until_utc_us // 1_000_000,
             self.table.revision,
             ordered.order,
-            ordered.actor or "governor",
+            ordered.actor or GOVERNOR,
             refused,
         )
 

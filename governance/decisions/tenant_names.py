@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import structlog
 
-from kvcustody.audit.events import BARE, QUALIFIED, IssuerAssigned
+from kvcustody.audit.events import BARE, GOVERNOR, QUALIFIED, IssuerAssigned
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.identity.domain_spec import KeyOwner
@@ -23,7 +23,6 @@ from kvcustody.ids import TenantId
 from kvcustody.tenants import OWN, Issuers
 
 _log = structlog.get_logger(__name__)
-_ACTOR = "governor"
 _STRANGERS_MAX = 100  # issuers that a refusal is logged for, once each
 
 
@@ -115,7 +114,7 @@ class TenantNames:
             return self._refuse(issuer)
         for one, tenants in ((home, BARE), (issuer, QUALIFIED)):
             if one not in self._on_record.all:
-                self._ledger.submit_durable(IssuerAssigned(self._clock.now_us(), one, tenants, _ACTOR))
+                self._ledger.submit_durable(IssuerAssigned(self._clock.now_us(), one, tenants, GOVERNOR))
                 others = (*self._on_record.others, one) if tenants == QUALIFIED else self._on_record.others
                 self._on_record = Issuers(home, others)
                 self._look()  # another worker may have been first

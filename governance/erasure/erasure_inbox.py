@@ -29,7 +29,7 @@ from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.errors import CustodyError, ReturnedKeysError, ServiceError
 from kvcustody.governance.erasure.erasure_run import ErasureResult
-from kvcustody.governance.erasure.selector import Selector, selector_from
+from kvcustody.governance.erasure.selector import Selector, selector_of
 from kvcustody.governance.erasure.tier_protocol import RemembersErasures
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
@@ -162,26 +162,26 @@ class ErasureInbox:
                     _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
             self._last = last = HeardOrders(
                 owed,
-                self._part(lambda: _key_orders(connection), "keys"),
-                self._part(lambda: _enforcement(connection), "enforcement"),
-                self._part(lambda: restricted_now(connection, self._keys), "restricted"),
+                self._part(lambda: _key_orders(connection), "keys", ()),
+                self._part(lambda: _enforcement(connection), "enforcement", None),
+                self._part(lambda: restricted_now(connection, self._keys), "restricted", NOBODY_RESTRICTED),
             )
             return last
 
-    def _part(self, read: Callable[[], T], name: str) -> T:
-        """What is heard of one kind; where that cannot be read, what was heard last, if anything was.
+    def _part(self, read: Callable[[], T], name: str, before: T) -> T:
+        """What is heard of one kind; where that cannot be read, what was heard last, and `before` at the start.
 
-        The other kinds are followed all the same, and `look` raises once they are.
+        The other kinds are followed all the same, and `look` raises once they are: a process starts, and its guarding
+        thread closes admission while orders cannot be read.
         """
         try:
             return read()
         except (SQLAlchemyError, ServiceError):
             raise
         except Exception as problem:
-            if self._last is None:  # at the start there is nothing to go on with
-                raise
+            _log.error("orders cannot be read", orders=name, problem=type(problem).__name__)
             self._odd.append(problem)
-            last: T = getattr(self._last, name)
+            last: T = before if self._last is None else getattr(self._last, name)
             return last
 
     def _hand_over_enforcement(self, facade: ErasureTarget, order: Enforcement | None) -> None:
@@ -231,7 +231,7 @@ class ErasureInbox:
                 _log.error("an erasure's subject cannot be named any more", erasure=requested.erasure)
                 continue
             try:
-                selector = _selector(requested, known.subject, known.session)
+                selector = selector_of(requested.tenant, known.subject, known.session, requested.detail)
             except (ValueError, TypeError, LookupError, CustodyError):
                 _log.error("an erasure cannot be read", erasure=requested.erasure, exc_info=True)
                 continue
@@ -297,8 +297,3 @@ def _key_orders(connection: Connection) -> tuple[OrderedKeys, ...]:
 def _enforcement(connection: Connection) -> Enforcement | None:
     ordered = newest_order(connection)
     return None if ordered is None else followed(ordered)
-
-
-def _selector(requested: Requested, subject: str | None, session: str | None) -> Selector:
-    parts = selector_from(requested.detail) if requested.detail not in ("", "{}") else Selector()
-    return parts._replace(tenant=requested.tenant, subject=subject, session=session)

@@ -69,6 +69,12 @@ def selector_from(text: str) -> Selector:
     return made
 
 
+def selector_of(tenant: str | None, subject: str | None, session: str | None, detail: str) -> Selector:
+    """The selector of a request on record: its people by name, and the other parts as its `detail` says them."""
+    parts = selector_from(detail) if detail not in ("", "{}") else Selector()
+    return parts._replace(tenant=tenant, subject=subject, session=session)
+
+
 def check_selector(selector: Selector) -> None:
     """Raise `ConfigError` for an empty selector or a subject or session without its tenant."""
     if selector == Selector():

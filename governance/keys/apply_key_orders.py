@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import structlog
+
 from kvcustody.audit.query.key_orders import DESTROY, ROTATE
 from kvcustody.errors import KeyringError
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
+
+_log = structlog.get_logger(__name__)
 
 
 class OrderedKeys(NamedTuple):
@@ -24,9 +28,15 @@ class OrderedKeys(NamedTuple):
 
 
 def newest(orders: Iterable[OrderedKeys]) -> tuple[OrderedKeys, ...]:
-    """The last order of each kind on each tenant: it asks for all that the earlier ones asked for."""
+    """The last order of each kind on each tenant: it asks for all that the earlier ones asked for.
+
+    An order of no known kind is logged and passed over.
+    """
     found: dict[tuple[str, str], OrderedKeys] = {}
     for order in orders:
+        if order.action not in (ROTATE, DESTROY):
+            _log.error("an order on keys cannot be read", tenant=order.tenant, action=order.action)
+            continue
         key = (order.tenant, order.action)
         if key not in found or found[key].before_us < order.before_us:
             found[key] = order

@@ -29,6 +29,7 @@ MODES = (MONITOR, CANARY, ENFORCE)
 MONITORED = "(monitored)"  # among a residency's reasons; no rule, grant or segment can be called so
 ORDER_DAYS_MAX = 92
 MILLIONTHS = 1_000_000
+_HEX = frozenset("0123456789abcdef")
 
 
 class Requester(NamedTuple):
@@ -50,6 +51,7 @@ class Enforcement:
     actor: str = ""
     order: int = 0  # its place in the system log
     reason: str = ""
+    unread: str = ""  # why the order cannot be read: the policy is enforced
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -63,6 +65,8 @@ class Enforcement:
             raise ConfigError(
                 "enforcement: a canary, and nothing else, names tenants or a share of all others"
             )
+        if set(self.seed) - _HEX or len(self.seed) % 2:
+            raise ConfigError("enforcement: the seed of an order is hexadecimal")
         if not 0 <= self.stage.share < 1:
             raise ConfigError("enforcement: the share of a canary is at least 0 and below 1")
 

@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Iterable
 from fractions import Fraction
 
+import structlog
+
 from kvcustody.audit.events import EnforcementOrdered
 from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError
@@ -24,6 +26,7 @@ from kvcustody.governance.monitoring.enforcement import (
 )
 from kvcustody.times import SECOND_US
 
+_log = structlog.get_logger(__name__)
 _DAY_US = 86_400 * SECOND_US
 
 
@@ -73,8 +76,15 @@ def enforcement_order(
 
 
 def followed(order: EnforcementOrder) -> Enforcement:
-    """What a worker follows."""
+    """What a worker follows: of an order that cannot be read, that the policy is enforced, and why (`unread`)."""
     stage = Stage(frozenset(order.tenants), Fraction(order.share_millionths, MILLIONTHS))
     if order.mode != CANARY:
         stage = Stage()
-    return Enforcement(order.mode, stage, order.seed, order.until_us, order.actor, order.order, order.reason)
+    said = (order.actor, order.order, order.reason)
+    try:
+        return Enforcement(order.mode, stage, order.seed, order.until_us, *said)
+    except ConfigError as problem:
+        _log.error("an order on enforcement cannot be read", order=order.order, reason=problem.message)
+        return Enforcement(
+            ENFORCE, Stage(), "", 0, *said, unread=f"the order cannot be read: {problem.message}"
+        )

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from kvcustody.audit.events import POLICY_FEED
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.decisions.access_plan import DomainPool
@@ -43,7 +44,7 @@ class PolicyFeed:
         clock: Clock,
         *,
         lease_seconds: float = LEASE_SECONDS,
-        actor: str = "policy-feed",
+        actor: str = POLICY_FEED,
         heard: bool = True,
     ) -> None:
         """`heard`: what the authority began with was word from the release, so the first lease runs from now."""

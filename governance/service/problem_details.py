@@ -74,6 +74,12 @@ _TYPES = (
         "`leaf` is its place in the batch; record a gap and go on.",
     ),
     (
+        "worker-protocol",
+        426,
+        "The worker is older than this control plane",
+        "Upgrade the worker: `protocol` is the version to speak. Its batch waits in its spill.",
+    ),
+    (
         "if-match-required",
         428,
         "`If-Match` is required",

@@ -63,6 +63,7 @@ from kvcustody.governance.service.inbox.delivery import InboxDelivery
 from kvcustody.governance.service.inbox.read_inbox import InboxContents, InboxReader
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
+from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
 from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.live_reads import LiveReads
 from kvcustody.governance.service.page_cursor import Cursors
@@ -88,6 +89,7 @@ _COVER_SECONDS = 5.0
 class Service:
     """An open control plane. Use it as a context manager; `open_service` builds it."""
 
+    requests_of_workers = threading.Lock()  # one after the other: each looks at what is on record first
     _marked: tuple[float, Marked] = float("-inf"), ()  # when it was asked, and what was found
 
     def __init__(
@@ -172,6 +174,7 @@ class Service:
         self.policies = PolicyReleases(
             self.engine, settings.policy_trust, clock, self.writer, self.policy_work.assess
         )
+        self.claims = WorkerClaims(self.reader, self.policies.released)
         self._inbox = InboxReader(settings.certificates, self.policy_work.assess)
         self.figures = stack.enter_context(
             closing(

@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import WorkerStarted
+from kvcustody.audit.processes.order_authors import NOT_AUTHENTICATED
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.witness.client import read_addresses
@@ -93,6 +94,7 @@ def open_foundation(
     memory = _Memory(blocks, shards, bytes_per_block, device, origin)
     if settings.control_plane:
         return _behind_control_plane(settings, clock, stack, keyring, memory)
+    _log.warning("orders are not authenticated", why=NOT_AUTHENTICATED)
     engine = open_store(settings.database_url)
     stack.callback(engine.dispose)
     upgrade(engine)

@@ -77,8 +77,9 @@ class Health(Model):
 
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
     tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
-    are on record. `not_guarding`: threads of this process that ended or keep failing; while there are any, it admits
-    nothing.
+    are on record. `orders_not_authenticated`: workers at work that write this ledger themselves, and follow every
+    order that was written there. `not_guarding`: threads of this process that ended or keep failing; while there are
+    any, it admits nothing.
     """
 
     model_config = example(
@@ -103,6 +104,7 @@ class Health(Model):
             "workers": 1,
             "not_guarding": [],
             "silent_workers": [],
+            "orders_not_authenticated": [],
         }
     )
 
@@ -118,6 +120,7 @@ class Health(Model):
     workers: Whole
     not_guarding: list[str]
     silent_workers: list[str]
+    orders_not_authenticated: list[str]
 
 
 _ITEM = {

@@ -12,6 +12,7 @@ from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
 from kvcustody.governance.service.fleet.workers import WorkerRun
 from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX
+from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL
 
 Workers = page_of(
     shown(
@@ -152,13 +153,51 @@ class IncarnationModel(Model):
 
 
 class Registered(Model):
-    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone."""
+    """Whether the incarnation was new, whose it is, and whose tenants the ledger names: first whose ids stand alone.
 
-    model_config = example({"new": True, "worker": "gpu-0", "issuers": ["corp"]})
+    `protocol`: the version that this control plane speaks with workers.
+    """
+
+    model_config = example({"new": True, "worker": "gpu-0", "issuers": ["corp"], "protocol": PROTOCOL})
 
     new: bool
     worker: str
     issuers: list[str]
+    protocol: Whole
+
+
+class MetIssuer(Model):
+    """An issuer of tenants that a worker met: its tenants go by their bare ids, or by qualified names."""
+
+    model_config = example({"issuer": "corp", "tenants": "bare"})
+
+    issuer: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\^\x00-\x1f]+$")]
+    tenants: Literal["bare", "qualified"]
+
+
+class KnownIssuers(Model):
+    """Whose tenants the ledger names: first whose ids stand alone."""
+
+    model_config = example({"issuers": ["corp"]})
+
+    issuers: list[str]
+
+
+class BegunErasure(Model):
+    """An erasure that a worker's own engine began: its selector as one canonical line, and its deadline."""
+
+    model_config = example({"selector": '{"tenant":"acme"}', "deadline_us": 1_780_000_060_000_000})
+
+    selector: Annotated[str, Field(min_length=2, max_length=8192)]
+    deadline_us: Utc
+
+
+class ErasureOnRecord(Model):
+    """Whether the request is new on record."""
+
+    model_config = example({"new": True})
+
+    new: bool
 
 
 class RefusedAttempts(Model):

@@ -85,6 +85,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),
         "not_guarding": list(not_guarding()),
+        "orders_not_authenticated": list(service.fleet.own_ledgers()),
         "silent_workers": sorted({worker.worker for worker in workers if worker.state is WorkerState.SILENT}),
     }
 

@@ -28,12 +28,16 @@ from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     AttemptsReport,
     BatchStored,
+    BegunErasure,
     ClosingModel,
     Covered,
     DeadProcess,
+    ErasureOnRecord,
     Heard,
     IncarnationModel,
     KeptModel,
+    KnownIssuers,
+    MetIssuer,
     Orders,
     PolicyRecords,
     PseudonymsModel,
@@ -45,13 +49,16 @@ from kvcustody.governance.api.models.workers import (
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet import worker_requests
 from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.ingest.ingest import WaitingBatch
+from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL, answer_older
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
+ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
 Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1])]
 _STEPS_MAX = 200
 _work = partial(Operation, action=Permission.WORK, tag="worker")
@@ -80,13 +87,17 @@ def add_workers(api: Api) -> None:
     steps = _work("pullPolicy", "GET", "/v1/worker/policy/records")
     api.add(steps, policy_records, answers=PolicyRecords)
     api.add(_work("takeErasures", "GET", "/v1/worker/erasures"), erasures, answers=Orders)
+    met = _work("assignIssuer", "PUT", "/v1/worker/issuers")
+    api.add(met, assign_issuer, answers=KnownIssuers, problems=("conflict",))
+    began = _work("requestWorkersErasure", "PUT", "/v1/worker/erasures/{erasure}")
+    api.add(began, request_erasure, answers=ErasureOnRecord, problems=("conflict",))
     refused = _work("reportAttempts", "POST", "/v1/worker/attempts", keyed=True)
     api.add(refused, attempts, answers=Heard)
     checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
     kept = _work("checkKept", "PUT", f"{mine}/kept")
     api.add(kept, check_kept, answers=Covered, problems=("not-found",))
-    more = ("not-found", "refused-leaf", "unsupported-media-type")
+    more = ("not-found", "refused-leaf", "unsupported-media-type", "worker-protocol")
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
     api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
 
@@ -152,6 +163,23 @@ async def erasures(
     )
 
 
+def assign_issuer(caller: CallerDep, service: ServiceDep, what: MetIssuer) -> dict[str, Any]:
+    """Put an issuer of tenants on record that the ledger has not met: the control plane writes the leaf."""
+    found = worker_requests.assign_issuer(service, caller.name, what.issuer, what.tenants)
+    return {"issuers": list(found.all)}
+
+
+def request_erasure(
+    caller: CallerDep, service: ServiceDep, erasure: ErasureId, what: BegunErasure
+) -> dict[str, Any]:
+    """Put an erasure on record that this worker's engine began: every other worker carries it out as well.
+
+    The request names this worker as its actor.
+    """
+    asked = (erasure, what.selector, what.deadline_us)
+    return {"new": worker_requests.request_erasure(service, caller.name, *asked)}
+
+
 def listed(
     caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
@@ -178,6 +206,7 @@ def register(
         "new": new,
         "worker": caller.name,
         "issuers": issuers,
+        "protocol": PROTOCOL,
     }
 
 
@@ -224,10 +253,14 @@ async def ship(
         sender = service.fleet.sender(caller.name, incarnation)
         batch = service.ingest.read(plain_body(sent, encoding, bytes_max), sender)
         service.fleet.check_dates(batch.batch)
+        service.claims.check(sender, batch.batch)
         return service.ingest.begin(caller.name, incarnation, batch, decided)
 
     async with told_within(service.ingest.timeout_seconds) as decided:
-        waiting = await run_sync(take, decided, limiter=service.ingest.threads)
+        try:
+            waiting = await run_sync(take, decided, limiter=service.ingest.threads)
+        except ProblemError as refused:
+            raise answer_older(refused, request.headers) from None
     try:
         stored = service.ingest.end(waiting)
     except ProblemError:

@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.processes.marked_processes import marked_processes
-from kvcustody.audit.processes.work_periods import ends, life_leaves, work_periods
+from kvcustody.audit.processes.work_periods import at_work, ends, life_leaves, read_work_periods, work_periods
 from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.schema.service import service_workers
 from kvcustody.audit.writer.append_leaves import register
@@ -128,7 +128,6 @@ class Fleet:
                 connection.execute(insert(service_workers).values(**row, policy_revision=0, status="{}"))
         except IntegrityError:
             raise ProblemError("conflict", "the incarnation was registered at the same moment") from None
-        self._senders = {name: sender for name, sender in self._senders.items() if sender.worker != worker}
         return True
 
     def check_dates(self, batch: LeafBatch) -> None:
@@ -165,9 +164,7 @@ class Fleet:
                 if row is None or row.worker != worker:
                     self._senders.pop(incarnation, None)
                     raise not_found()
-                query = select(incarnations.c.uuid).join(workers, workers.c.id == incarnations.c.worker)
-                mine = connection.scalars(query.where(workers.c.name == worker, incarnations.c.id < row.id))
-                known = Sender(worker, incarnation, row.offset_us, frozenset(mine))
+                known = Sender(worker, incarnation, row.offset_us)
             self._senders[incarnation] = known
         if known.worker != worker:
             raise not_found()
@@ -273,6 +270,13 @@ class Fleet:
     def silent_names(self) -> tuple[str, ...]:
         """Workers whose newest process is silent, by name."""
         return tuple(run.worker for run in self.running() if run.state is WorkerState.SILENT)
+
+    def own_ledgers(self) -> tuple[str, ...]:
+        """Workers at work that write this ledger themselves, by name: nothing checks the orders that they follow."""
+        with self._engine.connect() as connection:
+            periods = read_work_periods(connection)
+            registered = set(connection.scalars(select(service_workers.c.incarnation)))
+        return tuple(sorted({periods[life].worker for life in at_work(periods) if life not in registered}))
 
     @staticmethod
     def _find(connection: Connection, incarnation: str) -> Any:

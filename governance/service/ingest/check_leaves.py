@@ -1,26 +1,28 @@
-"""What a worker's batch must be before any of it is written: its own leaves, canonical, of kinds that workers write.
+"""What a worker's batch must be before any of it is written: its own leaves, canonical, of kinds that workers hand in.
 
 1. A leaf has the fields and the types of its kind (`leaf_schema`), and its bytes are the canonical form of what they
    say: a forged, further, repeated or reordered key does not survive the comparison.
-2. A worker writes for its own incarnation alone. Of others' it may only say that one of its own predecessors died.
-3. Kinds that the control plane writes (access, principals, policies, keys of others) are refused from a worker.
+2. A worker writes for its own incarnation alone.
+3. A worker hands in the kinds that are declared so (`audit.events.event`), and no other. What a field may name follows
+   from its declared meaning. Here is checked what needs no ledger; `WorkerClaims` checks the rest.
 4. A tenant's leaf goes to that tenant's log, and to no other.
 5. A batch is checked as a whole; of one that is refused, the first leaf that is refused alone is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import sub
 from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.events import LEAF_BYTES_MAX, LEAF_KEYS, ORIGINS, log_of
-from kvcustody.audit.events.batch import EMPTY, Columns, LeafBatch, read_leaves
+from kvcustody.audit.events import LEAF_BYTES_MAX, log_of
+from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
 from kvcustody.audit.events.block_runs import EXACT
-from kvcustody.audit.events.registry import TRACE
+from kvcustody.audit.events.event import FieldMeaning, OneOf
+from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME, WORKERS_KINDS
 from kvcustody.audit.subjects.subject_table import is_proved, row_of
 from kvcustody.errors import LedgerError
 from kvcustody.governance.identity.w3c_trace import is_trace
@@ -29,28 +31,23 @@ from kvcustody.governance.service.problem_details import ProblemError
 LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
 KEPT_RUNS_MAX = 1000  # that a worker asks about at once
-CONTROL_KINDS = frozenset(  # what only the control plane writes
-    {"access", "principal-changed", "signing-key", "report-key", "release-step", "retention-purged"}
-    | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed", "log-broken"}
-    | {"worker-returned", "worker-closing-asked", "case-opened", "case-step"}
-    | {"report-schedule-changed", "scheduled-report-made", "report-delivery"}
-)
-_WORKERS_KINDS = LEAF_KEYS.keys() - CONTROL_KINDS
 _HEX = frozenset("0123456789abcdef")
 _SECRET_CHARACTERS = 32
 _PARTS_MAX = 1 << 20
-_PARTIES = ("tenant", "owner", "reader")
+_PARTY = frozenset(
+    {FieldMeaning.SERVED, FieldMeaning.HELD, FieldMeaning.OWNER, FieldMeaning.OF_ORDER}
+)  # the tenants whose log a leaf is in
+_SHOWN_CHARACTERS = 64
 
 Name = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
 
 
 class Sender(NamedTuple):
-    """Who sends a batch: the worker, its incarnation, and its incarnations of old."""
+    """Who sends a batch: the worker and its incarnation."""
 
     worker: str
     incarnation: str
     offset_us: int
-    predecessors: frozenset[str]
 
 
 class Received(NamedTuple):
@@ -111,7 +108,7 @@ def _refused(lines: list[bytes], sender: Sender, problem: LedgerError) -> Proble
         _checked(lines, sender)
     except LedgerError as found:
         problem = found
-    return ProblemError("refused-leaf", f"leaf {place} {problem.message}", leaf=place)
+    return ProblemError("refused-leaf", f"leaf {place} {problem.message}", leaf=place, **problem.operands)
 
 
 def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
@@ -119,8 +116,13 @@ def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
     if max(map(len, lines)) > LEAF_BYTES_MAX:
         raise LedgerError("is longer than a leaf may be")
     batch = read_leaves(lines, canonical=True)
-    if not _WORKERS_KINDS.issuperset(batch.kinds):
-        raise LedgerError("is of a kind that workers do not write")
+    foreign = set(batch.kinds) - WORKERS_KINDS
+    if foreign:
+        kind = min(foreign)[:_SHOWN_CHARACTERS]
+        raise LedgerError(
+            f"is of the kind `{kind}`, which workers do not hand in: ask the control plane, which writes it",
+            kind=kind,
+        )
     if set(batch.incarnations) != {sender.incarnation}:
         raise LedgerError("is not of this worker's incarnation")
     if min(batch.sequences) < 1 or max(batch.sequences) >= EXACT:
@@ -130,31 +132,61 @@ def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
     ):
         raise LedgerError("has an impossible place")
     for group in batch.groups:
-        _check_kind(group.columns, sender)
+        _check_kind(group, batch.sequences, sender)
     return batch
 
 
-def _check_kind(columns: Columns, sender: Sender) -> None:
+def _check_kind(group: LeafGroup, sequences: Sequence[int], sender: Sender) -> None:
     """Leaves of one kind are their sender's, in their time and in their log."""
+    columns = group.columns
     at_us, boot_us = columns["at_us"], columns["boot_us"]
     if min(at_us) < 0 or min(boot_us) < 0 or max(at_us) >= EXACT or max(boot_us) >= EXACT:
         raise LedgerError("has an impossible time")
     if set(map(sub, at_us, boot_us)) != {sender.offset_us}:
         raise LedgerError("has a time that is not of this incarnation")
-    named = [columns[key] for key in _PARTIES if key in columns]
+    meanings = SCHEMA_OF_NAME[group.kind].meanings
+    named = [columns[key] for key, meaning in meanings.items() if meaning in _PARTY and key in columns]
     for log, *parties in set(zip(columns["log"], *named, strict=True)):
         if log not in {log_of(party) for party in set(parties) or {None}}:
-            raise LedgerError("is in a log that is not its tenant's")
-    if set(columns.get("worker", ())) - {sender.worker}:
-        raise LedgerError("is not of this worker")
-    if set(columns.get("closed_by", ())) - {""}:
-        raise LedgerError("closes a process as only the control plane does")
-    if not ORIGINS.issuperset(columns.get("origin", ())):
-        raise LedgerError("has an origin that is none")
-    if set(columns.get("of_incarnation", ())) - {"", sender.incarnation} - sender.predecessors:
-        raise LedgerError("is about an incarnation that is not this worker's")
-    if not all(trace is None or is_trace(trace) for trace in columns.get(TRACE, ())):
-        raise LedgerError("names a trace that is none")
+            raise LedgerError("is in a log that is not its tenant's", field="log")
+    for key, meaning in meanings.items():
+        if meaning is FieldMeaning.EARLIER:
+            own = [sequences[place] for place in group.places]
+            if not all(1 <= named < at for named, at in zip(columns[key], own, strict=True)):
+                raise refused_field(group.kind, key, max(columns[key]), meaning.value)
+        elif key in columns and (isinstance(meaning, OneOf) or meaning in _OWN):
+            wrong = {value for value in set(columns[key]) if not _may_say(meaning, value, sender)}
+            if wrong:
+                raise refused_field(group.kind, key, min(wrong), _allowed(meaning))
+
+
+def refused_field(kind: str, field: str, value: object, allowed: str) -> LedgerError:
+    """What is wrong with a leaf that names what its worker may not: the field, the value, and what it may be.
+
+    No tenant is quoted (rule 3 of `problem_details`).
+    """
+    if SCHEMA_OF_NAME[kind].meanings[field] in _PARTY:
+        return LedgerError(f"may name in `{field}` of `{kind}`: {allowed}", kind=kind, field=field)
+    shown = str(value)[:_SHOWN_CHARACTERS]
+    message = f"says `{shown}` in `{field}` of `{kind}`, which may be: {allowed}"
+    return LedgerError(message, kind=kind, field=field, value=shown)
+
+
+_OWN: dict[FieldMeaning | OneOf, Callable[[Any, Sender], bool]] = {  # what needs no ledger
+    FieldMeaning.WORKER: lambda value, sender: value == sender.worker,
+    FieldMeaning.LIFE: lambda value, sender: value in ("", sender.incarnation),
+    FieldMeaning.TRACE: lambda value, sender: value is None or is_trace(value),
+}
+
+
+def _may_say(meaning: FieldMeaning | OneOf, value: Any, sender: Sender) -> bool:
+    return value in meaning.values if isinstance(meaning, OneOf) else _OWN[meaning](value, sender)
+
+
+def _allowed(meaning: FieldMeaning | OneOf) -> str:
+    if isinstance(meaning, FieldMeaning):
+        return meaning.value
+    return ", ".join(f"`{value}`" if value else "nothing" for value in sorted(meaning.values))
 
 
 def _names(line: bytes) -> list[Name]:
@@ -197,3 +229,16 @@ def _are_secrets(secrets: Sequence[Any]) -> bool:
 
 def _are_texts(texts: Sequence[Any]) -> bool:
     return set(map(type, texts)) == {str} and max(map(len, texts)) <= 256 and "\0" not in "".join(texts)
+
+
+def worker_fields_table() -> str:
+    """The table of docs/operate/service.md: the kinds that workers hand in, and what their fields may name."""
+    rows = ["| kind | fields |", "|---|---|"]
+    for kind in sorted(WORKERS_KINDS):
+        named = (
+            f"`{field}`: {_allowed(meaning)}"
+            for field, meaning in sorted(SCHEMA_OF_NAME[kind].meanings.items())
+            if meaning not in (FieldMeaning.WORDS, FieldMeaning.TRACE)
+        )
+        rows.append(f"| `{kind}` | {'; '.join(named) or '–'} |")
+    return "\n".join(rows) + "\n"

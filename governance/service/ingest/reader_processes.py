@@ -98,7 +98,7 @@ class _Process:
                 if not is_there(self._process, select.POLLIN, 0.0):
                     return None  # it is still loading what it needs
                 self._ready = receive(self._process, until) == _READY
-            head = marshal.dumps((*sender[:3], list(sender.predecessors)))
+            head = marshal.dumps(tuple(sender))
             send(self._process, b"".join((length(head), head, length(body), body)), until)
             return receive(self._process, until) or None
         except (OSError, EOFError) as problem:
@@ -167,11 +167,10 @@ def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
         sink.write(length(answer) + answer)
         sink.flush()
         try:
-            worker, incarnation, offset_us, predecessors = marshal.loads(read_part(source))  # noqa: S302 - of our parent
+            sender = Sender(*marshal.loads(read_part(source)))  # noqa: S302 - of our parent
             body = read_part(source)
         except EOFError:
             return
-        sender = Sender(worker, incarnation, offset_us, frozenset(predecessors))
         try:
             answer = _told(read_batch(body, sender))
         except ProblemError:

@@ -15,7 +15,7 @@ from kvcustody.governance.tiers.copy_leaves import copy_leaves
 
 LIFE = "ab" * 16
 CONTEXT = Context(LIFE, 1_700_000_000_000_000, lambda tenant, subject, session="": "p" * 24)
-SENDER = Sender("gpu-0", LIFE, 1_700_000_000_000_000, frozenset())
+SENDER = Sender("gpu-0", LIFE, 1_700_000_000_000_000)
 COPY = ("acme", "low", 4, 100)
 
 

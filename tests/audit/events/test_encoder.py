@@ -32,7 +32,7 @@ from kvcustody.audit.events.batch_encoder import BatchEncoder, encoded_of
 from kvcustody.audit.events.block_run_text import run_texts
 from kvcustody.audit.events.block_runs import EXACT, Run, Runs
 from kvcustody.audit.events.canonical_leaf import canonical
-from kvcustody.audit.events.leaf_schema import FOLDED
+from kvcustody.audit.events.leaf_schema import FOLDED, plain_type
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_leaves import leaf_hashes
 from kvcustody.audit.writer.projection import IncarnationRow, project
@@ -71,7 +71,7 @@ OWN = [kind for kind in KINDS if kind is not HitCounted]
 
 def held(kind: Any) -> st.SearchStrategy[Any]:
     """What may be an item of a leaf of acme's: of this process, without a trace."""
-    fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
+    fields = {field.name: BY_TYPE[plain_type(field.type)] for field in msgspec.structs.fields(kind)}
     own = {
         "incarnation": st.just(""),
         "trace": st.just(""),
@@ -109,7 +109,7 @@ def copies(draw: st.DrawFn, kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def events_of(kind: Any) -> st.SearchStrategy[Any]:
-    fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
+    fields = {field.name: BY_TYPE[plain_type(field.type)] for field in msgspec.structs.fields(kind)}
     fields |= {"at_us": st.integers(0, 2**52)} | (
         {"tenant": st.just("acme")} if kind is CustodyChanged else {}
     )

@@ -33,7 +33,7 @@ from kvcustody.audit.events import (
     logs_of,
 )
 from kvcustody.audit.events.block_runs import Run, Runs, decode_flat, flatten
-from kvcustody.audit.events.leaf_schema import FOLDED
+from kvcustody.audit.events.leaf_schema import FOLDED, plain_type
 from kvcustody.errors import LedgerError
 
 CONTEXT = Context(
@@ -63,7 +63,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 def held(kind: Any) -> st.SearchStrategy[Any]:
     """What may be an item of a leaf of acme's: of this process, without a trace."""
-    fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
+    fields = {field.name: BY_TYPE[plain_type(field.type)] for field in msgspec.structs.fields(kind)}
     own = {
         "incarnation": st.just(""),
         "trace": st.just(""),
@@ -78,7 +78,7 @@ BY_TYPE |= {tuple[kind, ...]: held(kind) for kind in FOLDED.values()}  # type: i
 
 
 def events_of(kind: Any) -> st.SearchStrategy[Event]:
-    fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind)}
+    fields = {field.name: BY_TYPE[plain_type(field.type)] for field in msgspec.structs.fields(kind)}
     fields["at_us"] = st.integers(0, 2**52)
     if kind is CustodyChanged:
         fields["tenant"] = st.just("acme")
@@ -87,7 +87,9 @@ def events_of(kind: Any) -> st.SearchStrategy[Event]:
         name = st.text("0123456789abcdef", min_size=1, max_size=64)
         pairs = {tuple[int, ...]: st.tuples(small, small), tuple[str, ...]: st.tuples(name, name)}
         fields |= {
-            field.name: pairs[field.type] for field in msgspec.structs.fields(kind) if field.type in pairs
+            field.name: pairs[plain_type(field.type)]
+            for field in msgspec.structs.fields(kind)
+            if plain_type(field.type) in pairs
         }
     return st.builds(kind, **fields)
 
@@ -204,7 +206,7 @@ def test_a_leaf_without_a_trace_is_what_it_was_before_there_were_any(kind: Any) 
     }
     event = kind(
         **{
-            field.name: some.get(field.type, "acme")
+            field.name: some.get(plain_type(field.type), "acme")
             for field in msgspec.structs.fields(kind)
             if field.name != "trace"
         }

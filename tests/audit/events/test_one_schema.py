@@ -11,6 +11,7 @@ import pytest
 from kvcustody.audit.events import Context, ResidencyReleased, leaf_schema, leaves
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.events.event import WordList
 from kvcustody.errors import LedgerError
 
 CONTEXT = Context("ab" * 16, 0, lambda tenant, subject, session="": "p" * 24)
@@ -23,7 +24,7 @@ class Wider(ResidencyReleased, frozen=True, tag="residency-released"):
     """The same kind in a later version."""
 
     further: int = 2
-    words: tuple[str, ...] = ("none",)
+    words: WordList = ("none",)
 
 
 @pytest.fixture

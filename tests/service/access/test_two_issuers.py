@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kvcustody.audit.events import BARE, QUALIFIED, IssuerAssigned
+from kvcustody.audit.events import BARE, QUALIFIED
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages import custody as custody_pages
 from kvcustody.console.web.pages import deletion as deletion_pages
@@ -25,11 +25,10 @@ CORP, PARTNER, LABS = "acme", "acme^partner", "labs"
 def shipped(client: Any, people: Any) -> None:
     worker = Worker()
     register(client, people["worker"], worker)
-    events = [
-        worker.started(),
-        IssuerAssigned(worker.now_us, "corp", BARE, "governor"),
-        IssuerAssigned(worker.now_us, "partner", QUALIFIED, "governor"),
-    ]
+    for issuer, tenants in (("corp", BARE), ("partner", QUALIFIED)):
+        body = {"issuer": issuer, "tenants": tenants}
+        assert client("PUT", "/v1/worker/issuers", people["worker"], json=body).status_code == 200
+    events = [worker.started()]
     for tenant, blocks in ((CORP, 2), (PARTNER, 3), (LABS, 1)):
         events += worker.request(tenant, blocks=blocks)
     assert ship(client, people["worker"], worker, worker.batch(events)).status_code == 200

@@ -248,6 +248,13 @@ ROWS = {
     ),
     "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
     "takeErasures": Row("/v1/worker/erasures", every="worker"),
+    "assignIssuer": Row("/v1/worker/issuers", every="worker", body={"issuer": "corp", "tenants": "bare"}),
+    "requestWorkersErasure": Row(
+        "/v1/worker/erasures/e-own",
+        every="worker",
+        body={"selector": '{"tenant":"nobody-here"}', "deadline_us": 1},
+        of_caller=True,
+    ),
     "checkPseudonyms": Row("/v1/worker/pseudonyms:check", every="worker", body={"names": []}),
     "reportAttempts": Row(
         "/v1/worker/attempts",

@@ -179,7 +179,7 @@ def opened(residency: int) -> Event:
 
 
 def key_event() -> Event:
-    return KeyEvent(CLOCK.now_us(), None, "made", 1, "test")
+    return KeyEvent(CLOCK.now_us(), None, "made", 1, "governor")
 
 
 def test_everything_is_recorded_and_class_a_when_it_returns(world: World) -> None:

@@ -31,7 +31,7 @@ def made(requests: int = 40) -> tuple[bytes, Sender]:
     events = [worker.started()]
     for number in range(requests):
         events += worker.request(("acme", "labs")[number % 2], f"user-{number}")
-    sender = Sender("worker", worker.incarnation, OFFSET_US, frozenset({"ef" * 16}))
+    sender = Sender("worker", worker.incarnation, OFFSET_US)
     return worker.batch(events).body, sender
 
 

@@ -46,7 +46,7 @@ class Plane:
 
     def begin(self, worker: Worker, some: list[Event]) -> tuple[WaitingBatch, threading.Event]:
         """Hand a batch in; it is decided when the event is set."""
-        sender = Sender(worker.name, worker.incarnation, OFFSET_US, frozenset())
+        sender = Sender(worker.name, worker.incarnation, OFFSET_US)
         decided = threading.Event()
         batch = read_batch(worker.batch(some).body, sender)
         return self.ingest.begin(worker.name, worker.incarnation, batch, decided.set), decided

@@ -1,0 +1,87 @@
+"""Erasures that a worker's own engine began, until the control plane has put their requests on record.
+
+1. A request is kept in a file before a leaf about it is spilled, and handed in before a leaf about it is.
+2. The control plane writes the leaf, and names this worker as its actor. A request that it refuses is dropped and
+   logged: the erasure has taken effect here, and nobody else carries it out.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import structlog
+
+from kvcustody.audit.events import ErasureRequested
+from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.files import write_file
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.erasure.selector import selector_of
+
+_log = structlog.get_logger(__name__)
+_FINAL = frozenset({"conflict", "invalid", "malformed", "forbidden"})  # problems that no repetition changes
+
+
+class OwnErasure(NamedTuple):
+    """One request; `deadline_us` is UTC."""
+
+    erasure: str
+    selector: str
+    deadline_us: int
+
+
+class OwnErasures:
+    """The requests that are not on record yet; thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Those in the file are taken up again; raises `ConfigError` where it cannot be read."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._handing_in = threading.Lock()
+        self._waiting: dict[str, OwnErasure] = {}
+        try:
+            rows = orjson.loads(path.read_bytes())
+            self._waiting = {row[0]: OwnErasure(*row) for row in rows}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, LookupError) as problem:
+            raise ConfigError(
+                f"erasures of this worker `{path}`: {type(problem).__name__}; move the file away to start without them",
+                path=path,
+            ) from None
+        self._kept = frozenset(self._waiting)
+
+    def add(self, requested: ErasureRequested, offset_us: int) -> None:
+        """Take a request in; on the thread that owns the engine's state, so nothing is written yet."""
+        selector = selector_of(requested.tenant, requested.subject, requested.session, requested.detail)
+        made = OwnErasure(requested.erasure, selector.text(), requested.deadline_us + offset_us)
+        with self._lock:
+            self._waiting[made.erasure] = made
+
+    def keep(self) -> None:
+        """Have what waits in the file (rule 1)."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+            if frozenset(self._waiting) == self._kept:
+                return
+            write_file(self._path, orjson.dumps([list(one) for one in waiting]))
+            self._kept = frozenset(self._waiting)
+
+    def hand_in(self, connection: ControlPlaneConnection) -> None:
+        """Ask the control plane to put on record what waits; raises `ServiceError` where it cannot now."""
+        if not self._waiting:
+            return
+        with self._handing_in:
+            for one in list(self._waiting.values()):
+                body = {"selector": one.selector, "deadline_us": one.deadline_us}
+                try:
+                    connection.put(f"/v1/worker/erasures/{one.erasure}", body)
+                except ServiceError as error:
+                    if error.operands.get("problem") not in _FINAL:
+                        raise
+                    _log.error("an erasure is not requested", erasure=one.erasure, reason=error.message)
+                with self._lock:
+                    del self._waiting[one.erasure]
+            self.keep()

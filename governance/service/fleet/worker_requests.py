@@ -1,0 +1,88 @@
+"""What workers ask the control plane to put on record: issuers that they met, and erasures that their engines began.
+
+1. The control plane writes the leaf, and names the worker that asked as its actor.
+2. The same request a second time changes nothing.
+3. Where a policy in effect lists issuers, no other is assigned, and the first of them owns the bare ids.
+"""
+
+from __future__ import annotations
+
+from kvcustody.audit.erasure.requests_and_answers import request
+from kvcustody.audit.events import BARE, IssuerAssigned
+from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.errors import ConfigError, IdentityError, LedgerError
+from kvcustody.governance.erasure.erasure_run import request_event
+from kvcustody.governance.erasure.selector import selector_from
+from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
+from kvcustody.governance.restriction.orders import check_not_restricted
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
+from kvcustody.tenants import Issuers
+
+
+def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> Issuers:
+    """Have an issuer on record; the issuers that the ledger knows then. Raises `conflict` (rule 3)."""
+    with service.requests_of_workers:
+        with service.reading() as connection:
+            known = known_issuers(connection)
+        if known.knows(issuer) or (tenants == BARE and known.home):
+            return known
+        if tenants != BARE and not known.home:
+            raise ProblemError(
+                "conflict", "the ledger's bare tenant ids have no issuer yet; assign that first"
+            )
+        _check_listed(service, issuer, tenants)
+        service.record(IssuerAssigned(service.clock.now_us(), issuer, tenants, worker))
+        with service.reading() as connection:
+            return known_issuers(connection)
+
+
+def request_erasure(service: Service, worker: str, erasure: str, selector: str, deadline_us: int) -> bool:
+    """Have an erasure that a worker began on record; False where it was there. `deadline_us` is UTC.
+
+    Raises `invalid` for a selector that is none, and `conflict` where a case restricts whom it covers, or where
+    somebody else asked for an erasure of this id.
+    """
+    try:
+        made = selector_from(selector)
+        if made.tenant is not None:
+            check_tenant_name(made.tenant)
+        for name in ("subject", "session", "classification", "segment"):
+            if getattr(made, name) is not None:
+                check_identifier(name, getattr(made, name))
+    except (ConfigError, IdentityError) as error:
+        raise ProblemError("invalid", error.message) from None
+    with service.requests_of_workers:
+        with service.reading() as connection:
+            try:
+                there = request(connection, erasure)
+            except LedgerError:
+                there = None
+            if there is not None:
+                if there.actor != worker or there.tenant != made.tenant:
+                    raise ProblemError("conflict", "an erasure of this id is on record, and is another")
+                return False
+            try:
+                check_not_restricted(connection, made, service.subject_keys)
+            except ConfigError as error:
+                raise ProblemError("conflict", error.message) from None
+        deadline = deadline_us - service.writer.offset_us
+        service.record(request_event(made, erasure, worker, deadline, service.clock.now_us()))
+    service.changed()
+    return True
+
+
+def _check_listed(service: Service, issuer: str, tenants: str) -> None:
+    """Rule 3."""
+    state = service.policies.released()
+    policies = (
+        [] if state is None else [one.policy for one in (state.active, state.staged) if one is not None]
+    )
+    listed = [policy.issuers for policy in policies if policy.issuers]
+    if not listed:
+        return
+    if any(issuer == issuers[0] if tenants == BARE else issuer in issuers for issuers in listed):
+        return
+    raise ProblemError(
+        "conflict", f"no policy in effect lists the issuer `{issuer}` so: list it under `issuers`"
+    )

@@ -1,0 +1,56 @@
+"""Workers that write their ledger themselves: start and health say that nobody checks who gave their orders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.audit.events import WorkerStarted
+from kvcustody.audit.report.limitations import ALWAYS
+from kvcustody.clock import SystemClock
+from kvcustody.governance.service.service import Service
+from kvcustody.governance.settings import load_settings
+from kvcustody.governance.worker.worker import MemoryPlan, open_worker
+from standins import builders
+from standins.service.control_plane_world import APART
+from standins.service.service_world import Worker, register, ship
+
+SAYS = "orders are not authenticated"
+
+
+def test_health_names_who_writes_the_ledger_without_the_control_plane(
+    service: Service, client: Any, people: Any, tmp_path: Path
+) -> None:
+    behind = Worker("worker")
+    register(client, people["worker"], behind)
+    assert ship(client, people["worker"], behind, behind.batch([behind.started()])).status_code == 200
+
+    def named() -> list[str]:
+        return list(client("GET", "/v1/health", people["operator"]).json()["orders_not_authenticated"])
+
+    assert named() == [], "control: the worker behind the control plane writes no order"
+    writer = builders.writer(service.engine, tmp_path / "spill", worker="own", clock=SystemClock())
+    writer.submit([WorkerStarted(SystemClock().now_us(), "own", 10, 1, 4096, "cpu", "test")])
+    assert writer.flush()
+    assert named() == ["own"]
+    writer.close()
+
+
+def test_a_worker_with_a_ledger_of_its_own_says_so_at_its_start(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(APART)
+    settings = load_settings(
+        database_url=f"sqlite:///{tmp_path}/ledger.db",
+        policy_path=tmp_path / "policy.yaml",
+        spill_path=tmp_path / "spill",
+        root_key_path=tmp_path / "root.key",
+        keyring_path=tmp_path / "keys.json",
+    )
+    clock = SystemClock()
+    plan = MemoryPlan(lambda blocks: UnbackedMemory(blocks, 1, clock=clock), 128, 1, 1024)
+    with structlog.testing.capture_logs() as said:
+        open_worker(settings, plan, clock=clock).close()
+    assert [line["why"] for line in said if line["event"] == SAYS]
+    assert any(SAYS in one.lower() for one in ALWAYS), "and so does every report"

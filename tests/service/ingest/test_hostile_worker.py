@@ -1,0 +1,257 @@
+"""A hostile worker: every kind of leaf with every field of another's, generated from the declaration of the kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from kvcustody.audit.erasure.requests_and_answers import pending
+from kvcustody.audit.events import (
+    KINDS,
+    CaseOpened,
+    CaseStepped,
+    EnforcementOrdered,
+    ErasureRequested,
+    Event,
+    IssuerAssigned,
+)
+from kvcustody.audit.events.event import FieldMeaning, OneOf
+from kvcustody.audit.events.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
+from kvcustody.audit.processes.enforcement import newest_order
+from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.governance.service.ingest import check_leaves
+from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
+from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
+from kvcustody.governance.service.service import Service
+from standins.service.service_world import MEDIA, OFFSET_US, Worker, register, ship
+
+OTHER_LIFE = "the incarnation of another worker"
+OWN, STRANGER, UNKNOWN = "acme", "labs", "never-seen"
+ERASURES = {OWN: "e-own", STRANGER: "e-stranger"}
+CASES = {OWN: "0" * 32, STRANGER: "1" * 32}
+NAMES = {kind: named.name for kind, named in KINDS.items() if named.name != "hit-counted"}
+WORKERS = [kind for kind, name in NAMES.items() if name in WORKERS_KINDS]
+OTHERS = [kind for kind, name in NAMES.items() if name not in WORKERS_KINDS]
+
+
+class Fleet(NamedTuple):
+    """A worker of acme's, one of a stranger's, and a control plane that has given orders about both."""
+
+    service: Service
+    client: Any
+    key: str
+    worker: Worker
+    other: str  # the incarnation of the stranger's worker
+
+    def hand_in(self, event: Event, **headers: str) -> Any:
+        """Hand in one event at the worker's next sequence; one that is refused leaves that sequence free."""
+        batch = self.worker.batch([event])
+        answer = self.client(
+            "PUT",
+            f"{self.worker.path}/batches/{batch.first}",
+            self.key,
+            content=batch.body,
+            headers=MEDIA | {HEADER: str(PROTOCOL)} | headers,
+        )
+        if answer.status_code != 200:
+            self.worker.sequence -= 1
+        return answer
+
+
+@pytest.fixture
+def fleet(service: Service, client: Any, people: Any) -> Iterator[Fleet]:
+    worker, other = Worker("worker"), Worker("other")
+    keys = {
+        worker.name: people["worker"],
+        other.name: people.keys.get("other") or people.add("other", "worker"),
+    }
+    for one, tenant in ((worker, OWN), (other, STRANGER)):
+        register(client, keys[one.name], one)
+        assert (
+            ship(client, keys[one.name], one, one.batch([one.started(), *one.request(tenant)])).status_code
+            == 200
+        )
+    with service.reading() as connection:
+        is_new = newest_order(connection) is None
+    now_us = service.clock.now_us()
+    if is_new:
+        for tenant in (OWN, STRANGER):
+            about = (ERASURES[tenant], tenant, "tenant", None, None, now_us + 10**9, "dora")
+            service.record(ErasureRequested(now_us, *about))
+            service.record(
+                CaseOpened(
+                    now_us, CASES[tenant], tenant, "p" * 24, "restriction", "mail", 5, "UTC", (), "dora"
+                )
+            )
+            service.record(
+                CaseStepped(now_us, CASES[tenant], tenant, "restrict", "", "18(1)(a)", "", "test", "", "dora")
+            )
+        until = (service.clock.utc_us() // 10**6) + 3600
+        service.record(EnforcementOrdered(now_us, "monitor", (), 0, "ab" * 16, until, "olga", "test"))
+    yield Fleet(service, client, keys["worker"], worker, other.incarnation)
+
+
+def honest(fleet: Fleet, kind: type[Event]) -> Event:
+    """An event of this kind that its worker may write."""
+    meant: dict[Any, Any] = {
+        FieldMeaning.WORDS: "low",
+        FieldMeaning.TRACE: "",
+        FieldMeaning.WORKER: fleet.worker.name,
+        FieldMeaning.LIFE: "",
+        FieldMeaning.EARLIER: 1,
+        FieldMeaning.SERVED: OWN,
+        FieldMeaning.HELD: OWN,
+        FieldMeaning.OWNER: OWN,
+        FieldMeaning.OF_ORDER: OWN,
+        FieldMeaning.ACTOR: fleet.worker.name,
+        FieldMeaning.ERASURE: ERASURES[OWN],
+        FieldMeaning.CASE: CASES[OWN],
+        FieldMeaning.ORDER: 0,
+        FieldMeaning.ORDERED: "enforce",
+        int: 2,
+        float: 1.0,
+        bool: False,
+        tuple[int, ...]: (1,),
+        tuple[str, ...]: ("ab",),
+    }
+    values = {}
+    for field in msgspec.structs.fields(kind):
+        plain = plain_type(field.type)
+        if plain == tuple[str, ...] and field.name != "tenants":
+            values[field.name] = ("ab",)
+        elif plain == tuple[str, ...] or plain in {tuple[folded, ...] for folded in FOLDED.values()}:  # type: ignore[valid-type]
+            values[field.name] = ()
+        else:
+            meaning = meaning_of(field.type)
+            known = (
+                min(meaning.values) if isinstance(meaning, OneOf) else meant.get(meaning, meant.get(plain))
+            )
+            values[field.name] = () if known is None and plain not in (str, str | None) else known
+            if values[field.name] is None:
+                values[field.name] = OWN
+        if field.name in ("share_millionths", "until_seconds"):
+            values[field.name] = 0
+    values["at_us"] = fleet.worker.now_us
+    return kind(**values)
+
+
+def forged(fleet: Fleet, kind: type[Event], changes: dict[str, Any]) -> Event:
+    """An event of this kind with some fields of another's."""
+    if OTHER_LIFE in changes.values():
+        changes = dict.fromkeys(changes, fleet.other)
+    return honest(fleet, kind)._replace(**changes)
+
+
+def meaning_of(annotation: Any) -> Any:
+    return next((each for each in getattr(annotation, "__metadata__", ())), None)
+
+
+def attacks(kind: type[Event]) -> list[tuple[str, dict[str, Any]]]:
+    """Every field of a kind that names somebody or something, each with another's value."""
+    foreign: dict[Any, Any] = {
+        FieldMeaning.TRACE: "not a trace",
+        FieldMeaning.WORKER: "other",
+        FieldMeaning.LIFE: OTHER_LIFE,
+        FieldMeaning.EARLIER: 1 << 40,
+        FieldMeaning.HELD: STRANGER,
+        FieldMeaning.OWNER: UNKNOWN,
+        FieldMeaning.OF_ORDER: STRANGER,
+        FieldMeaning.ACTOR: "olga",
+        FieldMeaning.ERASURE: ERASURES[STRANGER],
+        FieldMeaning.CASE: CASES[STRANGER],
+        FieldMeaning.ORDER: 1 << 40,
+    }
+    made = []
+    for field in msgspec.structs.fields(kind):
+        meaning = meaning_of(field.type)
+        if isinstance(meaning, OneOf):
+            made.append((field.name, {field.name: "boom"}))
+        elif meaning is FieldMeaning.ORDERED:
+            made.append(
+                (field.name, {field.name: "monitor" if plain_type(field.type) is str else (STRANGER,)})
+            )
+        elif meaning in foreign:
+            made.append((field.name, {field.name: foreign[meaning]}))
+    return made
+
+
+ATTACKS = [(kind, *attack) for kind in WORKERS for attack in attacks(kind)]
+
+
+@pytest.mark.parametrize("kind", WORKERS, ids=lambda kind: NAMES[kind])
+def test_what_a_worker_says_of_itself_is_taken(fleet: Fleet, kind: type[Event]) -> None:
+    answer = fleet.hand_in(honest(fleet, kind))
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "changes"), ATTACKS, ids=[f"{NAMES[kind]}-{field}" for kind, field, _ in ATTACKS]
+)
+def test_a_field_of_anothers_is_refused(
+    fleet: Fleet, kind: type[Event], field: str, changes: dict[str, Any]
+) -> None:
+    answer = fleet.hand_in(forged(fleet, kind, changes))
+    assert answer.status_code == 422, answer.text
+    told = answer.json()
+    assert told["type"].endswith(":refused-leaf") and told["leaf"] == 0
+    assert "field" not in told or told["kind"] == NAMES[kind]
+
+
+@pytest.mark.parametrize("kind", WORKERS, ids=lambda kind: NAMES[kind])
+@pytest.mark.parametrize("log", ["system", f"tenant/{STRANGER}", "tenant/acme"])
+def test_a_leaf_in_a_log_of_anothers_is_refused(fleet: Fleet, kind: type[Event], log: str) -> None:
+    event = honest(fleet, kind)
+    batch = fleet.worker.batch([event])
+    [leaf] = batch.leaves[:1]
+    body = msgspec.json.decode(leaf)
+    if body["log"] == log:
+        pytest.skip("its own log")
+    forged = msgspec.json.encode(dict(sorted((body | {"log": log}).items())))
+    answer = ship(
+        fleet.client, fleet.key, fleet.worker, batch._replace(body=check_leaves.write_batch([], [forged]))
+    )
+    fleet.worker.sequence -= 1
+    assert answer.status_code == 422 and answer.json()["field"] == "log", answer.text
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: NAMES[kind])
+def test_a_kind_of_the_control_planes_is_refused(fleet: Fleet, kind: type[Event]) -> None:
+    answer = fleet.hand_in(honest(fleet, kind))
+    assert answer.status_code == 422 and answer.json()["kind"] == NAMES[kind], answer.text
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: NAMES[kind])
+def test_an_older_worker_hears_that_it_is_older(fleet: Fleet, kind: type[Event]) -> None:
+    answer = fleet.hand_in(honest(fleet, kind), **{HEADER: str(PROTOCOL - 1)})
+    assert answer.status_code == 426, answer.text
+    assert answer.json()["type"].endswith(":worker-protocol") and answer.json()["protocol"] == PROTOCOL
+    assert fleet.hand_in(honest(fleet, kind), **{HEADER: str(PROTOCOL)}).status_code == 422, "control"
+
+
+def test_without_the_defence_every_attack_is_taken_and_orders_take_effect(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control, and the last test here: what a stranger's worker and every other one would follow."""
+    monkeypatch.setattr(check_leaves, "WORKERS_KINDS", frozenset(NAMES.values()))
+    monkeypatch.setattr(check_leaves, "_check_kind", lambda *_: None)
+    monkeypatch.setattr(WorkerClaims, "check", lambda *_: None)
+    for kind, field, changes in ATTACKS:
+        fleet.worker.now_us += 1
+        taken = fleet.hand_in(forged(fleet, kind, changes))
+        assert taken.status_code == 200 or field == "trace", (kind, field, taken.text)
+    now_us, until = fleet.worker.now_us, (OFFSET_US + fleet.worker.now_us) // 10**6 + 3600
+    orders: list[Event] = [
+        EnforcementOrdered(now_us, "monitor", (), 0, "cd" * 16, until, "olga", "forged"),
+        ErasureRequested(now_us, "e-forged", STRANGER, "tenant", None, None, now_us + 10**9, "dora"),
+        IssuerAssigned(now_us, "https://evil.example", "bare", "governor"),
+    ]
+    for event in orders:
+        assert fleet.hand_in(event).status_code == 200
+    with fleet.service.reading() as connection:
+        order = newest_order(connection)
+        assert order is not None and order.reason == "forged"
+        assert "e-forged" in {one.erasure for one in pending(connection, "other")}
+        assert known_issuers(connection).home == "https://evil.example"
