@@ -130,7 +130,7 @@ class ErasureInbox:
         for requested in completed(connection, self._worker):
             known = names(connection, requested, self._keys)
             if known is not None:  # else nobody can say whose key it was
-                selector = _selector(requested, known.subject, known.session)
+                selector = selector_of(requested.tenant, known.subject, known.session, requested.detail)
                 returned += tier.erase_returned(requested.erasure, selector, requested.at_us)
         return returned
 

@@ -14,7 +14,7 @@ from kvcustody.audit.erasure.certificate import SelectorOpening, issue
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
-from kvcustody.governance.erasure.selector import Selector, selector_from
+from kvcustody.governance.erasure.selector import Selector, selector_of
 from kvcustody.governance.service.access.service_secret import keyed_digest
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -59,9 +59,5 @@ def _signing_key(service: Service) -> SigningKey:
 
 def _selector(asked: Requested, known: SelectorNames | None) -> Selector:
     """What was asked for, people by name where their link is still there."""
-    parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
-    return parts._replace(
-        tenant=asked.tenant,
-        subject=asked.subject if known is None else known.subject,
-        session=asked.session if known is None else known.session,
-    )
+    who = asked if known is None else known
+    return selector_of(asked.tenant, who.subject, who.session, asked.detail)

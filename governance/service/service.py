@@ -164,18 +164,7 @@ class Service:
             self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers, clock=clock
         )
         stack.callback(self.ingest.close)
-        self.policy_work = stack.enter_context(
-            closing(
-                PolicyWork(
-                    seconds=settings.policy_work_seconds, bytes_max=int(settings.policy_work_bytes_max)
-                )
-            )
-        )
-        self.policies = PolicyReleases(
-            self.engine, settings.policy_trust, clock, self.writer, self.policy_work.assess
-        )
-        self.claims = WorkerClaims(self.reader, self.policies.released)
-        self._inbox = InboxReader(settings.certificates, self.policy_work.assess)
+        self._open_policies(stack)
         self.figures = stack.enter_context(
             closing(
                 FigureKeeper(
@@ -193,6 +182,17 @@ class Service:
         )
         self._open_outward(stack)
         _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
+
+    def _open_policies(self, stack: ExitStack) -> None:
+        """Releases, the process that works on whole policies, and what rests on them."""
+        settings = self.settings
+        work = PolicyWork(seconds=settings.policy_work_seconds, bytes_max=int(settings.policy_work_bytes_max))
+        self.policy_work = stack.enter_context(closing(work))
+        self.policies = PolicyReleases(
+            self.engine, settings.policy_trust, self.clock, self.writer, self.policy_work.assess
+        )
+        self.claims = WorkerClaims(self.reader, self.policies.released)
+        self._inbox = InboxReader(settings.certificates, self.policy_work.assess)
 
     def _open_outward(self, stack: ExitStack) -> None:
         """What asks workers and tells others elsewhere."""
