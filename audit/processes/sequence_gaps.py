@@ -116,8 +116,8 @@ def _keep(engine: Engine, incarnation: int) -> bool:
 
 
 def _lives(connection: Connection, *which: ColumnElement[bool]) -> list[_Life]:
-    highest = select(func.max(events.c.sequence))
-    highest = highest.where(events.c.incarnation == incarnations.c.id, has_leaf(events))
+    highest = select(events.c.sequence).where(events.c.incarnation == incarnations.c.id, has_leaf(events))
+    highest = highest.order_by(events.c.sequence.desc()).limit(1)
     query = select(incarnations.c.id, incarnations.c.uuid, highest.scalar_subquery().label("highest"))
     rows = connection.execute(query.where(*which).order_by(incarnations.c.id)).all()
     column = sequence_spans.c

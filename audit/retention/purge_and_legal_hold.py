@@ -180,9 +180,8 @@ def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
     made = []
     tenants = select(logs.c.id, logs.c.name).where(logs.c.name != SYSTEM).order_by(logs.c.name)
     for log in connection.execute(tenants).all():
-        first = connection.scalar(
-            select(func.min(events.c.idx)).where(events.c.log == log.id, has_leaf(events))
-        )
+        of_log = select(events.c.idx).where(events.c.log == log.id, has_leaf(events))
+        first = connection.scalar(of_log.order_by(events.c.idx).limit(1))
         if first is None:
             continue
         holding = next(
@@ -396,9 +395,10 @@ def _oldest_kept(
     """The first leaf of a log that has to stay, and why."""
     of_log, row = times.of(log), events.c
     older = of_log.older_than(before_us)  # these came before the instant, whatever they state
-    younger = select(func.min(row.idx)).where(
+    younger = select(row.idx).where(
         row.log == log, row.idx >= older, row.at_us >= before_us, has_leaf(events)
     )
+    younger = younger.order_by(row.idx).limit(1)
     limits = [(signed, "the signed checkpoint"), (connection.scalar(younger), "the limit")]
     end = min(idx for idx, _ in limits if idx is not None)
     early = times.first_early(log, of_log, older, end)

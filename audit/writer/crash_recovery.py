@@ -262,9 +262,8 @@ def _still_open(connection: Connection, incarnation: str, *, lock: bool = False)
 
 
 def _last_sequence(connection: Connection, dead: OpenProcess) -> int | None:
-    found: int | None = connection.scalar(
-        select(func.max(events.c.sequence)).where(events.c.incarnation == dead.id, has_leaf(events))
-    )
+    query = select(events.c.sequence).where(events.c.incarnation == dead.id, has_leaf(events))
+    found: int | None = connection.scalar(query.order_by(events.c.sequence.desc()).limit(1))
     return found
 
 

@@ -13,9 +13,12 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.schema.ledger import events
+from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.keys.shred_keys import ShredKeys, read_shred_keys
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 from kvcustody.policies import library
 from kvcustody.testkit.tiny_model import tiny_model
@@ -116,3 +119,23 @@ def test_a_start_says_what_in_the_policy_does_nothing(tmp_path: Path, written: s
     assert len(found) == told and all(
         "nothing is offloaded to `host`: no such tier is configured" in line["why"] for line in found
     )
+
+
+@pytest.mark.parametrize("put_back", [True, False], ids=["put back", "control: as it was left"])
+def test_a_start_puts_keys_on_record_that_were_destroyed_and_are_there_again(
+    tmp_path: Path, put_back: bool
+) -> None:
+    chosen = settings(tmp_path, host_tier_bytes=1 << 20, shred_keys_path=tmp_path / "shred.keys")
+    with open_worker(chosen, memory_plan([])):
+        pass
+    keys = ShredKeys.open(chosen.shred_keys_path, open_root_key(chosen), SystemClock())
+    key = keys.of_subject(b"ada")
+    copy = chosen.shred_keys_path.read_bytes()
+    keys.destroy(key.id)
+    keys.close()
+    if put_back:
+        chosen.shred_keys_path.write_bytes(copy)
+    with open_worker(chosen, memory_plan([])):
+        pass
+    assert kinds(tmp_path).count("orphan-found") == put_back
+    assert [one for one in read_shred_keys(chosen.shred_keys_path) if one.id == key.id] == []

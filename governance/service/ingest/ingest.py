@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import anyio
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
@@ -347,12 +347,9 @@ class Ingest:
 def highest_sequence(connection: Connection, incarnation: str) -> int:
     """The highest sequence that the ledger has of an incarnation; 0 where it has none."""
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
-    return (
-        connection.scalar(
-            select(func.max(events.c.sequence)).where(events.c.incarnation == life, has_leaf(events))
-        )
-        or 0
-    )
+    # The first from above: PostgreSQL finds a maximum by its index only where nothing else is asked of a row.
+    query = select(events.c.sequence).where(events.c.incarnation == life, has_leaf(events))
+    return connection.scalar(query.order_by(events.c.sequence.desc()).limit(1)) or 0
 
 
 def _unavailable(why: str) -> ProblemError:

@@ -44,6 +44,7 @@ from kvcustody.audit.events import (
     HitCounters,
     OrphanFound,
     ResidencyOpened,
+    RetentionPurged,
     WorkerStarted,
 )
 from kvcustody.audit.events.change_items import plain_bodies
@@ -59,7 +60,6 @@ from kvcustody.audit.schema.ledger import (
     releases,
     residencies,
 )
-from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.times import HOUR_US
 
@@ -309,8 +309,18 @@ def test_one_folds_at_a_time(postgres_store: Engine, make_writer: Any, world: An
     agree(postgres_store)
 
 
+def _add_logs(store: Engine, count: int) -> None:
+    """Logs of tenants, long enough for every delta of these tests."""
+    rows = [
+        {"id": log, "name": f"tenant/t{log}", "size": 100, "frontier": b""} for log in range(1, count + 1)
+    ]
+    with store.begin() as connection:
+        connection.execute(insert(logs), rows)
+
+
 def test_what_all_time_costs_does_not_grow_with_history(store: Engine) -> None:
     """Ten times the hours: the sums that a scrape reads are as many, and are found by their key."""
+    _add_logs(store, 1)
     counts = []
     for hours in (3, 27):
         found = {
@@ -341,6 +351,7 @@ def test_what_all_time_costs_does_not_grow_with_history(store: Engine) -> None:
 
 def test_what_a_history_of_all_logs_costs_does_not_grow_with_them(store: Engine) -> None:
     """Ten times the tenants: as many rows are read for the hours, and they say the same as the logs together."""
+    _add_logs(store, 30)
     read = []
     for tenants in (3, 30):
         found = {
@@ -411,7 +422,8 @@ def test_a_pass_during_which_retention_drops_leaves_judged_nothing(
     any_store: Engine, make_writer: Any, world: Any, unguarded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its control: the same pass stays where nothing was dropped."""
-    now_us = written(any_store, make_writer, world).offset_us + 60_000_000
+    writer = written(any_store, make_writer, world)
+    now_us = writer.offset_us + 60_000_000
     assert judge(any_store, any_store, now_us=now_us) == judge(any_store, any_store, now_us=now_us)
     judging = HourlyJudge(any_store, any_store)
     judged, drops = judging._judged, [True]
@@ -419,10 +431,12 @@ def test_a_pass_during_which_retention_drops_leaves_judged_nothing(
     def meanwhile(*given: Any) -> Any:
         if drops.pop():
             drops.append(False)
+            writer.submit_durable(
+                RetentionPurged(1, "tenant/tenant-0", 0, 1, 1, "sha256:2", "one", "two", "age")
+            )
             with any_store.connect().execution_options(**WRITE) as other, other.begin():
                 log = other.scalar(select(logs.c.id).where(logs.c.name == "tenant/tenant-0"))
                 unguarded(other)
-                other.execute(insert(retention_purges).values(PURGE))
                 leaf = other.scalar(select(events.c.leaf).where(events.c.log == log, events.c.idx == 0))
                 uncount(other, log, 0, [bytes(leaf)])
                 other.execute(delete(events).where(events.c.log == log, events.c.idx == 0))
@@ -432,12 +446,6 @@ def test_a_pass_during_which_retention_drops_leaves_judged_nothing(
     assert judging.judge(now_us=now_us + 1) is None and judging.behind
     with any_store.connect() as connection:
         assert connection.execute(select(coverage_hours)).all() == [] and judged_state(connection) is None
-
-
-PURGE = {
-    **{"log": 1, "idx": 10**6, "of_log": "tenant/tenant-0", "first": 0, "below": 1, "size": 1, "digest": "d"},
-    **{"actor": "a", "approver": "b", "reason": "r", "at_us": 1},
-}
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])

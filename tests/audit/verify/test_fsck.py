@@ -78,6 +78,7 @@ class Attack:
         self.path.write_bytes(ledger.path.read_bytes())
         self.database = sqlite3.connect(self.path, isolation_level=None)
         self.database.execute("PRAGMA synchronous=OFF")
+        self.database.execute("PRAGMA ignore_check_constraints=ON")
         self.execute = self.database.execute
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
         self.triggers: dict[str, str] = dict(self.execute(query).fetchall())
