@@ -12,6 +12,7 @@ import pytest
 
 from kvcustody.audit.schema.service import service_reports
 from kvcustody.governance.api.app import create_app
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.schedules import report_scheduler
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder
@@ -255,11 +256,48 @@ def test_only_destinations_of_the_settings_are_reached(world: World) -> None:
     for name, status in (("share", 201), ("elsewhere", 422), ("http://169.254.169.254/", 422), ("/tmp", 422)):
         answer = world.client("POST", path, world.people["auditor"], json={**ask, "destinations": [name]})
         assert answer.status_code == status, (name, answer.text)
-    for who, status in (("tenant-viewer@acme", 201), ("tenant-viewer@globex", 422)):
+    for who, status in (("tenant-admin@acme", 201), ("tenant-admin@globex", 422)):
         answer = world.client("POST", path, world.people[who], json={**ask, "destinations": ["share"]})
         assert answer.status_code == status, (who, answer.text)
         listed = world.client("GET", "/v1/reports/destinations", world.people[who]).json()["items"]
         assert listed == ([{"name": "share", "kind": "folder"}] if status == 201 else [])
+
+
+def test_a_tenants_viewer_has_nothing_handed_over(world: World, share: Path) -> None:
+    """It reads reports, and sends none: not when it makes a schedule, resumes or retries one, nor once it was admin.
+
+    Control: the administrator's schedule is handed over; the viewer's own, which goes nowhere, is made.
+    """
+    path, viewer = "/v1/reports/schedules", world.people["tenant-viewer@acme"]
+    ask = {"framework": "soc2", "every": "monthly", "formats": ["json"]}
+    refused = world.client("POST", path, viewer, json={**ask, "destinations": ["share"]})
+    assert refused.status_code == 403 and "administrator" in refused.json()["detail"]
+    assert world.client("POST", path, viewer, json={**ask, "destinations": []}).status_code == 201
+    mine = world.schedule("tenant-admin@acme")
+    move_back(world.service, mine["schedule"], 31)
+    [report] = world.settled(mine)
+    assert report["deliveries"][0]["state"] == "delivered" and list(share.iterdir())
+    retried = world.client("POST", f"/v1/reports/{report['report']}/retry", viewer, json={})
+    assert retried.status_code == 403, retried.text
+
+
+def test_who_is_no_longer_administrator_has_nothing_handed_over(
+    world: World, share: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = world.schedule("tenant-admin@acme")
+    find = world.service.principals.find
+
+    def demoted(name: str) -> Any:
+        found = find(name)
+        return found._replace(roles=frozenset({Role.TENANT_VIEWER})) if name == "tenant-admin@acme" else found
+
+    monkeypatch.setattr(world.service.principals, "find", demoted)
+    move_back(world.service, mine["schedule"], 31)
+    [report] = world.settled(mine)
+    assert report["deliveries"][0]["state"] == "waiting"
+    assert "may not have reports handed over" in report["deliveries"][0]["error"] and not list(
+        share.iterdir()
+    )
 
 
 def test_a_destination_that_was_closed_to_a_tenant_gets_nothing(
