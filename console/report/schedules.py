@@ -27,6 +27,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import made_reports
 from kvcustody.governance.service.schedules.schedule_book import Maker, ScheduleBook, WantedSchedule
+from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 from kvcustody.times import TO_THE_MINUTE, readable
 
 _PAGE = 1000
@@ -208,7 +209,9 @@ def list_reports(
             items = list(plane.get("/v1/reports", limit=_PAGE, **asked)["items"])
     else:
         with reading(ledger) as engine, engine.connect() as connection:
-            found = made_reports(connection, tenant=known_tenant(connection, tenant), limit=_PAGE)
+            found = made_reports(
+                connection, tenant=known_tenant(connection, tenant), limit=_PAGE, verdicts=SignedVerdicts()
+            )
             items = [each.data() for each in found]
     if as_json:
         print_json({"items": items})
@@ -225,7 +228,7 @@ def list_reports(
             Text(printable(f"{each['destination']}: ")) + _marked(each["state"])
             for each in item["deliveries"]
         )
-        verdict = item["opinion"] if item["state"] == "made" else item["state"]
+        verdict = (item["opinion"] or "not shown") if item["state"] == "made" else item["state"]
         digest = (item["digest"] or "")[:12]
         table.add_row(
             period, item["framework"], item["tenant"] or "all tenants", _marked(verdict), why, handed,
@@ -255,7 +258,7 @@ def retry(
         with _book(config, ledger) as (book, engine, _):
             book.retry(report, by=local_name())
             with engine.connect() as connection:
-                found = made_reports(connection, only=report)[0].data()
+                found = made_reports(connection, only=report, verdicts=SignedVerdicts())[0].data()
     if as_json:
         print_json(found)
         return
