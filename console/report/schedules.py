@@ -16,7 +16,7 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, printable, stdout
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing
 from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server, SettledLedger
 from kvcustody.console.report.document import FORMATS
@@ -73,7 +73,7 @@ def list_schedules(
         print_json({"items": items})
         return
     if not items:
-        print("there is no schedule; `kvcustody report schedules add` makes one")
+        say("there is no schedule; `kvcustody report schedules add` makes one")
         return
     columns = ("schedule", "framework", "of", "every", "to", "state", "next (UTC)", "made by")
     table = make_table("schedules", *columns, left=len(columns))
@@ -217,7 +217,7 @@ def list_reports(
         print_json({"items": items})
         return
     if not items:
-        print("no report was made; `kvcustody report schedules add` has them made by a calendar")
+        say("no report was made; `kvcustody report schedules add` has them made by a calendar")
         return
     columns = ("period (UTC)", "framework", "of", "verdict", "why", "handed over", "digest", "report")
     table = make_table(f"{len(items)} reports", *columns, left=len(columns))
@@ -262,7 +262,7 @@ def retry(
     if as_json:
         print_json(found)
         return
-    print(f"report {report} is tried again at the service's next look")
+    say(f"report {report} is tried again at the service's next look")
 
 
 @contextmanager
@@ -310,7 +310,7 @@ def _told(found: dict[str, Any], as_json: bool) -> None:
         print_json(found)
         return
     due = f", next due {readable(found['next_us'], TO_THE_MINUTE)} UTC" if found["next_us"] else ""
-    print(f"schedule {found['schedule']} is {found['state']}{due}")
+    say(f"schedule {found['schedule']} is {found['state']}{due}")
 
 
 def _marked(word: str) -> Text:
