@@ -122,7 +122,9 @@ def test_a_name_in_a_commands_words_commands_nothing(words: list[str], tmp_path:
     done = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert done.returncode == 2 and ("error" in done.stderr.lower() or "owned" in done.stdout + done.stderr), done
+    assert done.returncode == 2 and (
+        "error" in done.stderr.lower() or "owned" in done.stdout + done.stderr
+    ), done
     assert not COMMANDS & set(done.stdout + done.stderr), done
 
 

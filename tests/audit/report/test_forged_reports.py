@@ -20,6 +20,7 @@ from kvcustody.audit.report.signing.read_report import report_of
 from kvcustody.audit.report.system_boundary import Witnessed
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.schema.trees import signed_checkpoints
+from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report import verify_report as verifying
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
@@ -33,6 +34,7 @@ from standins.audit import report_ledger, tiered_ledger
 
 pytestmark = pytest.mark.system
 
+WITNESS = SigningKey.generate("witness.example", KeyKind.COSIGNATURE)
 Path_ = tuple[str | int, ...]
 
 
@@ -95,7 +97,7 @@ def test_a_report_of_a_witnessed_ledger_is_sound_against_its_export(
     with witnessed.engine.connect() as connection:
         asked = witnessed.asked._replace(framework=framework)
         report = report_ledger.signed(connection, build_report(connection, asked))
-    assert report.boundary.witnessed.witnesses == ("witness.example",)
+    assert report.boundary.witnessed.witnesses == (WITNESS.name,)
     again = again_from_export(witnessed.folder, report, [witnessed.vkey])
     found = verify_report(report.to_bytes(), [witnessed.vkey], again=again)
     assert found.ok, found.problems
