@@ -82,8 +82,10 @@ def witnessed(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
     key = report_ledger.fill(engine, world_class, folder)
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         size = newest_checkpoint(connection)
-        at_us = connection.scalar(select(signed_checkpoints.c.at_us).where(signed_checkpoints.c.size == size))
-        row = {"witness": "witness.example", "size": size, "line": b"signed", "at_us": at_us - 1_000_000}
+        note = connection.execute(select(signed_checkpoints).where(signed_checkpoints.c.size == size)).one()
+        seconds = note.at_us // 1_000_000 - 1
+        line = WITNESS.sign(parse_note(bytes(note.note)).text, at_seconds=seconds).line().encode()
+        row = {"witness": WITNESS.name, "size": size, "line": line, "at_us": seconds * 1_000_000}
         connection.execute(insert(cosignatures).values(row))
     yield Signed(engine, folder, key)
     engine.dispose()
