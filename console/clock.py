@@ -10,7 +10,7 @@ import typer
 from kvcustody.audit.events import ClockConfirmed
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import MICROSECONDS, SystemClock
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.deadline_clock import ClockState, DeadlineClock
@@ -106,8 +106,8 @@ def _print(state: ClockState, as_json: bool) -> None:
     if as_json:
         print_json(state._asdict())
         return
-    print(f"deadlines   {readable(state.now_us)} UTC")
+    say(f"deadlines   {readable(state.now_us)} UTC")
     apart = state.ahead_us or -state.behind_us
-    print(f"this clock  {readable(state.wall_us)} UTC ({apart / MICROSECONDS:+.3f} s)")
+    say(f"this clock  {readable(state.wall_us)} UTC ({apart / MICROSECONDS:+.3f} s)")
     if state.in_doubt:
-        print("in doubt: no grant is opened anew; set the clock right, or `kvcustody clock confirm`")
+        say("in doubt: no grant is opened anew; set the clock right, or `kvcustody clock confirm`")

@@ -3,8 +3,8 @@
 1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's mistake.
 2. Ctrl-C exits 130 after everything that was open has been closed.
 3. stdout carries the result alone; with `--json` it is one JSON document.
-4. No text of a table or a document reaches the terminal as a command to it: control characters and what turns the
-   direction of writing stand as their escapes, and names are no markup.
+4. No text of a line, a table or a document reaches the terminal as a command to it: control characters and what turns
+   the direction of writing stand as their escapes, and names are no markup. `say`, `make_table` and `print_json` print.
 5. A command that reads a ledger with replayed or generated history says so, whatever it shows of it.
 """
 
@@ -94,13 +94,13 @@ class CustodyGroup(typer.core.TyperGroup):
                 raise
             at = getattr(error, "ctx", None) or ctx
             usage = ConfigError(f"{_one_line(error)}; see `{at.command_path} --help`")
-            print(f"error: {usage}", file=sys.stderr)
+            say(f"error: {usage}", file=sys.stderr)
             raise typer.Exit(EXIT_ERROR) from None
         except CustodyError as error:
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}", file=sys.stderr)
             raise typer.Exit(EXIT_ERROR) from None
         except KeyboardInterrupt:
-            print("error: interrupted", file=sys.stderr)
+            say("error: interrupted", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         finally:
             _MARKED.reset(outer)
@@ -138,7 +138,7 @@ def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:
     """Rule 5: once a command on stderr, and in its JSON document where the processes are known."""
     told = _MARKED.get(None)
     if told is None or not told.said:
-        print(f"note: {text}", file=sys.stderr)
+        say(f"note: {text}", file=sys.stderr)
     _MARKED.set(_Marked(True, list(processes)))
 
 
@@ -164,7 +164,7 @@ class _Lines(Progress):
             self._told_at = now
             for task in self.tasks:
                 of = "" if task.total is None else f" of {task.total:,.0f}"
-                print(f"{task.description}: {task.completed:,.0f}{of}", file=sys.stderr, flush=True)
+                say(f"{task.description}: {task.completed:,.0f}{of}", file=sys.stderr, flush=True)
 
     def update(self, *given: Any, **named: Any) -> None:
         """As a bar's, which would be drawn by a thread."""
@@ -194,6 +194,11 @@ def progress_bar() -> Progress:
 def printable(text: str) -> str:
     """The text with escapes for what would command the terminal that shows it (rule 4)."""
     return _NOT_SHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(*texts: object, **how: Any) -> None:
+    """Print as `print` does, each line as it is to be shown (rule 4): the one way in which a command says something."""
+    print(*("\n".join(map(printable, str(text).split("\n"))) for text in texts), **how)
 
 
 class _PlainTable(Table):

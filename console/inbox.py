@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.console.clock import deadline_us
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings
 from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server
 from kvcustody.times import readable
@@ -48,7 +48,7 @@ def inbox(
         print_json({"items": items})
         return
     if not items:
-        print("nothing waits")
+        say("nothing waits")
         return
     table = make_table(f"{len(items)} wait", "state", "what", "due (UTC)", "what to do", left=4)
     for item in items:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.errors import KeyringError
 from kvcustody.governance.keys.key_hierarchy import (
     BUCKET_ENDS,
@@ -96,7 +96,7 @@ def rewrap(
         print_json({"path": str(store), "status": "rewrapped", "epochs": moved, "shred_keys": shreds})
     else:
         what = f"{moved} epochs of {store}" + (f" and {shreds} keys of {shred}" if shred else "")
-        print(f"rewrapped: {what} are under {new}; {old} opens none of them")
+        say(f"rewrapped: {what} are under {new}; {old} opens none of them")
 
 
 @app.command(
@@ -143,12 +143,12 @@ def _show(file: Path, as_json: bool, status: str) -> None:
     if as_json:
         print_json({"path": str(file), "status": status, "bytes": KEY_BYTES, "verification_key": public})
     else:
-        print(f"{status}: {file} ({KEY_BYTES} bytes, closed to others); verification key {public}")
+        say(f"{status}: {file} ({KEY_BYTES} bytes, closed to others); verification key {public}")
 
 
 def _show_tree(found: KeyHierarchy, last: int) -> None:
     out = stdout()
-    print("root key: wraps every secret below; without it none of them can be opened")
+    say("root key: wraps every secret below; without it none of them can be opened")
     table = make_table("epoch secrets", "owner", "epoch", "made", "ends", "when", left=5)
     for key in found.epochs:
         state = f"{key.epoch}, current" if key.is_current else str(key.epoch)
@@ -165,7 +165,7 @@ def _show_tree(found: KeyHierarchy, last: int) -> None:
     out.print(table)
     _show_destroyed(found, last)
     if found.overdue:
-        print(
+        say(
             f"{len(found.overdue)} buckets are over and their keys still there: start a worker with these tiers"
         )
 
@@ -182,4 +182,4 @@ def _show_destroyed(found: KeyHierarchy, last: int) -> None:
     out = stdout()
     out.print(table)
     if len(rows) > last:
-        print(f"{len(rows) - last} more; --last {len(rows)} shows every one")
+        say(f"{len(rows) - last} more; --last {len(rows)} shows every one")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody._version import __version__
+from kvcustody.console.command import say
 from kvcustody.console.lazy import ExtendedGroup, Lazy, Needs
 
 COMMANDS = {
@@ -175,7 +176,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"kvcustody {__version__}")
+        say(f"kvcustody {__version__}")
         raise typer.Exit
 
 

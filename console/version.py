@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from kvcustody._version import __version__
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 
 EPILOG = "Example: `kvcustody version --json`"
 
@@ -21,7 +21,7 @@ def version(as_json: Json = False) -> None:
         print_json(found)
     else:
         for name, value in found.items():
-            print(f"{name} {value if value is not None else 'not installed'}")
+            say(f"{name} {value if value is not None else 'not installed'}")
 
 
 def versions() -> dict[str, Any]:

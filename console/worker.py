@@ -16,7 +16,7 @@ from kvcustody.audit.tlog.root_sealer import seal_now
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.live.worker_status import open_runs
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
@@ -115,7 +115,7 @@ def close(
         return
     for each in closed:
         said = "closed" if each["closed"] else "not closed, it hands in leaves"
-        print(f"{said}: {each['incarnation']} of {each['worker']}")
+        say(f"{said}: {each['incarnation']} of {each['worker']}")
 
 
 def _named(connection: Connection, target: str) -> list[OpenProcess]:

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from kvcustody.console.api.client import ApiReply, Asker
-from kvcustody.console.command import make_table, print_json, printable, stdout
+from kvcustody.console.command import make_table, print_json, printable, say, stdout
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_folder, evidence_mode, write_file
 
@@ -76,19 +76,19 @@ def show(value: Any) -> None:
     if isinstance(value, dict) and isinstance(value.get("items"), list):
         _page(value["items"])
         if value.get("next"):
-            print(f"more: --cursor {value['next']}")
+            say(f"more: --cursor {value['next']}")
         return
     for name, item in value.items():
-        print(f"{printable(name)}: {printable(_cell(item))}")
+        say(f"{printable(name)}: {printable(_cell(item))}")
 
 
 def _page(items: list[Any]) -> None:
     if not items:
-        print("nothing")
+        say("nothing")
         return
     if not all(isinstance(item, dict) for item in items):
         for item in items:
-            print(printable(_cell(item)))
+            say(printable(_cell(item)))
         return
     names = list(items[0])[:_COLUMNS_MAX]
     table = make_table("", *names, left=len(names))

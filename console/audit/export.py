@@ -27,7 +27,7 @@ from kvcustody.audit.witness.rfc3161_timestamp import TimestampAuthority
 from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout, tell_history
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout, tell_history
 from kvcustody.console.opening import key_texts, reading
 from kvcustody.console.options import DEFAULT, Keys, Ledger, Witnesses, moment_us
 from kvcustody.errors import ConfigError
@@ -91,7 +91,7 @@ def export(
     for each in made.logs:
         table.add_row(each.name, str(each.range.first), str(each.range.end), str(each.head.size))
     stdout().print(table)
-    print(f"exported: {folder}; check it with `kvcustody audit verify {folder} --key …`")
+    say(f"exported: {folder}; check it with `kvcustody audit verify {folder} --key …`")
 
 
 def verify(
@@ -191,23 +191,23 @@ def _print(found: ExportVerdict, seconds: float) -> None:
         )
     stdout().print(table)
     for problem in found.problems:
-        print(f"not sound: {problem}")
+        say(f"not sound: {problem}")
     if found.ok:
-        print(f"sound: {found.leaves} leaves are what the ledger's key signed ({seconds:.1f} s)")
+        say(f"sound: {found.leaves} leaves are what the ledger's key signed ({seconds:.1f} s)")
     for line in found.signed.witnesses if found.signed else ():
-        print(f"witness {line.key.name} signed at {readable(line.at_seconds * 1_000_000)} UTC")
+        say(f"witness {line.key.name} signed at {readable(line.at_seconds * 1_000_000)} UTC")
     for stamp in found.stamps:
-        print(f"{stamp.authority} saw the checkpoint of {stamp.size} at {readable(stamp.at_us)} UTC")
+        say(f"{stamp.authority} saw the checkpoint of {stamp.size} at {readable(stamp.at_us)} UTC")
     if found.handovers:
-        print(f"{found.handovers} handovers of the signing key are on record")
+        say(f"{found.handovers} handovers of the signing key are on record")
     for what in found.breaks:
-        print(
+        say(
             f"the log broke: a signed checkpoint of {what.lost.size} root leaves was lost, and signing went on from "
             f"{what.base.size}, as its key states"
         )
-    print("not shown:")
+    say("not shown:")
     for limit in found.limits:
-        print(f"  - {limit}")
+        say(f"  - {limit}")
 
 
 def _authorities(certificate: Path | None, roots: Path | None) -> list[TimestampAuthority]:
@@ -268,9 +268,9 @@ def check_leaf_proof(
     if as_json:
         print_json(facts)
     elif facts["sound"]:
-        print(f"sound: leaf {idx} of {sealed.name} ({sealed.head.size} leaves), as `{head.origin}` signed it")
+        say(f"sound: leaf {idx} of {sealed.name} ({sealed.head.size} leaves), as `{head.origin}` signed it")
         for line in _NOT_SHOWN:
-            print(f"not shown: {line}")
+            say(f"not shown: {line}")
     else:
-        print(f"not sound: {facts['problems'][0]}")
+        say(f"not sound: {facts['problems'][0]}")
     return bool(facts["sound"])

@@ -11,7 +11,7 @@ import typer
 from kvcustody.audit.tlog.root_sealer import OVERDUE_INTERVALS
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.fsck_ledger import Progress, fsck
-from kvcustody.console.command import Json, print_json, progress_bar
+from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.opening import key_texts, reading
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
@@ -81,23 +81,21 @@ def check(
         print_json(facts | {"sound": found.ok, "problems": [problem._asdict() for problem in found.problems]})
     else:
         for problem in found.problems:
-            print(f"not sound: {problem}")
+            say(f"not sound: {problem}")
         verdict = "sound" if found.ok else f"{len(found.problems)} problems"
         by_hash = f" ({found.purged} by their hashes alone" if found.purged else ""
         by_hash += f", {found.segmented} of them by the roots of their tiles" if found.segmented else ""
         by_hash += ")" if found.purged else ""
-        print(f"{verdict}: {found.leaves} leaves of {found.logs} logs{by_hash}")
-        print(
-            f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys"
-        )
+        say(f"{verdict}: {found.leaves} leaves of {found.logs} logs{by_hash}")
+        say(f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys")
         if found.unsealed:
-            print(f"under no checkpoint yet: {found.unsealed} leaves, as their logs' frontiers have them")
+            say(f"under no checkpoint yet: {found.unsealed} leaves, as their logs' frontiers have them")
         for what in found.unproved:
-            print(f"not proved: {what}")
+            say(f"not proved: {what}")
         for what in found.remarks:
-            print(f"note: {what}")
+            say(f"note: {what}")
         if found.ok and not note:
-            print(
+            say(
                 "not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere."
             )
     if not found.ok:

@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.verify.stated_times import LedgerTimes
 from kvcustody.audit.witness.status import witness_status
-from kvcustody.console.command import Json, make_table, print_json, printable, stdout
+from kvcustody.console.command import Json, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Ledger, moment_us
 from kvcustody.errors import ConfigError
@@ -148,7 +148,7 @@ def query(
         return
     _show(page.rows, as_json=False)
     if cursor:
-        print(f"more: --after {cursor}")
+        say(f"more: --after {cursor}")
 
 
 def prove(
@@ -177,7 +177,7 @@ def prove(
     if as_json:
         print_json({"log": log, "idx": idx, "leaf": leaf.decode(), "proof": proof.to_bytes().decode()})
     elif out is not None:
-        print(f"written: {out}.leaf, {out}.proof")
+        say(f"written: {out}.leaf, {out}.proof")
     else:
         sys.stdout.write(leaf.decode() + "\n\n" + proof.to_bytes().decode())
 
@@ -198,17 +198,15 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     for log in logs:
         table.add_row(log.name, str(log.head.size), log.head.root.hex()[:16] + "…")
     stdout().print(table)
-    print(f"root log: {found.size} leaves, {found.signed_size} signed, {found.witnessed_size} witnessed")
+    say(f"root log: {found.size} leaves, {found.signed_size} signed, {found.witnessed_size} witnessed")
     age = f", the oldest for {waiting.age_us / 1e6:.0f} s" if waiting.leaves else ""
-    print(f"under no checkpoint yet: {waiting.leaves} leaves of {waiting.logs} logs{age}")
+    say(f"under no checkpoint yet: {waiting.leaves} leaves of {waiting.logs} logs{age}")
     if overdue:
-        print("warning: nobody seals this ledger; `kvcustody audit sign` does")
+        say("warning: nobody seals this ledger; `kvcustody audit sign` does")
     for seen in found.witnesses:
-        print(
-            f"witness {seen.name}: {seen.size} at {readable(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago"
-        )
+        say(f"witness {seen.name}: {seen.size} at {readable(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago")
     if found.warning:
-        print(f"warning: {found.warning}")
+        say(f"warning: {found.warning}")
 
 
 def times(
@@ -296,9 +294,9 @@ def _line(row: EventRow, as_json: bool) -> None:
     if as_json:
         import orjson
 
-        print(orjson.dumps(_facts(row)).decode(), flush=True)
+        say(orjson.dumps(_facts(row)).decode(), flush=True)
     else:
-        print(readable(row.at_us), row.log, row.idx, row.kind, _says(row.body), flush=True)
+        say(readable(row.at_us), row.log, row.idx, row.kind, _says(row.body), flush=True)
 
 
 def _says(body: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
 )
 from kvcustody.audit.retention.streamed_purge import JOBS, PurgedPart, purge_to
 from kvcustody.audit.retention.unlink_subject import unlink_subject
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
@@ -116,7 +116,7 @@ def drop(
         table.add_row(plan.log, plan.kept_by, str(plan.first), str(plan.below))
     stdout().print(table)
     for part in parts:
-        print(f"{part.path}: {part.leaves} leaves, manifest {part.digest}")
+        say(f"{part.path}: {part.leaves} leaves, manifest {part.digest}")
 
 
 hold = typer.Typer(no_args_is_help=True, help="Place, lift and list legal holds on ledger content.")
@@ -160,7 +160,7 @@ def place(
     if as_json:
         print_json({"hold": name, "tenant": tenant, "subject": subject is not None, "placed": True})
     else:
-        print(f"placed: {name} on {'a subject of ' if subject else ''}{tenant or 'everything'}")
+        say(f"placed: {name} on {'a subject of ' if subject else ''}{tenant or 'everything'}")
 
 
 @hold.command(epilog="Example: `kvcustody audit hold lift case-9 --actor counsel --reason closed`")
@@ -178,7 +178,7 @@ def lift(
     if as_json:
         print_json({"hold": name, "placed": False})
     else:
-        print(f"lifted: {name}")
+        say(f"lifted: {name}")
 
 
 @hold.command("list", epilog="Example: `kvcustody audit hold list --json`")
@@ -219,6 +219,6 @@ def redact(
     if as_json:
         print_json(found._asdict())
         return
-    print(f"unlinked: {found.pseudonyms} pseudonyms, {found.keys} keys destroyed")
+    say(f"unlinked: {found.pseudonyms} pseudonyms, {found.keys} keys destroyed")
     for line in found.remains:
-        print(f"remains: {line}")
+        say(f"remains: {line}")

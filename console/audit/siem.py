@@ -20,7 +20,7 @@ from kvcustody.audit.siem.formats import LeafShape, SiemFormat, open_shape
 from kvcustody.audit.siem.sink import WebhookSink
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
@@ -118,7 +118,7 @@ def push(
     if as_json:
         print_json(found._asdict())
     else:
-        print(f"{found.name}: {found.delivered} leaves delivered, {found.dead} batches given up")
+        say(f"{found.name}: {found.delivered} leaves delivered, {found.dead} batches given up")
 
 
 sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
@@ -133,9 +133,9 @@ def status(folder: _Folder, *, as_json: Json = False) -> None:
     if as_json:
         print_json({"attached": attached, "positions": positions, "dead": dead})
         return
-    print(f"{'attached' if attached else 'detached'}; {sum(positions.values())} leaves behind it")
+    say(f"{'attached' if attached else 'detached'}; {sum(positions.values())} leaves behind it")
     for reason in dead:
-        print(f"given up: {reason}")
+        say(f"given up: {reason}")
 
 
 @sink.command(
@@ -180,7 +180,7 @@ def retry(
     if as_json:
         print_json({"sink": folder.name, "sent_again": sent})
     else:
-        print(f"sent again: {sent}")
+        say(f"sent again: {sent}")
 
 
 def _change(
@@ -194,7 +194,7 @@ def _change(
     if as_json:
         print_json({"sink": folder.name, "action": action})
     else:
-        print(f"{action}: {folder.name}")
+        say(f"{action}: {folder.name}")
 
 
 def _pump(

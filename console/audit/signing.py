@@ -16,7 +16,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind, parse_vkey
 from kvcustody.audit.witness.rfc3161_timestamp import TimestampAuthority, stamp
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import key_texts, reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
@@ -56,7 +56,7 @@ def sign(
     if as_json:
         print_json({"size": note.size, "signed_us": note.at_us, "key": str(periods[-1].key)})
     else:
-        print(f"signed: {note.size} root leaves, at {readable(note.at_us)} UTC, by {periods[-1].key}")
+        say(f"signed: {note.size} root leaves, at {readable(note.at_us)} UTC, by {periods[-1].key}")
 
 
 def rotate(
@@ -99,8 +99,8 @@ def rotate(
     if as_json:
         print_json({"old": str(old.verifier), "new": str(new.verifier), "size": size, "kept": str(kept)})
         return
-    print(f"signs from now on: {new.verifier}")
-    print(f"signed up to {size} root leaves: {old.verifier} (kept as {kept})")
+    say(f"signs from now on: {new.verifier}")
+    say(f"signed up to {size} root leaves: {old.verifier} (kept as {kept})")
 
 
 def confirm(
@@ -133,8 +133,8 @@ def confirm(
         sizes = {"lost": what.lost.size, "found": what.found.size, "base": what.base.size}
         print_json(sizes | {"replayed": what.replayed})
         return
-    print(f"lost: a signed checkpoint of {what.lost.size} root leaves; the ledger had {what.found.size}")
-    print(f"signs on from {what.base.size} root leaves; {what.replayed} leaves were replayed since")
+    say(f"lost: a signed checkpoint of {what.lost.size} root leaves; the ledger had {what.found.size}")
+    say(f"signs on from {what.base.size} root leaves; {what.replayed} leaves were replayed since")
 
 
 def keys(
@@ -187,4 +187,4 @@ def timestamp(
     if as_json:
         print_json({"checkpoint": size, "authority": name, "at_us": at_us})
     else:
-        print(f"checkpoint {size} existed at {readable(at_us)} UTC, says {name}")
+        say(f"checkpoint {size} existed at {readable(at_us)} UTC, says {name}")

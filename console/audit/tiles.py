@@ -11,7 +11,7 @@ import typer
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.tile_export import export_tiles
 from kvcustody.audit.verify.verify_tiles import ExportReport, verify_export
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Ledger
 
@@ -35,7 +35,7 @@ def tiles(
     if as_json:
         print_json({"folder": str(folder), "log": log, "size": head.size, "root": head.root.hex()})
     else:
-        print(f"exported: {head.size} leaves of {log or 'the root log'} as tiles in {folder}")
+        say(f"exported: {head.size} leaves of {log or 'the root log'} as tiles in {folder}")
 
 
 def is_tiles(folder: Path) -> bool:
@@ -56,9 +56,9 @@ def show_tiles(found: ExportReport, *, as_json: bool) -> None:
         print_json(facts | {"leaves": found.leaves, "root": found.root.hex(), "problems": problems})
         return
     for text in problems:
-        print(f"not sound: {text}")
+        say(f"not sound: {text}")
     if found.ok:
-        print(f"sound: {found.leaves} leaves of {found.name} are what the ledger's key signed")
-    print(
+        say(f"sound: {found.leaves} leaves of {found.name} are what the ledger's key signed")
+    say(
         "not shown: other logs, and whether this one is longer now; give a witness's key for its word on that"
     )

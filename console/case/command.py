@@ -22,7 +22,7 @@ from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
 from kvcustody.console.clock import deadline_us
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import connect, one_ledger, reading, subject_store, writing
 from kvcustody.console.options import (
@@ -114,7 +114,7 @@ def open_case(
     if as_json:
         print_json(made)
     else:
-        print(f"opened: {made['case_id']}, to be answered by {made['due_day']}")
+        say(f"opened: {made['case_id']}, to be answered by {made['due_day']}")
 
 
 class _Act:
@@ -209,7 +209,7 @@ def step(
     if as_json:
         print_json(made)
     else:
-        print(f"{kind.value}: {made['case_id'][:12]} is {made['state']}, to be answered by {made['due_day']}")
+        say(f"{kind.value}: {made['case_id'][:12]} is {made['state']}, to be answered by {made['due_day']}")
 
 
 @app.command(name="list", epilog="Example: `kvcustody case list --tenant acme --json`")
@@ -236,7 +236,7 @@ def show_list(
         print_json({"items": found})
         return
     if not found:
-        print("no case is on record; `kvcustody case open` records a request of a person")
+        say("no case is on record; `kvcustody case open` records a request of a person")
         return
     table = make_table("", "case", "asks for", "tenant", "received", "due", "state", "decided", left=7)
     for one in found:
@@ -282,10 +282,8 @@ def show(
         print_json(found)
         return
     extended = f", extended from {found['first_due_day']}" if found["extended"] else ""
-    print(
-        f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}"
-    )
-    print(
+    say(f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}")
+    say(
         f"received {found['received_day']} ({found['channel']}, {found['zone']}), decided: {found['outcome'] or 'no'}"
     )
     table = make_table("", "when (UTC)", "step", "outcome", "ground", "about", "by", "why", left=7)
@@ -295,19 +293,17 @@ def show(
         table.add_row(readable(one["at_us"]), *cells)
     stdout().print(table, markup=False)
     for one in found["erasures"]:
-        print(f"erasure {one['erasure']}: {one['state']}")
+        say(f"erasure {one['erasure']}: {one['state']}")
     for one in found["holds"]:
         on = "everything" if one["tenant"] is None else "this person" if one["subject"] else one["tenant"]
-        print(f"legal hold {one['hold']} on {on}: {one['reason']}")
+        say(f"legal hold {one['hold']} on {on}: {one['reason']}")
     for one in found["recipients"]:
-        print(
-            f"recipient {one['reader']} by {one['by']}, up to {one['at_most']}: {one['told'] or 'not told'}"
-        )
+        say(f"recipient {one['reader']} by {one['by']}, up to {one['at_most']}: {one['told'] or 'not told'}")
     for worker in found["followed_by"]:
-        print(f"restriction followed by {worker}")
+        say(f"restriction followed by {worker}")
     for label, name in (("to do", "duties"), ("against it", "contradictions"), ("no principal", "strangers")):
         for text in found[name]:
-            print(f"{label}: {text}")
+            say(f"{label}: {text}")
 
 
 def _view(
@@ -374,4 +370,4 @@ def letter(
         print_json({"folder": str(out), "files": digests})
         return
     for name, digest in digests.items():
-        print(f"{out / name}: SHA-256 {digest}")
+        say(f"{out / name}: SHA-256 {digest}")

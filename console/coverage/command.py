@@ -26,7 +26,7 @@ from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
 from kvcustody.audit.processes.enforcement import monitored_periods, qualification, unnamed
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout, tell_history
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout, tell_history
 from kvcustody.console.opening import selection, snapshot, state_of
 from kvcustody.console.options import DEFAULT, At, Class, Ledger, Model, Since, Tenant, Tier, Until
 from kvcustody.errors import ConfigError
@@ -78,7 +78,7 @@ def show(
         monitored = monitored_periods(connection, chosen.since_us or 0, chosen.until_us, chosen.tenant)
         qualified = qualification(monitored)
     if qualified:
-        print(f"note: {qualified}", file=sys.stderr)
+        say(f"note: {qualified}", file=sys.stderr)
     if as_json:
         spans = [one._asdict() for one in unnamed(monitored)]
         body = {"selection": chosen._asdict(), **coverage_json(found), "copies": _copies_json(copies)}

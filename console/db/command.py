@@ -15,7 +15,7 @@ from kvcustody.audit.database.monthly_partitions import MONTHS_AHEAD, ensure_par
 from kvcustody.audit.database.monthly_partitions import partitions as every_partition
 from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.retention.sqlite_to_postgres import Progress, move_ledger
-from kvcustody.console.command import Json, print_json, progress_bar
+from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.migrations.upgrade import upgrade as upgrade_schema
 
@@ -39,7 +39,7 @@ def upgrade(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     if as_json:
         print_json({"revision": reached})
     else:
-        print(f"the ledger is at revision {reached}")
+        say(f"the ledger is at revision {reached}")
 
 
 @app.command(epilog="Example: `kvcustody db roles --ledger postgresql://postgres@db/kvcustody`")
@@ -53,8 +53,8 @@ def roles(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     if as_json:
         print_json(made._asdict())
     else:
-        print(f"roles: {', '.join(made.roles)}")
-        print(f"a reader sees one tenant's rows of {len(made.by_tenant)} tables")
+        say(f"roles: {', '.join(made.roles)}")
+        say(f"a reader sees one tenant's rows of {len(made.by_tenant)} tables")
 
 
 @app.command(
@@ -88,9 +88,9 @@ def partitions(
         return
     for name, size, leaves in found:
         new = " (new)" if name in made else ""
-        print(f"{name}: {size / 2**20:.1f} MiB, {leaves / 2**20:.1f} of it leaves{new}")
+        say(f"{name}: {size / 2**20:.1f} MiB, {leaves / 2**20:.1f} of it leaves{new}")
     if not found:
-        print("this ledger has no months: it is one file")
+        say("this ledger has no months: it is one file")
 
 
 @app.command(
@@ -114,8 +114,8 @@ def move(
     if as_json:
         print_json(moved._asdict() | {"head": {"size": moved.head.size, "root": moved.head.root.hex()}})
     else:
-        print(f"moved {moved.leaves} leaves, {sum(moved.rows.values())} rows of {len(moved.rows)} tables")
-        print(f"the root is unchanged: {moved.head.root.hex()} over {moved.head.size} root leaves")
+        say(f"moved {moved.leaves} leaves, {sum(moved.rows.values())} rows of {len(moved.rows)} tables")
+        say(f"the root is unchanged: {moved.head.root.hex()} over {moved.head.size} root leaves")
 
 
 @contextmanager

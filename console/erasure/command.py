@@ -39,6 +39,7 @@ from kvcustody.console.command import (
     make_table,
     print_json,
     printable,
+    say,
     stdout,
     tell_history,
 )
@@ -121,7 +122,7 @@ def request(
     if as_json:
         print_json({"erasure": erasure, "kind": selector.kind, "within_seconds": within_seconds})
     else:
-        print(f"requested: {erasure} ({selector.kind}); see `kvcustody erasure status {erasure}`")
+        say(f"requested: {erasure} ({selector.kind}); see `kvcustody erasure status {erasure}`")
 
 
 def _digest(text: str | None) -> bytes | None:
@@ -166,7 +167,7 @@ def show_status(
     if as_json:
         print_json(_plain(found) | {"holds": [one._asdict() for one in holds]})
         return
-    print(f"{found.state}: {found.request.erasure} ({found.request.selector})")
+    say(f"{found.state}: {found.request.erasure} ({found.request.selector})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
     for one in found.answers:
         answer = one.outcome or ("unreachable" if one.worker in found.unreachable else "none yet")
@@ -177,7 +178,7 @@ def show_status(
         on = (
             "everything" if hold.tenant is None else f"{'a subject of ' if hold.subject else ''}{hold.tenant}"
         )
-        print(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {printable(hold.reason)}")
+        say(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {printable(hold.reason)}")
 
 
 def marked_state(state: ErasureState) -> Text:
@@ -213,7 +214,7 @@ def show_list(
         print_json([{**one._asdict(), "state": states[one.erasure]} for one in found])
         return
     if not found:
-        print(
+        say(
             "no erasure was asked for; `kvcustody erasure request --tenant TENANT --subject NAME` asks for one"
         )
         return
@@ -274,7 +275,7 @@ def certificate(
             {"erasure": erasure, "outcome": body["outcome"], "figures": body["figures"], "path": str(out)}
         )
     else:
-        print(
+        say(
             f"{body['outcome']}: {out}, {body['figures']['destroyed']} of {body['figures']['units']} blocks destroyed"
         )
 
@@ -325,7 +326,7 @@ def verify(
     if report.marked:
         tell_history(history(report.marked), [one._asdict() for one in report.marked])
     if report.monitored:
-        print(f"note: {report.monitored}", file=sys.stderr)
+        say(f"note: {report.monitored}", file=sys.stderr)
     if as_json:
         print_json(
             {
@@ -340,20 +341,20 @@ def verify(
             }
         )
     elif report.ok and report.figures is not None:
-        print(
+        say(
             f"ok: erasure {report.erasure} is {report.outcome}; {report.figures.destroyed} of {report.figures.units} "
             f"blocks destroyed, {sum(count for _, count in report.figures.kept)} kept for others"
         )
         for tier, copies in report.figures.copies:
-            print(
+            say(
                 f"copies in `{tier}`: {copies.ended} ended, {copies.zeroed} zeroed, {copies.unlinked} unlinked, "
                 f"{copies.key_destroyed} with a destroyed key, {copies.waiting} waiting"
             )
     else:
         for problem in report.problems:
-            print(f"problem: {problem}")
+            say(f"problem: {problem}")
     if not as_json:
         for one in report.unchecked:
-            print(f"not checked: {one.path}: {one.why}")
+            say(f"not checked: {one.path}: {one.why}")
     if not report.ok:
         raise typer.Exit(EXIT_ERROR)

@@ -14,7 +14,7 @@ from kvcustody.audit.processes import enforcement as recorded
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, reading, writing
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
 from kvcustody.errors import ConfigError, LedgerError
@@ -63,9 +63,9 @@ def show_command(
         return
     order_ = found["order"]
     if order_ is None:
-        print("ordered: nothing; every worker enforces its policy for everybody")
+        say("ordered: nothing; every worker enforces its policy for everybody")
     else:
-        print(f"ordered by {order_['actor']}: {_said(order_)}, because: {order_['reason']}")
+        say(f"ordered by {order_['actor']}: {_said(order_)}, because: {order_['reason']}")
     out = stdout()
     table = make_table("workers", "worker", "mode", "since", "not followed because", left=4)
     for one in found["workers"]:
@@ -147,7 +147,7 @@ def order_command(
     if as_json:
         print_json(made)
     else:
-        print(f"ordered: {_said(made)}")
+        say(f"ordered: {_said(made)}")
 
 
 def _order_in(

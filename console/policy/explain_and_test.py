@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.policy.lint import day_us
 from kvcustody.console.policy.review import Revoked
 from kvcustody.console.policy.sarif_junit import junit
@@ -187,23 +187,23 @@ def _span(text: str, option: str) -> KindRange:
 
 
 def _print_eviction(found: EvictionExplanation) -> None:
-    print(f"line {found.line}: eviction `{found.policy}`: {found.order}; children before parents")
+    say(f"line {found.line}: eviction `{found.policy}`: {found.order}; children before parents")
     idle, absolute = duration(found.idle_us), duration(found.absolute_us)
-    print(
+    say(
         f"kept at most {idle} after the last use and {absolute} in all ({found.tenant}, {found.classification})"
     )
     for signal in found.signals:
-        print(f"  signal {signal.signal}: {signal.says}")
+        say(f"  signal {signal.signal}: {signal.says}")
     if found.learned is not None:
-        print(f"  think times are learned from the {found.learned}'s own requests")
+        say(f"  think times are learned from the {found.learned}'s own requests")
     if not found.ranges:
-        print("priorities and kinds of content have no part in this order")
+        say("priorities and kinds of content have no part in this order")
         return
-    print(f"{'tokens':>17}  {'priority':>8}  {'for':>8}  why")
+    say(f"{'tokens':>17}  {'priority':>8}  {'for':>8}  why")
     for each in found.ranges:
         span = f"{each.first}..{each.until}"
         lasts = "always" if each.for_us is None else duration(each.for_us)
-        print(f"{span:>17}  {each.priority:>8}  {lasts:>8}  line {each.line}: {each.because}")
+        say(f"{span:>17}  {each.priority:>8}  {lasts:>8}  line {each.line}: {each.because}")
 
 
 def _tier(said: str | None, action: str) -> Tier | None:
@@ -218,23 +218,21 @@ def _tier(said: str | None, action: str) -> Tier | None:
 
 
 def _print(found: Explanation, tier: Tier | None) -> None:
-    print(found.request.text(found.classifications))
-    print(found.summary)
+    say(found.request.text(found.classifications))
+    say(found.summary)
     for entry in found.considered:
         fit = "fits" if entry.fits else f"fails by {', '.join(entry.failing)}"
-        print(f"  line {entry.mark.line}: {entry.kind} {entry.id} ({entry.effect}): {fit}")
+        say(f"  line {entry.mark.line}: {entry.kind} {entry.id} ({entry.effect}): {fit}")
     if found.nearest is not None:
         changes = ", ".join(f"{term} {new} instead of {old}" for term, old, new in found.nearest.changed)
-        print(
-            f"nearest permit: {changes or 'through another source'} (by {', '.join(found.nearest.reasons)})"
-        )
+        say(f"nearest permit: {changes or 'through another source'} (by {', '.join(found.nearest.reasons)})")
     for answer in found.tiers:
         if tier in (None, answer.tier):
-            print(answer)
+            say(answer)
             for source in answer.sources:
-                print(f"  line {source.line}: {source.what}: {source.says}")
+                say(f"  line {source.line}: {source.what}: {source.says}")
     for error in found.decision.errors:
-        print(f"  error: {error}")
+        say(f"  error: {error}")
 
 
 _TEST = (
@@ -284,7 +282,7 @@ def run_command(
         print_json(report.data())
     elif style is CasesFormat.JUNIT:
         named = [(f"{r.name}: {r.asked}", () if r.passed else (r,)) for r in report.results]
-        print(junit("test", named or [("cases", ("there are no cases",))]))
+        say(junit("test", named or [("cases", ("there are no cases",))]))
     else:
         _print_report(report)
     if short or not report.passed:
@@ -293,13 +291,13 @@ def run_command(
 
 def _print_report(report: CasesReport) -> None:
     for failure in report.failures:
-        print(f"{report.file}:{failure.mark.line}:{failure.mark.column}: FAIL {failure}")
+        say(f"{report.file}:{failure.mark.line}:{failure.mark.column}: FAIL {failure}")
     coverage = report.coverage
-    print(
+    say(
         f"{len(report.results) - len(report.failures)} of {len(report.results)} cases pass; rules, grants and segments "
         f"{coverage.named}/{coverage.named_total}, cells {coverage.cells}/{coverage.cells_total}"
     )
     if coverage.not_named:
-        print(f"not reached: {', '.join(coverage.not_named)}")
+        say(f"not reached: {', '.join(coverage.not_named)}")
     if not report.results:
-        print(f"{report.file}: there are no cases; an empty file shows nothing")
+        say(f"{report.file}: there are no cases; an empty file shows nothing")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.policy.review import Revoked
 from kvcustody.console.policy.validate import File
 from kvcustody.errors import ConfigError, PolicyError
@@ -46,4 +46,4 @@ def export_command(
     if as_json:
         print_json({"policies": exported.text, "entities": list(exported.entities)})
     else:
-        print(f"written: {out}" if out is not None else exported.text, end="\n" if out is not None else "")
+        say(f"written: {out}" if out is not None else exported.text, end="\n" if out is not None else "")

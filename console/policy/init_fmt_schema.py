@@ -11,7 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.policy.validate import EXIT_NO, Files
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.files import READABLE, write_file
@@ -79,7 +79,7 @@ def init_command(
             {"path": str(file), "template": template, "name": name or template, "tenants": tenant or []}
         )
     else:
-        print(f"written: {file}, from {template}; next: kvcustody policy validate {file}")
+        say(f"written: {file}, from {template}; next: kvcustody policy validate {file}")
 
 
 def _somebody_to_ask() -> bool:
@@ -90,9 +90,9 @@ def _choose(asking: bool) -> str:
     if not asking:
         raise ConfigError(f"`--from` is missing; the library has {', '.join(library.names())}")
     for entry in library.names():
-        print(f"{entry}: {library.load(entry).description}")
+        say(f"{entry}: {library.load(entry).description}")
     while (name := str(typer.prompt("library policy", default="single-org"))) not in library.names():
-        print(f"{name}: no such library policy")
+        say(f"{name}: no such library policy")
     return name
 
 
@@ -112,7 +112,7 @@ def fmt_command(files: Files, *, write: Write = False, check: Check = False, as_
         done = fmt(text, name=str(path))
         rows.append({"file": str(path), "changed": done.changed, "left": done.left})
         if done.left:
-            print(f"{path}: left as it is: {done.left}", file=sys.stderr)
+            say(f"{path}: left as it is: {done.left}", file=sys.stderr)
         if write and done.changed:
             replace_file(path, done.text)
         elif not as_json and not check and done.changed:
@@ -122,7 +122,7 @@ def fmt_command(files: Files, *, write: Write = False, check: Check = False, as_
             sys.stdout.write("".join(lines))
         if not as_json and (write or check):
             verb = "formatted" if write else "would change"
-            print(f"{path}: {verb if done.changed else 'unchanged'}")
+            say(f"{path}: {verb if done.changed else 'unchanged'}")
     if as_json:
         print_json(rows)
     if check and any(row["changed"] for row in rows):
@@ -171,4 +171,4 @@ def schema_command(*, out: SchemaOut = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"path": str(out)})
     else:
-        print(f"written: {out}")
+        say(f"written: {out}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import snapshot
 from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
 from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, ProblemFormat
@@ -123,13 +123,13 @@ def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style:
     if style is ProblemFormat.JSON:
         print_json([problem_data(problem) for problem in problems])
     elif style is ProblemFormat.SARIF:
-        print(sarif(problems, level="warning"))
+        say(sarif(problems, level="warning"))
     elif style is ProblemFormat.JUNIT:
-        print(junit("lint", list(found.items())))
+        say(junit("lint", list(found.items())))
     else:
         for problem in problems:
-            print(problem)
-        print(f"{len(problems)} findings in {len(found)} files")
+            say(problem)
+        say(f"{len(problems)} findings in {len(found)} files")
 
 
 def _from_ledger(

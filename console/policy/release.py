@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.command import make_table, print_json, progress_bar, stdout
+from kvcustody.console.command import make_table, print_json, progress_bar, say, stdout
 from kvcustody.console.policy import release_keys
 from kvcustody.console.policy.release_options import (
     At,
@@ -109,7 +109,7 @@ def approve(
     if at.as_json:
         print_json(review_data(found))
     else:
-        print(f"approved: revision {revision}, {found.change.verdict}")
+        say(f"approved: revision {revision}, {found.change.verdict}")
         show_review(found)
 
 
@@ -137,7 +137,7 @@ def consent(
         print_json(made)
     for opening in () if at.as_json else made:
         levels = ", ".join(opening["classifications"])
-        print(
+        say(
             f"consented: {opening['reader']} reads {opening['owner']}'s {levels} through {opening['id']}, "
             f"{opening['from']} until {opening['until']}"
         )
@@ -170,7 +170,7 @@ def activate(
     if at.as_json:
         print_json(review_data(found) | {"stage": None if stage is None else str(stage)})
     else:
-        print(f"{'active' if stage is None else f'staged for {stage}'}: revision {revision}")
+        say(f"{'active' if stage is None else f'staged for {stage}'}: revision {revision}")
 
 
 _ROLLBACK = 'Example:\n\n    kvcustody policy rollback 2 --key ada.key --note "labs lost their hits"'
@@ -219,7 +219,7 @@ def revoke(
     if at.as_json:
         print_json({"revoked": sorted(revoked)})
     else:
-        print(f"revoked for good: {', '.join(ids)}")
+        say(f"revoked for good: {', '.join(ids)}")
 
 
 _BREAK = (
@@ -254,9 +254,7 @@ def break_glass(
         print_json(review_data(found))
     else:
         until = instant(found.proposal.until_us)
-        print(
-            f"GLASS BROKEN: revision {found.proposal.revision} is active until {until}; release a successor"
-        )
+        say(f"GLASS BROKEN: revision {found.proposal.revision} is active until {until}; release a successor")
 
 
 _HISTORY = "Example:\n\n    kvcustody policy history --json"
@@ -280,11 +278,11 @@ def history(
     stdout().print(table)
     staged = "" if state.staged is None else f"; revision {state.staged.revision} is staged for {state.stage}"
     revoked = f"; revoked: {', '.join(sorted(state.revoked))}" if state.revoked else ""
-    print(f"active: revision {state.active_revision or 'none'}{staged}{revoked}")
+    say(f"active: revision {state.active_revision or 'none'}{staged}{revoked}")
     if state.active is not None and state.active.is_break_glass:
-        print(f"THE GLASS IS BROKEN until {instant(state.active.until_us)}: {state.active.note}")
+        say(f"THE GLASS IS BROKEN until {instant(state.active.until_us)}: {state.active.note}")
     for line in [] if effect is None else _running_lines(effect):
-        print(line)
+        say(line)
 
 
 def _running_lines(effect: dict[str, Any]) -> Iterator[str]:
@@ -372,11 +370,11 @@ def show_proposal(made: Proposal, as_json: bool) -> None:
     if as_json:
         print_json({"manifest": manifest.form(), "id": manifest.id, "author": made.author})
     else:
-        print(f"proposed: {manifest.name}, revision {manifest.revision}, {manifest.digest}")
+        say(f"proposed: {manifest.name}, revision {manifest.revision}, {manifest.digest}")
 
 
 def show_review(found: Review) -> None:
     """Whether isolation is proved, and whose consent is lacking."""
-    print("isolation: proved" if found.proof.holds else "isolation: NOT PROVED; see `kvcustody policy prove`")
+    say("isolation: proved" if found.proof.holds else "isolation: NOT PROVED; see `kvcustody policy prove`")
     for opening in found.missing:
-        print(f"lacks the consent of {opening.owner} to {opening.id}")
+        say(f"lacks the consent of {opening.owner} to {opening.id}")

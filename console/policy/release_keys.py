@@ -10,7 +10,7 @@ import typer
 
 from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.policy.release_options import (
     TRUST,
     At,
@@ -67,7 +67,7 @@ def key_command(
     if as_json:
         print_json({"name": name, "private": str(file), "public": str(public), "key": str(key.verifier)})
     else:
-        print(f"created: {file} (keep it to yourself) and {public} (hand it out)")
+        say(f"created: {file} (keep it to yourself) and {public} (hand it out)")
 
 
 _TRUST = (
@@ -119,7 +119,7 @@ def trust_command(
     if as_json:
         print_json({"path": str(file), "audience": audience, "keys": len(keys)})
     else:
-        print(f"created: {file}, {len(keys)} keys for `{audience}`")
+        say(f"created: {file}, {len(keys)} keys for `{audience}`")
 
 
 _BUNDLE = "Example:\n\n    kvcustody policy bundle 3 --out policy.bundle"
@@ -142,7 +142,7 @@ def bundle_command(
     if at.as_json:
         print_json({"path": str(out), "revision": revision, "bytes": len(data)})
     else:
-        print(f"written: {out}, revision {revision}, {len(data)} bytes")
+        say(f"written: {out}, revision {revision}, {len(data)} bytes")
 
 
 _VERIFY = "Example:\n\n    kvcustody policy verify-bundle policy.bundle --trust trust.toml --at-least 3"
@@ -167,12 +167,10 @@ def verify_command(
         if as_json:
             print_json({"accepted": False, "reason": error.message})
         else:
-            print(f"refused: {error.message}")
+            say(f"refused: {error.message}")
         raise typer.Exit(EXIT_NO) from None
     manifest = found.bundle.manifest
     if as_json:
         print_json({"accepted": True, "signers": list(found.signers), "manifest": manifest.form()})
     else:
-        print(
-            f"accepted: {manifest.name}, revision {manifest.revision}, signed by {', '.join(found.signers)}"
-        )
+        say(f"accepted: {manifest.name}, revision {manifest.revision}, signed by {', '.join(found.signers)}")

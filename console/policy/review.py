@@ -8,7 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.errors import PolicyError
 from kvcustody.files import READABLE, write_file
@@ -66,7 +66,7 @@ def check_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json 
     elif found.widens:
         print_diff(found)
     else:
-        print(f"no new access: the new policy is {found.verdict}")
+        say(f"no new access: the new policy is {found.verdict}")
     if found.widens:
         raise typer.Exit(EXIT_NO)
 
@@ -79,7 +79,7 @@ def _diff(old: Path, new: Path, revoked: list[str] | None) -> PolicyDiff:
 def print_diff(found: PolicyDiff) -> None:
     """A difference as tables, and the digest of what widens."""
     out = stdout()
-    print(f"verdict: {found.verdict}")
+    say(f"verdict: {found.verdict}")
     for title, entries in (("opens", found.openings), ("closes", found.closings)):
         _print_openings(title, entries)
     cells = _grouped(found.cells)
@@ -90,20 +90,20 @@ def print_diff(found: PolicyDiff) -> None:
             table.add_row(*row)
         out.print(table)
         if len(cells) > ROWS_MAX:
-            print(f"{len(cells) - ROWS_MAX} more rows; --json gives every cell")
+            say(f"{len(cells) - ROWS_MAX} more rows; --json gives every cell")
     if found.duties:
         table = make_table("obligations", "tenant", "of", "field", "before", "after", "is", left=6)
         for duty in found.duties[:ROWS_MAX]:
             table.add_row(*(str(value) for value in duty[:5]), duty.data()["direction"])
         out.print(table)
         if len(found.duties) > ROWS_MAX:
-            print(f"{len(found.duties) - ROWS_MAX} more rows; --json gives every one")
+            say(f"{len(found.duties) - ROWS_MAX} more rows; --json gives every one")
     if found.settings:
         table = make_table("settings (no access changes)", "of", "field", "before", "after", left=4)
         for setting in found.settings[:ROWS_MAX]:
             table.add_row(*setting)
         out.print(table)
-    print(f"widening digest: {found.cells_digest}" if found.widens else "nothing widens")
+    say(f"widening digest: {found.cells_digest}" if found.widens else "nothing widens")
 
 
 def _print_openings(title: str, entries: tuple[WidenedAccess, ...]) -> None:
@@ -112,7 +112,7 @@ def _print_openings(title: str, entries: tuple[WidenedAccess, ...]) -> None:
         consent = "; its owner has to consent" if title == "opens" and entry.crosses else ""
         period = f"{instant(entry.start_us)} until {instant(entry.end_us)}"
         labels = f", across labels {', '.join(entry.labels)}" if entry.labels else ""
-        print(
+        say(
             f"{title}: {entry.via.name.lower()} {entry.id}: {entry.reader} reads {entry.owner}'s {levels}, "
             f"{period}{labels}{consent}{f'; opens nothing: {entry.without_effect}' if entry.without_effect else ''}"
         )
@@ -224,11 +224,11 @@ def _print_proof(proof: Proof, out: Path | None) -> None:
     stdout().print(table)
     for found in proof.broken:
         assert found.counterexample is not None
-        print(f"{found.id}: {found.counterexample.text} ({found.broken} in all)")
+        say(f"{found.id}: {found.counterexample.text} ({found.broken} in all)")
     for name, why in proof.without_effect:
-        print(f"{name} is permitted and opens nothing: {why}")
+        say(f"{name} is permitted and opens nothing: {why}")
     searched = proof.searched
-    print(
+    say(
         f"{'holds' if proof.holds else 'DOES NOT HOLD'}: {searched.cells:,} cells over {searched.tenants} tenants and "
         f"{searched.fresh} fresh ones, {searched.instants} instants" + (f"; written to {out}" if out else "")
     )

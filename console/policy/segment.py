@@ -16,7 +16,7 @@ import typer
 from numpy.typing import NDArray
 
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.policy.init_fmt_schema import Write, policy_text, replace_file
 from kvcustody.console.policy.validate import File
 from kvcustody.errors import ConfigError, IdentityError
@@ -226,10 +226,10 @@ def _show(
     if not write:
         readers = entry["tenants"] if isinstance(entry["tenants"], list) else '"*"'
         shown = entry | {"tenants": f"[{', '.join(readers)}]" if isinstance(readers, list) else readers}
-        print("\n".join(f"{'  - ' if key == 'id' else '    '}{key}: {value}" for key, value in shown.items()))
-    print(
+        say("\n".join(f"{'  - ' if key == 'id' else '    '}{key}: {value}" for key, value in shown.items()))
+    say(
         f"covers {covered} of {declared.tokens} tokens, {declared.blocks} blocks, under key epoch {declared.epoch}"
     )
-    print(
+    say(
         f"{'written: ' + str(file) if write else 'not written: add --write'}; next: kvcustody policy validate {file}"
     )

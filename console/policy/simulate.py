@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.audit.database.engine import open_store
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
 from kvcustody.console.opening import tell_marked
 from kvcustody.console.policy.review import New, Old
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
@@ -123,9 +123,9 @@ def _print(found: Simulation, block_tokens: int) -> None:
         for cause, blocks in change.lost_by.items():
             causes[cause] = causes.get(cause, 0) + blocks
     for cause, blocks in sorted(causes.items(), key=lambda entry: -entry[1]):
-        print(f"lost by {cause}: {blocks * block_tokens:,} tokens")
+        say(f"lost by {cause}: {blocks * block_tokens:,} tokens")
     if found.unknown_levels:
-        print(f"{found.unknown_levels} requests have a classification that the new policy does not know")
+        say(f"{found.unknown_levels} requests have a classification that the new policy does not know")
 
 
 def _print_tiers(found: Simulation) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.console.command import Json, print_json, progress_bar
+from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.policy.sarif_junit import junit, sarif, validation_data
 from kvcustody.errors import PolicyError
 from kvcustody.policies.document.problems import Problem
@@ -74,13 +74,13 @@ def validate_command(
         _print(found, sources)
     else:
         problems = [problem for item in found for problem in item.problems]
-        print(
+        say(
             sarif(problems)
             if style is ProblemFormat.SARIF
             else junit("validate", [(v.file, v.problems) for v in found])
         )
     for refused in unread[:-1]:
-        print(f"error: {refused}", file=sys.stderr)
+        say(f"error: {refused}", file=sys.stderr)
     if unread:
         raise unread[-1]
     if not all(item.sound for item in found):
@@ -91,13 +91,13 @@ def _print(found: list[Validation], sources: dict[str, str]) -> None:
     for item in found:
         lines = sources[item.file].removeprefix("\ufeff").split("\n")
         for problem in item.problems:
-            print(problem)
+            say(problem)
             for line in shown_at(lines, problem):
-                print(line)
+                say(line)
         if item.omitted:
-            print(f"{item.file}: {item.omitted} more problems are not shown")
+            say(f"{item.file}: {item.omitted} more problems are not shown")
         if item.sound:
-            print(f"{item.file}: sound, {item.digest}")
+            say(f"{item.file}: sound, {item.digest}")
 
 
 def shown_at(lines: Sequence[str], problem: Problem) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect
 from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
 from kvcustody.console.principal.shared import (
@@ -161,4 +161,4 @@ def _tell(found: dict[str, Any], says: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        print(says)
+        say(says)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import typer
 
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect
 from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
 from kvcustody.console.principal.shared import (
@@ -165,7 +165,7 @@ def revoke(
     if as_json:
         print_json({"principal": of, "prefix": prefix, "revoked": True})
     else:
-        print(f"revoked: {prefix or 'every key'}{'' if of is None else f' of {of}'}")
+        say(f"revoked: {prefix or 'every key'}{'' if of is None else f' of {of}'}")
 
 
 def _place(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.command import print_json
+from kvcustody.console.command import print_json, say
 from kvcustody.console.opening import service_settings
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
@@ -46,7 +46,7 @@ def print_key(made: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(made)
         return
-    print(made["key"])
+    say(made["key"])
     typer.echo(
         f"prefix {made['prefix']}, ends {readable(made['expires_us'], TO_THE_MINUTE)}; shown this once",
         err=True,

@@ -21,7 +21,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
 from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import snapshot
 from kvcustody.console.options import DEFAULT, At, Ledger, Since, Until, moment_us
@@ -244,14 +244,14 @@ def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
         print_json({**found._asdict(), "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
         return
     for problem in found.problems:
-        print(f"problem: {problem}")
+        say(f"problem: {problem}")
     for each in found.unchecked:
-        print(f"not checked: {each.path}: {each.why}")
+        say(f"not checked: {each.path}: {each.why}")
     signed = f"signed by {found.signed_by}" if found.signed_by else "not signed"
     again = f", every figure made again from {found.source}" if found.source else ""
     formats = f", {', '.join(compared)} the same byte for byte" if compared else ""
     verdict = "sound, but for what was not checked" if found.ok else "not sound"
-    print(
+    say(
         f"{verdict}: {signed}{again}{formats}, {found.leaves} sampled leaves, checkpoint {found.checkpoint}, "
         f"SHA-256 {found.digest}"
     )
@@ -348,12 +348,12 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
         )
         return
     total = report.total
-    print(f"the opinion is {report.opinion.kind}: {share_text(report.opinion)} of what was due")
-    print(
+    say(f"the opinion is {report.opinion.kind}: {share_text(report.opinion)} of what was due")
+    say(
         f"{percent(total.covered, total.due)} of {count(total.due)} units due ended in time with evidence; "
         f"{count(total.due - total.covered)} exceptions, {count(report.losses.gaps)} gaps"
     )
-    print(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
+    say(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
 
 
 class _telling:  # noqa: N801 - a context manager that reads as a verb

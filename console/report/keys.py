@@ -10,7 +10,7 @@ import typer
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
@@ -79,4 +79,4 @@ def _answer(vkey: str, as_json: bool) -> None:
     if as_json:
         print_json({"key": vkey})
     else:
-        print(f"signs reports: {vkey}")
+        say(f"signs reports: {vkey}")

@@ -17,7 +17,7 @@ from kvcustody.audit.report.build_report import newest_checkpoint, period
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.report.verify_report import ReportCheck
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import connect, one_ledger, selection, snapshot
 from kvcustody.console.options import DEFAULT, At, Authority, KeyFile, Ledger, Server, Since, Until
@@ -145,7 +145,7 @@ def ropa(
             {"folder": str(out), "files": sorted(files), "digest": record.digest(), "record": record.facts()}
         )
     else:
-        print(f"{', '.join(sorted(files))} in {out}; SHA-256 of the record {record.digest()}")
+        say(f"{', '.join(sorted(files))} in {out}; SHA-256 of the record {record.digest()}")
 
 
 def _request(

@@ -16,7 +16,7 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, printable, stdout
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing
 from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server, SettledLedger
 from kvcustody.console.report.document import FORMATS
@@ -27,6 +27,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import made_reports
 from kvcustody.governance.service.schedules.schedule_book import Maker, ScheduleBook, WantedSchedule
+from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 from kvcustody.times import TO_THE_MINUTE, readable
 
 _PAGE = 1000
@@ -72,7 +73,7 @@ def list_schedules(
         print_json({"items": items})
         return
     if not items:
-        print("there is no schedule; `kvcustody report schedules add` makes one")
+        say("there is no schedule; `kvcustody report schedules add` makes one")
         return
     columns = ("schedule", "framework", "of", "every", "to", "state", "next (UTC)", "made by")
     table = make_table("schedules", *columns, left=len(columns))
@@ -208,13 +209,15 @@ def list_reports(
             items = list(plane.get("/v1/reports", limit=_PAGE, **asked)["items"])
     else:
         with reading(ledger) as engine, engine.connect() as connection:
-            found = made_reports(connection, tenant=known_tenant(connection, tenant), limit=_PAGE)
+            found = made_reports(
+                connection, tenant=known_tenant(connection, tenant), limit=_PAGE, verdicts=SignedVerdicts()
+            )
             items = [each.data() for each in found]
     if as_json:
         print_json({"items": items})
         return
     if not items:
-        print("no report was made; `kvcustody report schedules add` has them made by a calendar")
+        say("no report was made; `kvcustody report schedules add` has them made by a calendar")
         return
     columns = ("period (UTC)", "framework", "of", "verdict", "why", "handed over", "digest", "report")
     table = make_table(f"{len(items)} reports", *columns, left=len(columns))
@@ -225,7 +228,7 @@ def list_reports(
             Text(printable(f"{each['destination']}: ")) + _marked(each["state"])
             for each in item["deliveries"]
         )
-        verdict = item["opinion"] if item["state"] == "made" else item["state"]
+        verdict = (item["opinion"] or "not shown") if item["state"] == "made" else item["state"]
         digest = (item["digest"] or "")[:12]
         table.add_row(
             period, item["framework"], item["tenant"] or "all tenants", _marked(verdict), why, handed,
@@ -255,11 +258,11 @@ def retry(
         with _book(config, ledger) as (book, engine, _):
             book.retry(report, by=local_name())
             with engine.connect() as connection:
-                found = made_reports(connection, only=report)[0].data()
+                found = made_reports(connection, only=report, verdicts=SignedVerdicts())[0].data()
     if as_json:
         print_json(found)
         return
-    print(f"report {report} is tried again at the service's next look")
+    say(f"report {report} is tried again at the service's next look")
 
 
 @contextmanager
@@ -307,7 +310,7 @@ def _told(found: dict[str, Any], as_json: bool) -> None:
         print_json(found)
         return
     due = f", next due {readable(found['next_us'], TO_THE_MINUTE)} UTC" if found["next_us"] else ""
-    print(f"schedule {found['schedule']} is {found['state']}{due}")
+    say(f"schedule {found['schedule']} is {found['state']}{due}")
 
 
 def _marked(word: str) -> Text:

@@ -15,7 +15,7 @@ from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.api.print_answer import one_segment
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
@@ -98,7 +98,7 @@ def close_dead(
     if as_json:
         print_json({"worker": worker, "left": left})
     else:
-        print(f"closed: nothing of `{worker}` is open" if not left else f"open: {', '.join(left)}")
+        say(f"closed: nothing of `{worker}` is open" if not left else f"open: {', '.join(left)}")
 
 
 @app.command(
@@ -138,7 +138,7 @@ def ask_worker(
     if as_json:
         print_json(order | {"found": found})
     else:
-        print(f"order {order['order']}: {order['outcome']} {order['reason'] or ''}".rstrip())
+        say(f"order {order['order']}: {order['outcome']} {order['reason'] or ''}".rstrip())
         if order["outcome"] == "scanned":
             _show(found, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
     if wait and order["outcome"] != "scanned":
@@ -150,7 +150,7 @@ def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -
         print_json(rows)
         return
     if not rows:
-        print("nothing found")
+        say("nothing found")
         return
     table = make_table("", *columns, left=len(columns))
     for row in rows:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import service_settings
 from kvcustody.console.options import Config, SettledLedger
 from kvcustody.errors import ConfigError
@@ -46,7 +46,7 @@ def init(
     if as_json:
         print_json({"key": made.key, "prefix": made.prefix, "expires_us": made.expires_us})
     else:
-        print(made.key)
+        say(made.key)
         typer.echo(
             f"a bootstrap key for {hours:g} hours, shown this once; it can only enrol principals:\n"
             "  kvcustody principal add alice --role auditor --server … --api-key-file …",

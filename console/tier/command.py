@@ -16,7 +16,7 @@ from kvcustody.audit.copies.transfers import (
     transfers,
 )
 from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
 from kvcustody.console.report.render.number_format import several, size, time_text
@@ -97,7 +97,7 @@ def list_tiers(
         print_json({"since_us": since_us, "until_us": until_us, "tiers": items})
         return
     if not items:
-        print(NO_TIER)
+        say(NO_TIER)
         return
     _print_tiers(items, since_us, until_us)
 
@@ -155,7 +155,7 @@ def list_transfers(
         return
     _print_transfers(items)
     if following is not None:
-        print(f"more: --after {following}")
+        say(f"more: --after {following}")
 
 
 @app.command(epilog="Example: `kvcustody tier explain 17 --worker gpu-0`")
@@ -197,8 +197,8 @@ def explain(
     if as_json:
         print_json({"request": one, "explained": lines})
         return
-    print(f"{readable(one['opened_us'])} {one['incarnation']}")
-    print("\n".join(lines))
+    say(f"{readable(one['opened_us'])} {one['incarnation']}")
+    say("\n".join(lines))
 
 
 def _only(items: list[dict[str, Any]], residency: int, place: str, any_tier: bool) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def _print_tiers(items: list[dict[str, Any]], since_us: int, until_us: int) -> N
         tiers.add_row(item["tier"], stored, size(item["stored_bytes"]), ended, living)
     stdout().print(tiers, markup=False)
     if not any(item["transfers"] for item in items):
-        print(f"nothing was decided about moving copies from {title}; give an earlier --from")
+        say(f"nothing was decided about moving copies from {title}; give an earlier --from")
         return
     columns = ("moved", "blocks", "bytes", "took", "partial", "failed", "wrong by", "saved", "left alone")
     table = make_table(title, "tier", "action", "decisions", *columns, left=2)

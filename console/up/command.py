@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.observability.logs import configure
 
@@ -74,7 +74,7 @@ class Progress:
 
     def __call__(self, what: str) -> None:
         """Say it, with the seconds since the start."""
-        print(f"{time.monotonic() - self._began:6.1f} s  {what}", file=sys.stderr, flush=True)
+        say(f"{time.monotonic() - self._began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def up(
@@ -117,7 +117,7 @@ def up(
         try:
             made = _start(stack, stop, folder, port, tenants, seed, engine, engine_python)
         except KeyboardInterrupt:
-            print("ending what was started", file=sys.stderr)
+            say("ending what was started", file=sys.stderr)
             raise
         _tell(made, as_json)
         _stay(made, stop, seconds)
@@ -256,11 +256,11 @@ def _tell(made: _Up, as_json: bool) -> None:
         )
         sys.stdout.flush()
         return
-    print(f"console   {made.url}/console/")
-    print(f"sign in   {_link(made)}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
-    print(f"ledger    sqlite:///{made.folder / 'ledger.db'}")
-    print(f"keys      {made.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
-    print("Ctrl-C ends it.", flush=True)
+    say(f"console   {made.url}/console/")
+    say(f"sign in   {_link(made)}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
+    say(f"ledger    sqlite:///{made.folder / 'ledger.db'}")
+    say(f"keys      {made.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
+    say("Ctrl-C ends it.", flush=True)
 
 
 def _link(made: _Up) -> str:
@@ -278,7 +278,7 @@ def _stay(made: _Up, stop: threading.Event, seconds: float | None) -> None:
         if asks and select.select([sys.stdin], [], [], 0.1)[0]:
             asks = sys.stdin.readline() != ""
             if asks:
-                print(f"sign in   {_link(made)}", flush=True)
+                say(f"sign in   {_link(made)}", flush=True)
 
 
 def _wait(event: threading.Event, stop: threading.Event, what: str, seconds: float = _READY_SECONDS) -> None:

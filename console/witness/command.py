@@ -14,7 +14,7 @@ from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_ke
 from kvcustody.audit.witness.cosign import Witness
 from kvcustody.audit.witness.server import WitnessServer
 from kvcustody.audit.witness.state import WitnessError, WitnessMemory
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 
 KEY, MEMORY, SOCKET = "witness.key", "witness.db", "witness.sock"
 _Folder = Annotated[Path, typer.Argument(help="The witness's own folder: its key, and what it has seen.")]
@@ -78,7 +78,7 @@ def serve(
         read_signing_key(folder / KEY), WitnessMemory(folder / MEMORY), lambda: int(time.time())
     )
     server = WitnessServer(witness, listen or f"unix:{folder.resolve() / SOCKET}")
-    print(f"witness {witness.key.name} at {server.address}", flush=True)
+    say(f"witness {witness.key.name} at {server.address}", flush=True)
     try:
         server.serve()
     finally:
@@ -91,6 +91,6 @@ def _show(folder: Path, vkey: str, as_json: bool) -> None:
         logs = {origin: {"size": head.size, "root": head.root.hex()} for origin, head in heads.items()}
         print_json({"folder": str(folder), "vkey": vkey, "logs": logs})
         return
-    print(vkey)
+    say(vkey)
     for origin, head in heads.items():
-        print(f"{origin}: {head.size} leaves, root {head.root.hex()}")
+        say(f"{origin}: {head.size} leaves, root {head.root.hex()}")

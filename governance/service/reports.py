@@ -31,6 +31,7 @@ from kvcustody.governance.service.jobs import Job, JobProgress, JobRunner
 from kvcustody.governance.service.problem_details import not_found
 from kvcustody.governance.service.render_protocol import DocumentRenderer
 from kvcustody.governance.service.schedules.made_reports import Verdict, add_report
+from kvcustody.governance.service.schedules.signed_verdicts import DOCUMENT
 from kvcustody.governance.service.settings import ServiceSettings
 
 _ENROLLING = threading.Lock()  # two first reports at once make one key
@@ -110,7 +111,10 @@ def start_report(
             if key is not None:
                 report = signed_report(connection, report, key)
         files = service.documents.report(report, formats)
-        for name, data in files.items():
+        for name, data in {
+            DOCUMENT: report.to_bytes(),
+            **files,
+        }.items():  # the first: what verdicts are read from
             write_file(progress.folder / name, data)
         progress(_PARTS + 1, _PARTS + 1)
         verdict, digest = Verdict.of(report), report.digest()

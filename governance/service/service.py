@@ -73,6 +73,7 @@ from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonD
 from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
 from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
 from kvcustody.governance.service.schedules.schedule_book import ScheduleBook
+from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.migrations.upgrade import upgrade
@@ -203,6 +204,7 @@ class Service:
             self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
         )
         stack.callback(self.sinks.close)
+        self.verdicts = SignedVerdicts(folder / "jobs")
         self.schedules = ScheduleBook(self.engine, clock, self.record, settings)
         self.scheduler = ReportScheduler(self, self.schedules)
         stack.callback(self.scheduler.close)

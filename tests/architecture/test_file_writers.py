@@ -94,6 +94,7 @@ ALLOWED = {
     ): "blanks the file that was replaced, on purpose",
     ("governance/keys/wrapped_key_store.py", "exclusive"): "a lock without content",
     ("governance/service/ingest/reader_processes.py", "main"): "a pipe of the parent's",
+    ("governance/service/processes/policy_work.py", "main"): "a pipe of the parent's",
     ("testkit/demo/vllm_engine.py", "launch"): "a child's log, written while it runs",
     ("integrations/identity/api_keys.py", "_changing"): "a lock without content",
     ("testkit/demo/vllm_process.py", ""): "a pipe of the parent's",

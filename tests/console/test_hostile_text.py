@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvcustody.console.api.print_answer import show
-from kvcustody.console.command import make_table, print_json, printable
+from kvcustody.console.command import make_table, print_json, printable, say
 from standins.architecture.parsed import parsed
 
 ROOT = Path(__file__).resolve().parents[2] / "console"
@@ -26,6 +28,14 @@ HOSTILE = {
     "turned": "\u202eevil",
     "isolate": "\u2066x\u2069",
     "delete": "\x7f",
+}
+WRITE_BYTES = {
+    "serve/command.py": "words of its own",
+    "principal/shared.py": "a key, to whoever asked for it",
+    "policy/init_fmt_schema.py": "the difference of a file that its user has",
+    "audit/query.py": "a leaf and its proof, byte for byte",
+    "api/print_answer.py": "a file that was asked for, byte for byte",
+    "command.py": "JSON with escapes",
 }
 COMMANDS = {*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u2066", "\u2069"} - {"\n"}
 
@@ -73,6 +83,50 @@ def test_an_answer_of_the_api_commands_nothing(text: str, capsys: pytest.Capture
     for value in ({"name": text}, {"items": [text]}, {"items": [{"name": text, "more": [text]}]}):
         show(value)
         assert not COMMANDS & set(capsys.readouterr().out), value
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_line_shows_every_text_and_obeys_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control: printed as it is, it reaches the terminal."""
+    say(f"requested by {text}", text, file=sys.stderr)
+    said = capsys.readouterr().err
+    assert not COMMANDS & set(said) and "requested by" in said
+    print(text)
+    assert text in capsys.readouterr().out
+
+
+def test_every_command_says_its_lines_with_the_one_printer() -> None:
+    """What a command prints may have a name of a tenant or a principal in it: none prints past `say`."""
+    says = 0
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        says += calls.count("say")
+        allowed = 1 if path.name == "command.py" and path.parent == ROOT else 0
+        assert calls.count("print") == allowed, f"{path} prints past `say`"
+        writes = {call for call in calls if call in ("sys.stdout.write", "sys.stderr.write", "typer.echo")}
+        assert not writes or path.relative_to(ROOT).as_posix() in WRITE_BYTES, f"{path} writes past `say`"
+    assert says > 150
+
+
+ARGUMENT = "\x1b]0;owned\x07\x9b2J"
+
+
+@pytest.mark.parametrize("words", [
+    ["erasure", "show", ARGUMENT], ["policy", "library", ARGUMENT], ["policy", "validate", ARGUMENT],
+    ["worker", "close", ARGUMENT], ["case", "show", ARGUMENT], ["subject", "show", ARGUMENT], ["coverage", ARGUMENT],
+    ["principal", "disable", ARGUMENT], ["audit", "query", "--tenant", ARGUMENT], [ARGUMENT],
+], ids=lambda words: words[0])  # fmt: skip
+def test_a_name_in_a_commands_words_commands_nothing(words: list[str], tmp_path: Path) -> None:
+    """Whatever a command says of a name that it cannot use."""
+    program = "from kvcustody.console.main import app; app()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2 and (
+        "error" in done.stderr.lower() or "owned" in done.stdout + done.stderr
+    ), done
+    assert not COMMANDS & set(done.stdout + done.stderr), done
 
 
 def test_every_list_command_prints_with_the_one_printer() -> None:

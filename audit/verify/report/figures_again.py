@@ -26,8 +26,10 @@ from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportManifest,
 from kvcustody.audit.report.build_report import build_report
 from kvcustody.audit.report.framework import NAMES, Framework
 from kvcustody.audit.report.model import Report
+from kvcustody.audit.report.system_boundary import Witnessed
 from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
 from kvcustody.audit.tlog.merkle import EMPTY, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError, check_consistency
@@ -85,7 +87,7 @@ def again_from_ledger(connection: Connection, stated: Report) -> MadeAgain:
 def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> MadeAgain:
     """The report again, from an export's leaves; raises `LedgerError` for an export that does not count (rule 2)."""
     point = stated.boundary.checkpoint
-    seal = SealedAs(point.size, point.root, point.note, point.signed_us)
+    seal = SealedAs(point.size, point.root, point.note, point.signed_us, stated.boundary.witnessed)
     with ledger_of_export(folder, seal, vkeys) as connection:
         made = build_report(
             connection,
@@ -106,6 +108,7 @@ class SealedAs(NamedTuple):
     root: str = ""
     note: str = ""
     signed_us: int = 0
+    witnessed: Witnessed = Witnessed((), 0, None, "")
 
 
 @contextmanager
@@ -191,7 +194,13 @@ def _seal(connection: Connection, manifest: ExportManifest, seal: SealedAs) -> N
     signed = insert(signed_checkpoints)
     connection.execute(insert(root_leaves), heads)
     connection.execute(insert(checkpoints).values(size=seal.size, root=manifest.root.root, at_us=last))
-    connection.execute(signed.values(size=seal.size, note=seal.note.encode(), at_us=seal.signed_us or last))
+    signed_us = seal.signed_us or last
+    connection.execute(signed.values(size=seal.size, note=seal.note.encode(), at_us=signed_us))
+    names, size, age_us, _ = seal.witnessed
+    if age_us is not None and 0 < size <= seal.size and 0 <= age_us <= signed_us:
+        # before anything is made of it: statuses and limitations follow from it, and are compared
+        same = {"size": size, "line": b"", "at_us": signed_us - age_us}
+        connection.execute(insert(cosignatures), [{**same, "witness": name} for name in sorted({*names})])
 
 
 def _extension(folder: Path, stated: Report) -> tuple[str, ...]:

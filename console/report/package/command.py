@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.audit.verify.report.verify_report import open_report
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.report.package.controls_table import controls_table, controls_workbook, upload_folders
 from kvcustody.console.report.package.oscal_set import oscal_documents
@@ -50,4 +50,4 @@ def package(
     if as_json:
         print_json({"folder": str(out), "files": written, "digest": newest.digest()})
         return
-    print(f"{len(documents)} OSCAL documents, a table, and folders of {len(folders)} controls in {out}")
+    say(f"{len(documents)} OSCAL documents, a table, and folders of {len(folders)} controls in {out}")

@@ -52,7 +52,7 @@ def listed(visit: PageRequest) -> Response:
         visit.record_live("consoleReports")
         with service.reading() as connection:
             mine = caller.tenant_of(Permission.READ_CUSTODY, None)
-            made = made_reports(connection, tenant=mine, limit=_LISTED)
+            made = made_reports(connection, tenant=mine, limit=_LISTED, verdicts=service.verdicts)
         now_us = service.clock.utc_us()
         schedules = [each.data(now_us) for each in schedules_of(service, caller)]
     settings = service.settings
@@ -143,7 +143,7 @@ def make(visit: PageRequest) -> Response:
 def show(visit: PageRequest) -> Response:
     """One job: how far it is, and what it made."""
     visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
-    job = visit.service.jobs.get(visit.places["job"], principal=visit.caller.name)
+    job = visit.service.verdicts.on(visit.service.jobs.get(visit.places["job"], principal=visit.caller.name))
     plain = (str, int, float)
     facts = [
         (name.replace("_", " "), value)

@@ -52,7 +52,7 @@ from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.idempotency import IdempotencyClaim
 from kvcustody.governance.service.ingest.traced_writer import CURRENT
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.processes.asker import ASKER, Asker
+from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
 from kvcustody.governance.service.service import Service
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Gate:
         if caller is None:
             ask = (authorization, cookie, address, certificate)
             caller = await run_sync(authenticator.caller, *ask, limiter=self._checks)
-        ASKER.set(Asker(caller.party, exchange.has_gone))
+        WORK_FOR.set(WorkFor(caller.party, exchange.has_gone))
         wait_seconds = self._service.rates.take(caller.name)
         left = str(self._service.rates.left(caller.name)).encode()
         exchange.more = [(b"ratelimit-remaining", left), *await self._history()]
@@ -219,7 +219,7 @@ class Gate:
         if cookie is not None:
             find = self._service.authenticator.of_session
             caller = await run_sync(find, cookie, limiter=self._checks)
-            ASKER.set(Asker("" if caller is None else caller.party, exchange.has_gone))
+            WORK_FOR.set(WorkFor("" if caller is None else caller.party, exchange.has_gone))
         rate = caller.name if caller is not None else f"page:{exchange.address}"
         reads = exchange.method in (
             "GET",

@@ -14,7 +14,7 @@ LARGE = 1 << 53
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 TenantName = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Whole = Annotated[int, Field(strict=True, ge=0, lt=LARGE)]
-Measure = Annotated[float, Field(ge=-float(1 << 63), le=float(1 << 63), allow_inf_nan=False)]
+Measure = Annotated[float, Field(gt=-LARGE, lt=LARGE, allow_inf_nan=False)]
 """A number that stays one when it is multiplied, and when all workers' are added up."""
 Utc = Annotated[int, Field(strict=True, ge=0, lt=LARGE, description="UTC in microseconds since 1970.")]
 

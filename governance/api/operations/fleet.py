@@ -236,7 +236,7 @@ def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
 
 def _capacity(worker: WorkerRun) -> dict[str, Any]:
     states = {
-        name.removeprefix("blocks."): int(value)
+        name.removeprefix("blocks."): whole(value)
         for name, value in sorted(worker.status.items())
         if name.startswith("blocks.") and name != "blocks.total"
     }
@@ -245,10 +245,15 @@ def _capacity(worker: WorkerRun) -> dict[str, Any]:
         "incarnation": worker.incarnation,
         "silent": worker.silent,
         "state": worker.state,
-        "blocks": int(worker.status.get("blocks.total", 0)),
-        "bytes_per_block": int(worker.status.get("bytes_per_block", 0)),
+        "blocks": whole(worker.status.get("blocks.total", 0)),
+        "bytes_per_block": whole(worker.status.get("bytes_per_block", 0)),
         "by_state": states,
     }
+
+
+def whole(value: float) -> int:
+    """What a worker says of a count, as one that can be shown."""
+    return int(min(max(value, 0), LARGE - 1))
 
 
 def _percent(share: Fraction) -> str:

@@ -95,12 +95,12 @@ def jobs(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: L
     if len(found) > limit:
         last = found[limit - 1]
         following = service.cursors.write(question, [last.created_us, last.job])
-    return {"items": [shown(item) for item in found[:limit]], "next": following}
+    return {"items": [shown(service.verdicts.on(item)) for item in found[:limit]], "next": following}
 
 
 def job_of(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]:
     """One of your jobs."""
-    return shown(service.jobs.get(job, principal=caller.name))
+    return shown(service.verdicts.on(service.jobs.get(job, principal=caller.name)))
 
 
 def cancel(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]:

@@ -131,7 +131,9 @@ def list_reports(
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
     with service.reading() as connection:
-        found = made_reports(connection, tenant=mine, before=before, limit=limit + 1)
+        found = made_reports(
+            connection, tenant=mine, before=before, limit=limit + 1, verdicts=service.verdicts
+        )
     following = None
     if len(found) > limit:
         last = found[limit - 1]
@@ -212,13 +214,13 @@ def retry_report(caller: Caller, service: Service, report: str) -> MadeReport:
     """The report, about to be tried again; raises `not-found` for one that this person may not see."""
     mine = caller.tenant_of(READ, None)
     with service.reading() as connection:
-        found = made_reports(connection, tenant=mine, only=report)
+        found = made_reports(connection, tenant=mine, only=report, verdicts=service.verdicts)
     if not found:
         raise not_found()
     _check_hands_over(caller, found[0].deliveries)
     service.schedules.retry(report, by=caller.name)
     with service.reading() as connection:
-        return made_reports(connection, only=report)[0]
+        return made_reports(connection, only=report, verdicts=service.verdicts)[0]
 
 
 def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:

@@ -30,7 +30,6 @@ from kvcustody.errors import ConfigError, CustodyError, PolicyError
 from kvcustody.governance.release.activation_gates import Assessment, PolicyAt, TooCostlyError, assess
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes import policy_tasks as tasks
-from kvcustody.governance.service.processes.asker import ASKER, Asker
 from kvcustody.governance.service.processes.pipes import (
     end_process,
     is_there,
@@ -41,6 +40,7 @@ from kvcustody.governance.service.processes.pipes import (
     start_module,
 )
 from kvcustody.governance.service.processes.policy_tasks import Draft
+from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
 from kvcustody.policies.document.problems import PolicyRejected, Problem
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.prove.model import Proof
@@ -78,7 +78,7 @@ class PolicyWork:
         self._bytes_max = bytes_max
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = threading.Condition()
-        self._waiting: list[Asker] = []  # the first is at work
+        self._waiting: list[WorkFor] = []  # the first is at work
         self._closing = False
         self._kept: OrderedDict[object, Any] = OrderedDict()
 
@@ -91,7 +91,7 @@ class PolicyWork:
         if more < _MORE and all(_is_small(each) for each in given):
             reply = _reply(task, given)
         else:
-            with self._my_turn(ASKER.get()) as asker:
+            with self._my_turn(WORK_FOR.get()) as asker:
                 reply = self._ask(pickle.dumps((task, given)), asker)
         found: Found = _found(reply)
         return found
@@ -139,9 +139,9 @@ class PolicyWork:
         return found
 
     @contextmanager
-    def _my_turn(self, asker: Asker) -> Iterator[Asker]:
+    def _my_turn(self, asker: WorkFor) -> Iterator[WorkFor]:
         """Wait until nobody else's task runs (rule 1)."""
-        place = Asker(asker.party, asker.has_gone)
+        place = WorkFor(asker.party, asker.has_gone)
         with self._turn:
             mine = sum(other.party == place.party for other in self._waiting)
             if len(self._waiting) >= _WAITING_MAX or mine >= _WAITING_MAX_OF_PARTY:
@@ -163,7 +163,7 @@ class PolicyWork:
                 self._waiting = [other for other in self._waiting if other is not place]
                 self._turn.notify_all()
 
-    def _ask(self, question: bytes, asker: Asker) -> _Reply:
+    def _ask(self, question: bytes, asker: WorkFor) -> _Reply:
         try:
             process = self._ready(asker)
             send(process, length(question) + question, time.monotonic() + _PART_SECONDS)
@@ -184,7 +184,7 @@ class PolicyWork:
             self._end()
             raise
 
-    def _ready(self, asker: Asker) -> subprocess.Popen[bytes]:
+    def _ready(self, asker: WorkFor) -> subprocess.Popen[bytes]:
         """The process, started where there is none."""
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -196,7 +196,7 @@ class PolicyWork:
             raise EOFError
         return self._process
 
-    def _wait(self, process: subprocess.Popen[bytes], asker: Asker, seconds: float) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], asker: WorkFor, seconds: float) -> None:
         """Until the process says something; raises `TimeoutError`, and `ProblemError` where nobody waits for it."""
         until = time.monotonic() + seconds
         while not is_there(process, select.POLLIN, _LOOK_SECONDS):
@@ -222,7 +222,7 @@ def _draft(at: PolicyAt) -> Draft:
     return Draft(at.policy.source, at.revision, at.revoked, at.policy.file or "policy")
 
 
-def _check_there(asker: Asker) -> None:
+def _check_there(asker: WorkFor) -> None:
     if asker.has_gone():
         raise _not_now("the caller has gone")
 

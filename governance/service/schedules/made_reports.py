@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,6 +22,7 @@ from kvcustody.audit.schema.service import (
 from kvcustody.governance.service.schedules.schedule_book import DELETED
 
 _reports, _deliveries = service_reports.c, service_report_deliveries.c
+NOT_HERE = "no report here is the one that this row names: its verdict is not shown"
 _UNTIL_MADE = ("waiting", "making", "failed")
 
 
@@ -89,6 +90,10 @@ class Verdict(NamedTuple):
         return cls(report.digest(), report.opinion.kind, reasons, signed)
 
 
+Verdicts = Callable[[Connection, Any], Verdict | None]
+"""The verdict of a row; None where nothing but the row says it."""
+
+
 def add_report(
     engine: Engine,
     job: str,
@@ -118,10 +123,11 @@ def made_reports(
     before: tuple[int, str] | None = None,
     limit: int = 50,
     only: str | None = None,
+    verdicts: Verdicts,
 ) -> list[MadeReport]:
     """Reports of one tenant (None: all), newest first, from the one `before` (`created_us` and `report`) on.
 
-    `only`: the one of this name.
+    `only`: the one of this name. `verdicts`: what is shown of a verdict (`signed_verdicts`), whatever a row says.
     """
     query = select(service_reports)
     if tenant is not None:
@@ -147,7 +153,10 @@ def made_reports(
     ):
         delivery = Delivery(*(getattr(row, name) for name in Delivery._fields))
         handed.setdefault(row.report, []).append(delivery)
-    return [_made(row, handed.get(row.report, ())) for row in rows]
+    return [
+        _made(row, handed.get(row.report, ()), verdicts(connection, row) if row.state == "made" else None)
+        for row in rows
+    ]
 
 
 class Undelivered(NamedTuple):
@@ -215,8 +224,12 @@ def report_figures(connection: Connection) -> dict[str, dict[str, int]]:
     return figures
 
 
-def _made(row: Any, handed: Sequence[Delivery]) -> MadeReport:
+def _made(row: Any, handed: Sequence[Delivery], verdict: Verdict | None) -> MadeReport:
     values = {name: getattr(row, name) for name in MadeReport._fields if name != "deliveries"}
     values["formats"] = tuple(filter(None, values["formats"].split(",")))
-    values["reasons"] = tuple(orjson.loads(values["reasons"])) if values["reasons"] else ()
+    values |= Verdict("", "", [], None)._asdict() if verdict is None else verdict._asdict()
+    values |= {name: values[name] or None for name in ("digest", "opinion")}
+    values["reasons"] = tuple(values["reasons"])
+    if verdict is None and row.state == "made":
+        values["error"] = NOT_HERE
     return MadeReport(**values, deliveries=tuple(handed))

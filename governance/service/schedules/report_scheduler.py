@@ -47,6 +47,7 @@ from kvcustody.governance.service.schedules.open_destinations import (
 )
 from kvcustody.governance.service.schedules.parcel import Parcel
 from kvcustody.governance.service.schedules.schedule_book import ACTIVE, Schedule, ScheduleBook
+from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.times import SECOND_US, iso
 
@@ -69,6 +70,7 @@ class ScheduledService(ReportingService, Protocol):
     """The parts of a service that a scheduler stands on, besides what a report does."""
 
     principals: Principals
+    verdicts: SignedVerdicts
 
     def record(self, event: Event) -> None:
         """Make a class A event durable; raises `unavailable` where the ledger cannot record."""
@@ -262,7 +264,7 @@ class ReportScheduler:
         if row.job is None:
             return None
         try:
-            return self._service.jobs.get(row.job, principal=row.principal)
+            return self._service.verdicts.on(self._service.jobs.get(row.job, principal=row.principal))
         except ProblemError:
             return None
 
@@ -385,11 +387,13 @@ class ReportScheduler:
 
     def _parcel(self, row: Row[Any], files: dict[str, bytes]) -> Parcel:
         days = f"{iso(row.since_us)[:10]}-{iso(row.until_us)[:10]}"
+        verdict = self._service.verdicts.of_job(row.job)
+        if verdict is None or verdict.digest != row.digest:
+            raise SinkError("the report that was made is not the one that its row names")
         facts: dict[str, object] = {
             "ledger": self._service.settings.ledger_origin, "report": row.report, "schedule": row.schedule,
             "framework": row.framework, "tenant": row.tenant, "since_us": row.since_us, "until_us": row.until_us,
-            "checkpoint": row.checkpoint, "digest": row.digest, "opinion": row.opinion,
-            "reasons": orjson.loads(row.reasons), "signed_by": row.signed_by,
+            "checkpoint": row.checkpoint, **verdict._asdict(),
         }  # fmt: skip
         return Parcel(row.report, f"{row.framework}-{days}-{row.report[:12]}", facts, files)
 

@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert, select
 
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.signing.read_report import report_of
+from kvcustody.audit.report.system_boundary import Witnessed
+from kvcustody.audit.schema.retention import cosignatures
+from kvcustody.audit.schema.trees import signed_checkpoints
+from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report import verify_report as verifying
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
 from kvcustody.audit.verify.report.verify_report import is_unchecked, open_report, verify_report
+from kvcustody.audit.witness.status import UNWITNESSED
 from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import render_all
 from kvcustody.errors import CustodyError, LedgerError
@@ -29,6 +34,7 @@ from standins.audit import report_ledger, tiered_ledger
 
 pytestmark = pytest.mark.system
 
+WITNESS = SigningKey.generate("witness.example", KeyKind.COSIGNATURE)
 Path_ = tuple[str | int, ...]
 
 
@@ -65,6 +71,43 @@ def signed(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     upgrade(engine)
     yield Signed(engine, folder, report_ledger.fill(engine, world_class, folder))
     engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def witnessed(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signed]:
+    """The same of a ledger that a witness has signed, before the report's checkpoint was."""
+    folder = tmp_path_factory.mktemp("witnessed")
+    engine = open_store(folder / "ledger.db")
+    upgrade(engine)
+    key = report_ledger.fill(engine, world_class, folder)
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        size = newest_checkpoint(connection)
+        note = connection.execute(select(signed_checkpoints).where(signed_checkpoints.c.size == size)).one()
+        seconds = note.at_us // 1_000_000 - 1
+        line = WITNESS.sign(parse_note(bytes(note.note)).text, at_seconds=seconds).line().encode()
+        row = {"witness": WITNESS.name, "size": size, "line": line, "at_us": seconds * 1_000_000}
+        connection.execute(insert(cosignatures).values(row))
+    yield Signed(engine, folder, key)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("framework", ["cc-fdp-rip", "soc2"])
+def test_a_report_of_a_witnessed_ledger_is_sound_against_its_export(
+    witnessed: Signed, framework: str
+) -> None:
+    """Statuses and limitations follow from the witness too. Control: made without it, they differ."""
+    with witnessed.engine.connect() as connection:
+        asked = witnessed.asked._replace(framework=framework)
+        report = report_ledger.signed(connection, build_report(connection, asked))
+    assert report.boundary.witnessed.witnesses == (WITNESS.name,)
+    again = again_from_export(witnessed.folder, report, [witnessed.vkey])
+    found = verify_report(report.to_bytes(), [witnessed.vkey], again=again)
+    assert found.ok, found.problems
+    assert is_unchecked("boundary.witnessed.size", found.unchecked), "who witnessed is still in no leaf"
+    alone = report._replace(boundary=report.boundary._replace(witnessed=Witnessed((), 0, None, UNWITNESSED)))
+    blind = again_from_export(witnessed.folder, alone, [witnessed.vkey])
+    blind = blind._replace(report=blind.report._replace(boundary=report.boundary))
+    assert not verify_report(report.to_bytes(), [witnessed.vkey], again=blind).ok
 
 
 def test_a_report_is_made_again_from_an_export_and_from_the_ledger_field_by_field(signed: Signed) -> None:

@@ -15,9 +15,9 @@ import pytest
 from kvcustody.governance.release.activation_gates import PolicyAt, TooCostlyError, assess
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes import policy_tasks as tasks
-from kvcustody.governance.service.processes.asker import ASKER, Asker
 from kvcustody.governance.service.processes.policy_tasks import GRANTS_MAX, Draft, Question, count_grants
 from kvcustody.governance.service.processes.policy_work import PolicyWork
+from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.policies.reading.load_policy import load_policy
@@ -159,7 +159,7 @@ def test_one_task_at_a_time_and_two_of_a_party(make_work: Callable[..., PolicyWo
     ran: list[tuple[float, float]] = []
 
     def ask(party: str) -> None:
-        ASKER.set(Asker(party))
+        WORK_FOR.set(WorkFor(party))
         begun = work.call(time.monotonic, more=BESIDE)
         work.call(time.sleep, 0.2, more=BESIDE)
         ran.append((begun, work.call(time.monotonic, more=BESIDE)))
@@ -171,10 +171,10 @@ def test_one_task_at_a_time_and_two_of_a_party(make_work: Callable[..., PolicyWo
     for other in others:
         other.start()
     eventually(lambda: len(work._waiting) == 4)
-    ASKER.set(Asker("a"))
+    WORK_FOR.set(WorkFor("a"))
     with pytest.raises(ProblemError, match="too many of your"):
         work.call(abs, -1, more=BESIDE)
-    ASKER.set(Asker("c"))
+    WORK_FOR.set(WorkFor("c"))
     assert work.call(abs, -4, more=BESIDE) == 4
     for thread in (blocked, *others):
         thread.join(WAIT_SECONDS)
@@ -186,12 +186,12 @@ def test_work_ends_when_its_caller_has_gone(make_work: Callable[..., PolicyWork]
     work.call(abs, -1, more=BESIDE)
     process = work._process
     assert process is not None
-    ASKER.set(Asker("a", gone.is_set))
+    WORK_FOR.set(WorkFor("a", gone.is_set))
     threading.Timer(0.3, gone.set).start()
     with pytest.raises(ProblemError, match="the caller has gone"):
         work.call(time.sleep, WAIT_SECONDS, more=BESIDE)
     assert process.poll() is not None
-    ASKER.set(Asker("a"))
+    WORK_FOR.set(WorkFor("a"))
     assert work.call(abs, -3, more=BESIDE) == 3
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from sqlalchemy import select, update
 
-from kvcustody.audit.schema.service import service_reports
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.schema.service import service_jobs, service_reports
 from kvcustody.governance.api.app import create_app
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.schedules import report_scheduler
+from kvcustody.governance.service.schedules.folder_delivery import FolderDelivery
+from kvcustody.governance.service.schedules.made_reports import Verdict, made_reports
+from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder
 from standins.service.schedules_world import LATER, made, move_back, on_record, reports, set_rows, settled
@@ -255,11 +262,126 @@ def test_only_destinations_of_the_settings_are_reached(world: World) -> None:
     for name, status in (("share", 201), ("elsewhere", 422), ("http://169.254.169.254/", 422), ("/tmp", 422)):
         answer = world.client("POST", path, world.people["auditor"], json={**ask, "destinations": [name]})
         assert answer.status_code == status, (name, answer.text)
-    for who, status in (("tenant-viewer@acme", 201), ("tenant-viewer@globex", 422)):
+    for who, status in (("tenant-admin@acme", 201), ("tenant-admin@globex", 422)):
         answer = world.client("POST", path, world.people[who], json={**ask, "destinations": ["share"]})
         assert answer.status_code == status, (who, answer.text)
         listed = world.client("GET", "/v1/reports/destinations", world.people[who]).json()["items"]
         assert listed == ([{"name": "share", "kind": "folder"}] if status == 201 else [])
+
+
+def test_a_verdict_is_the_reports_and_not_its_rows(
+    world: World, share: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One UPDATE makes every row unqualified: list, job, page and parcel say what the report says. Control: the row."""
+    schedule = world.schedule("auditor", destinations=["share"])
+    ask = {"framework": "soc2", "formats": ["json"]}
+    job = world.client("POST", "/v1/reports", world.people["auditor"], json=ask).json()["job"]
+    deadline = time.monotonic() + 120
+    while world.client("GET", f"/v1/jobs/{job}", world.people["auditor"]).json()["state"] != "finished":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    real = {one["report"]: one for one in reports(world.client, world.people["auditor"])}[job]
+    forged = {"opinion": "forged", "reasons": "[]", "signed_by": "somebody+00000000"}
+
+    def rows(**values: Any) -> None:
+        with world.service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            connection.execute(
+                update(service_reports).where(service_reports.c.state == "made").values(**values)
+            )
+            if "opinion" in values:
+                for kept in connection.execute(select(service_jobs)).all():
+                    if kept.result:
+                        result = {**orjson.loads(kept.result), "opinion": "forged"}
+                        where = service_jobs.c.job == kept.job
+                        connection.execute(
+                            update(service_jobs).where(where).values(result=orjson.dumps(result).decode())
+                        )
+
+    rows(**forged)
+    shown = {one["report"]: one for one in reports(world.client, world.people["auditor"])}[job]
+    assert {name: shown[name] for name in ("opinion", "reasons", "signed_by")} == {
+        name: real[name] for name in ("opinion", "reasons", "signed_by")
+    }
+    assert (
+        world.client("GET", f"/v1/jobs/{job}", world.people["auditor"]).json()["result"]["opinion"]
+        == real["opinion"]
+    )
+    with world.service.reading() as connection:
+        believed = made_reports(connection, only=job, verdicts=believe_the_row)
+        assert believed[0].opinion == "forged", "without the report it would be shown"
+    rows(digest="0" * 64)
+    shown = {one["report"]: one for one in reports(world.client, world.people["auditor"])}[job]
+    assert shown["opinion"] is None and shown["digest"] is None and "not shown" in shown["error"]
+    move_back(world.service, schedule["schedule"], 31)
+    deliver = FolderDelivery.deliver
+
+    def late(self: FolderDelivery, parcel: Any) -> str:
+        assert parcel.facts["opinion"] != "forged"
+        return deliver(self, parcel)
+
+    monkeypatch.setattr(FolderDelivery, "deliver", late)
+    [handed] = [one for one in world.settled(schedule) if one["schedule"] is not None]
+    assert handed["deliveries"][0]["state"] == "delivered"
+
+
+def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: World) -> None:
+    """And one that is in no leaf, and whose file is gone, has none."""
+    schedule = world.schedule("auditor", destinations=[])
+    move_back(world.service, schedule["schedule"], 31)
+    [real] = world.settled(schedule)
+    elsewhere = SignedVerdicts()
+    with world.service.reading() as connection:
+        [found] = made_reports(connection, only=real["report"], verdicts=elsewhere)
+    assert (found.opinion, found.digest, found.signed_by) == (
+        real["opinion"],
+        real["digest"],
+        real["signed_by"],
+    )
+    set_rows(world.service, schedule=None)
+    with world.service.reading() as connection:
+        [found] = made_reports(connection, only=real["report"], verdicts=elsewhere)
+    assert found.opinion is None and found.error
+
+
+def believe_the_row(connection: Any, row: Any) -> Verdict:
+    return Verdict(row.digest, row.opinion, orjson.loads(row.reasons), row.signed_by)
+
+
+def test_a_tenants_viewer_has_nothing_handed_over(world: World, share: Path) -> None:
+    """It reads reports, and sends none: not when it makes a schedule, resumes or retries one, nor once it was admin.
+
+    Control: the administrator's schedule is handed over; the viewer's own, which goes nowhere, is made.
+    """
+    path, viewer = "/v1/reports/schedules", world.people["tenant-viewer@acme"]
+    ask = {"framework": "soc2", "every": "monthly", "formats": ["json"]}
+    refused = world.client("POST", path, viewer, json={**ask, "destinations": ["share"]})
+    assert refused.status_code == 403 and "administrator" in refused.json()["detail"]
+    assert world.client("POST", path, viewer, json={**ask, "destinations": []}).status_code == 201
+    mine = world.schedule("tenant-admin@acme")
+    move_back(world.service, mine["schedule"], 31)
+    [report] = world.settled(mine)
+    assert report["deliveries"][0]["state"] == "delivered" and list(share.iterdir())
+    retried = world.client("POST", f"/v1/reports/{report['report']}/retry", viewer, json={})
+    assert retried.status_code == 403, retried.text
+
+
+def test_who_is_no_longer_administrator_has_nothing_handed_over(
+    world: World, share: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = world.schedule("tenant-admin@acme")
+    find = world.service.principals.find
+
+    def demoted(name: str) -> Any:
+        found = find(name)
+        return found._replace(roles=frozenset({Role.TENANT_VIEWER})) if name == "tenant-admin@acme" else found
+
+    monkeypatch.setattr(world.service.principals, "find", demoted)
+    move_back(world.service, mine["schedule"], 31)
+    [report] = world.settled(mine)
+    assert report["deliveries"][0]["state"] == "waiting"
+    assert "may not have reports handed over" in report["deliveries"][0]["error"] and not list(
+        share.iterdir()
+    )
 
 
 def test_a_destination_that_was_closed_to_a_tenant_gets_nothing(

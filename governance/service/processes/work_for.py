@@ -11,11 +11,11 @@ def _stays() -> bool:
     return False
 
 
-class Asker(NamedTuple):
+class WorkFor(NamedTuple):
     """The party that asked, and whether whoever asked has gone: work that nobody waits for ends."""
 
     party: str = ""
     has_gone: Callable[[], bool] = _stays
 
 
-ASKER: ContextVar[Asker] = ContextVar("kvcustody_asker", default=Asker())  # noqa: B039 - it never changes
+WORK_FOR: ContextVar[WorkFor] = ContextVar("kvcustody_asker", default=WorkFor())  # noqa: B039 - it never changes

@@ -6,7 +6,7 @@ ten times a second. In turns, an author asks for one kind of work on a policy of
 as soon as it is answered, or for nothing. Reported for each kind, as medians over the pairs of turns: p99 of the
 auditor with and without the author, their ratio, the longest health answer, and what the author's answers took.
 Goals: the ratio is at most 2, and health answers within 100 ms.
-Run: `python benchmarks/policy_load.py --json benchmarks/results/policy-load-cpu.json` [--pairs 5] [--seconds 20].
+Run: `python benchmarks/policies/policy_load.py --json benchmarks/results/policy-load-cpu.json` [--pairs 5].
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import open_service
 from kvcustody.policies.bundle.trust import KeyRole
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench, frozen, table
 from plain_http import PlainClient

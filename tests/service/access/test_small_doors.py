@@ -1,0 +1,138 @@
+"""What one caller may send that would trouble all: bounded, named and refused at the door."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from sqlalchemy import update
+
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.schema.service import service_workers
+from kvcustody.errors import IdentityError
+from kvcustody.files import private_folder
+from kvcustody.governance.api.http.session_cookie import PLAIN_COOKIE, SECURE_COOKIE, cookie_of
+from kvcustody.governance.api.operations import fleet
+from kvcustody.governance.service.access.roles import Role
+from standins.service.service_world import Worker, register
+
+HUGE = 1.7e308
+
+
+@pytest.fixture(scope="module")
+def worker(client: Any, people: Any) -> Worker:
+    made = Worker()
+    assert register(client, people["worker"], made).status_code == 200
+    return made
+
+
+@pytest.mark.parametrize("value", [HUGE, -HUGE, float(1 << 64)])
+def test_a_worker_says_no_number_that_others_cannot_show(
+    client: Any, people: Any, worker: Worker, value: float
+) -> None:
+    for what in (
+        {"status": {"blocks.total": value}},
+        {"tenants": {"active_tokens": {"acme": abs(value)}}},
+    ):
+        answer = client("PUT", f"{worker.path}/status", people["worker"], json=what)
+        assert answer.status_code == 422, answer.text
+    assert client("GET", "/v1/capacity", people["operator"]).status_code == 200
+    for number in (float((1 << 53) - 1), -1.0):
+        said = {"status": {"blocks.total": number}}
+        assert client("PUT", f"{worker.path}/status", people["worker"], json=said).status_code == 200
+        assert client("GET", "/v1/capacity", people["operator"]).status_code == 200
+
+
+def test_such_a_number_that_is_in_the_table_already_is_shown_bounded(
+    service: Any, client: Any, people: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: shown as it is, it is an error to everybody."""
+
+    def put(value: float) -> None:
+        status = orjson.dumps({"blocks.total": value}).decode()
+        with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            connection.execute(update(service_workers).values(status=status))
+
+    put(HUGE)
+    assert client("GET", "/v1/capacity", people["operator"]).status_code == 200
+    monkeypatch.setattr(fleet, "whole", int)
+    assert client("GET", "/v1/capacity", people["operator"]).status_code == 500
+    put(1.0)
+
+
+def test_over_tls_the_cookie_with_the_prefix_alone_counts() -> None:
+    """Control: without TLS the plain one is the session's, and the other is not."""
+    plain, secure, both = (
+        f"{PLAIN_COOKIE}=planted",
+        f"{SECURE_COOKIE}=ours",
+        f"{PLAIN_COOKIE}=planted; {SECURE_COOKIE}=ours",
+    )
+    assert [cookie_of(header, tls=True) for header in (plain, secure, both, None)] == [
+        None,
+        "ours",
+        "ours",
+        None,
+    ]
+    assert [cookie_of(header, tls=False) for header in (plain, secure, both)] == ["planted", None, "planted"]
+
+
+def test_no_session_begins_over_tls_with_the_plain_cookie(service: Any, client: Any, people: Any) -> None:
+    begun = client("POST", "/v1/session", people["auditor"])
+    session = {"Cookie": begun.headers["set-cookie"].split(";")[0]}
+    assert client("GET", "/v1/whoami", headers=session).status_code == 200
+    plain = service.settings
+    service.settings = plain.model_copy(
+        update={"tls_certificate_path": Path("c.pem"), "tls_key_path": Path("k.pem")}
+    )
+    try:
+        assert service.settings.tls
+        assert client("GET", "/v1/whoami", headers=session).status_code == 401
+        prefixed = {"Cookie": session["Cookie"].replace(PLAIN_COOKIE, SECURE_COOKIE, 1)}
+        assert client("GET", "/v1/whoami", headers=prefixed).status_code == 200
+    finally:
+        service.settings = plain
+
+
+def test_a_private_folder_is_in_private_folders(tmp_path: Path) -> None:
+    """Each that is missing is made for its user alone, whatever the umask; control: `parents=True` leaves them open."""
+    before = os.umask(0o022)
+    try:
+        private_folder(tmp_path / "spill" / "worker-1")
+        (tmp_path / "other" / "worker-1").mkdir(mode=0o700, parents=True)
+    finally:
+        os.umask(before)
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "spill", tmp_path / "other")
+    }
+    assert modes == {"spill": 0o700, "other": 0o755}
+    assert stat.S_IMODE((tmp_path / "spill" / "worker-1").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("who", "path", "body", "place"),
+    [
+        ("operator", "/v1/clock:confirm", {"reason": "told\0so"}, "body.reason"),
+        ("approver", "/v1/policies/enforcement:enforce", {"reason": "now\0"}, "body.reason"),
+        ("author", "/v1/policies:validate", {"source": "a: \0"}, "body.source"),
+        ("auditor", "/v1/reports/schedules", {"framework": "a", "every": "weekly", "formats": ["\0"]}, "formats"),
+    ],
+)  # fmt: skip
+def test_text_that_no_database_takes_is_refused_with_its_place(
+    client: Any, people: Any, who: str, path: str, body: dict[str, Any], place: str
+) -> None:
+    answer = client("POST", path, people[who], json=body)
+    assert answer.status_code == 422, answer.text
+    assert any(place in error["at"] and "U+0000" in error["what"] for error in answer.json()["errors"])
+
+
+@pytest.mark.parametrize("name", ["control-plane", "governor", "local", "Governor", "LOCAL"])
+def test_nobody_has_the_name_of_a_part_of_the_product(service: Any, name: str) -> None:
+    """Records of what these did would be taken for a person's. Control: a name beside them."""
+    with pytest.raises(IdentityError, match="another name"):
+        service.principals.enrol(name, [Role.AUDITOR], by="test")
+    assert service.principals.find(name) is None
+    assert service.principals.enrol(f"{name}-2-{name}", [Role.AUDITOR], by="test").name
