@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, Table, Text
 
-from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.schema.ledger import OF_ORDERS, metadata
 
 
 def _text(name: str, *, null: bool = False) -> Column[str]:
@@ -28,6 +28,7 @@ cases = Table(
     Column("at_us", BigInteger, nullable=False),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_cases_case_id", "case_id"),
+    info=OF_ORDERS,
 )
 
 case_steps = Table(
@@ -46,4 +47,5 @@ case_steps = Table(
     Column("at_us", BigInteger, nullable=False),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_case_steps_case_id", "case_id"),
+    info=OF_ORDERS,
 )

@@ -37,6 +37,9 @@ from sqlalchemy import (
     literal_column,
 )
 
+OF_ORDERS = {
+    "orders": True
+}  # a table whose rows are of orders (`audit.events`): a worker's role inserts none
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -320,6 +323,7 @@ erasures = Table(
     _text("detail"),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_erasures_erasure", "erasure"),
+    info=OF_ORDERS,
 )
 
 erasure_results = Table(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, PrimaryKeyConstraint, Table, Text
 
-from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.schema.ledger import OF_ORDERS, metadata
 
 cosignatures = Table(
     "cosignatures",
@@ -45,6 +45,7 @@ retention_purges = Table(
     Column("reason", Text, nullable=False),
     Column("at_us", BigInteger, nullable=False),
     PrimaryKeyConstraint("log", "idx"),
+    info=OF_ORDERS,
 )
 
 legal_holds = Table(
@@ -60,4 +61,5 @@ legal_holds = Table(
     Column("at_us", BigInteger, nullable=False),
     Column("subject", Text, nullable=True),
     PrimaryKeyConstraint("log", "idx"),
+    info=OF_ORDERS,
 )
