@@ -282,7 +282,7 @@ class OrphanScanned(WorkersLifecycleEvent, frozen=True, tag="orphan-scanned"):
     """A scan compared the allocator, live sequences and the ledger (class B). `mode`: full, online, workers."""
 
     scan: int
-    mode: Annotated[str, OneOf(frozenset({"full", "online"}))]
+    mode: Annotated[str, OneOf(frozenset({"full", "online", "workers"}))]
     started_us: int
     ended_us: int
     residencies: int
