@@ -8,7 +8,9 @@
    may write SQL as that role.
 3. An auditor reads everything, a signer reads and adds signed checkpoints, and retention alone deletes leaves, where
    the triggers let it.
-4. `COPY` is refused to a role that row-level security applies to, so the writer bypasses it. Roles cannot log in: a
+4. A worker with a ledger of its own writes as `kvcustody_worker`: what the writer may, but no order. A trigger on
+   `events` refuses a leaf of such a kind, and the tables of orders take no row from it.
+5. `COPY` is refused to a role that row-level security applies to, so the writer bypasses it. Roles cannot log in: a
    login is granted one of them and takes it with `SET ROLE`, or `options=-c role=kvcustody_writer`.
 """
 
@@ -22,12 +24,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import VERSION_TABLE, check_store, ledger_error
+from kvcustody.audit.events.leaf_schema import ORDERS
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.errors import LedgerError
 
 WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_auditor"
+WORKER = "kvcustody_worker"
 SIGNER, RETENTION = "kvcustody_signer", "kvcustody_retention"
-_BYPASS = (WRITER, AUDITOR, SIGNER, RETENTION)
+_ROLES = (WRITER, WORKER, READER, AUDITOR, SIGNER, RETENTION)
+_BYPASS = (WRITER, WORKER, AUDITOR, SIGNER, RETENTION)
 _LIFE = 'started_us, shards, blocks, bytes_per_block, device, software, ended_us, "end"'
 FIGURES = ("counter_deltas", "counters", "coverage_hours")  # of a log each; what leaves add up to
 _BY_LOG = ("events", "root_leaves", "tree_nodes", *FIGURES)  # beside every projection
@@ -69,12 +74,12 @@ def set_up_roles(engine: Engine) -> RoleGrants:
                 connection.exec_driver_sql(statement)
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem
-    return RoleGrants((WRITER, READER, AUDITOR, SIGNER, RETENTION), by_tenant)
+    return RoleGrants(_ROLES, by_tenant)
 
 
 def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[str]:
     known = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
-    for role in (WRITER, READER, AUDITOR, SIGNER, RETENTION):
+    for role in _ROLES:
         if role not in known:
             yield f"CREATE ROLE {role} NOLOGIN"
         yield f"ALTER ROLE {role} {'BYPASSRLS' if role in _BYPASS else 'NOBYPASSRLS'}"
@@ -84,22 +89,25 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM PUBLIC"
     derived = [name for name in by_tenant if name not in _BY_LOG]
     inserted = ", ".join(("events", *derived, *_REGISTERS, *_SEALS))
-    yield f"GRANT SELECT, INSERT ON {inserted} TO {WRITER}"
-    yield f"GRANT SELECT ON subject_unlinkings TO {WRITER}"
-    yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {WRITER}"
-    yield f"GRANT UPDATE (size, frontier) ON logs TO {WRITER}"
-    yield f"GRANT UPDATE (frontier) ON root_log TO {WRITER}"
-    yield f"GRANT DELETE ON unsealed_heads TO {WRITER}"
-    yield f"GRANT UPDATE ({_LIFE}) ON incarnations TO {WRITER}"
-    yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {WRITER}"
+    writers = f"{WRITER}, {WORKER}"
+    yield f"GRANT SELECT, INSERT ON {inserted} TO {writers}"
+    yield f"GRANT SELECT ON subject_unlinkings TO {writers}"
+    yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {writers}"
+    yield f"REVOKE INSERT ON {', '.join(sorted(order_tables()))} FROM {WORKER}"
+    yield from _refuse_orders()
+    yield f"GRANT UPDATE (size, frontier) ON logs TO {writers}"
+    yield f"GRANT UPDATE (frontier) ON root_log TO {writers}"
+    yield f"GRANT DELETE ON unsealed_heads TO {writers}"
+    yield f"GRANT UPDATE ({_LIFE}) ON incarnations TO {writers}"
+    yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {writers}"
     evidence = ", ".join(("events", *derived, "incarnations", "workers", "tenants", *_SEALS))
     yield f"GRANT SELECT ON {evidence} TO {AUDITOR}, {SIGNER}, {RETENTION}"
     figures = ", ".join((*FIGURES, "coverage_pass"))
-    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {figures} TO {WRITER}"
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {figures} TO {writers}"
     yield f"GRANT SELECT ON {figures} TO {AUDITOR}, {SIGNER}, {RETENTION}"
     yield f"GRANT INSERT ON counter_deltas TO {RETENTION}"
     yield f"GRANT SELECT ON sequence_spans TO {AUDITOR}, {SIGNER}"
-    yield f"GRANT SELECT, INSERT, DELETE ON sequence_spans TO {WRITER}, {RETENTION}"
+    yield f"GRANT SELECT, INSERT, DELETE ON sequence_spans TO {writers}, {RETENTION}"
     yield f"GRANT DELETE ON coverage_hours, coverage_pass TO {RETENTION}"
     yield f"GRANT INSERT ON signed_checkpoints TO {SIGNER}"
     yield f"GRANT INSERT ON tree_nodes TO {RETENTION}"
@@ -107,6 +115,25 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     seen = ", ".join((*by_tenant, "logs", "checkpoints", "signed_checkpoints", "coverage_pass", *_LIVES))
     yield f"GRANT SELECT ON {seen} TO {READER}"
     yield from _policies(by_tenant)
+
+
+def order_tables() -> set[str]:
+    """The tables whose rows are of orders."""
+    return {table.name for table in projections() if ORDERS >= set(table.info.get("kinds", ("",)))}
+
+
+def _refuse_orders() -> Iterator[str]:
+    """A worker's role adds no leaf of an order (rule 4); other roles do not come as far as the function."""
+    kinds = ", ".join(f"'{kind}'" for kind in sorted(ORDERS))
+    yield (
+        "CREATE OR REPLACE FUNCTION kvcustody_no_orders() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"IF EXISTS (SELECT FROM added WHERE kind IN ({kinds})) THEN "
+        "RAISE EXCEPTION 'a worker writes no orders' USING ERRCODE = 'check_violation'; END IF; RETURN NULL; END $$"
+    )
+    yield (
+        "CREATE OR REPLACE TRIGGER no_orders AFTER INSERT ON events REFERENCING NEW TABLE AS added FOR EACH STATEMENT "
+        f"WHEN (current_user = '{WORKER}') EXECUTE FUNCTION kvcustody_no_orders()"
+    )
 
 
 def _policies(by_tenant: tuple[str, ...]) -> Iterator[str]:

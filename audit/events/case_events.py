@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kvcustody.audit.events.event import (
     CaseId,
     GuardingEvent,
@@ -19,6 +21,7 @@ class CaseOpened(GuardingEvent, frozen=True, tag="case-opened"):
     and the `holidays`, which are those of the controller's list that can matter (`audit.cases.case_clock`).
     """
 
+    is_order: ClassVar[bool] = True
     case_id: str
     tenant: str
     subject: str | None
@@ -37,6 +40,7 @@ class CaseStepped(GuardingEvent, frozen=True, tag="case-step"):
     `about` names an erasure, a recipient, a third party or a channel; `digest` is the SHA-256 of a letter or an export.
     """
 
+    is_order: ClassVar[bool] = True
     case_id: str
     tenant: str
     step: str

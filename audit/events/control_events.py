@@ -11,7 +11,7 @@ Events of processes, policies, issuers, keys and recorded decisions.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from kvcustody.audit.events.event import (
     Actor,
@@ -87,6 +87,7 @@ class ReleaseStep(GuardingEvent, frozen=True, tag="release-step"):
     `step` is its number in the release; `record` the digest of the signed record, which holds the rest.
     """
 
+    is_order: ClassVar[bool] = True
     step: int
     action: str
     revision: int
@@ -115,6 +116,7 @@ class EnforcementOrdered(GuardingEvent, frozen=True, tag="enforcement-ordered"):
     `enforce` (everybody: an order back). `seed` chooses the sessions of a share, and keys nothing.
     """
 
+    is_order: ClassVar[bool] = True
     mode: str
     tenants: tuple[str, ...]
     share_millionths: int
@@ -156,6 +158,7 @@ class RetentionPurged(GuardingEvent, frozen=True, tag="retention-purged"):
     checkpoint by its root leaves, and SHA-256 of the export's manifest. `approver` is another person than `actor`.
     """
 
+    is_order: ClassVar[bool] = True
     of_log: str
     first: int
     below: int
@@ -173,6 +176,7 @@ class LegalHoldChanged(GuardingEvent, frozen=True, tag="legal-hold"):
     block.
     """
 
+    is_order: ClassVar[bool] = True
     hold: str
     tenant: str | None
     action: str
@@ -184,6 +188,7 @@ class LegalHoldChanged(GuardingEvent, frozen=True, tag="legal-hold"):
 class SubjectUnlinked(GuardingEvent, frozen=True, tag="subject-unlinked"):
     """A subject's names and key are about to be destroyed: its pseudonyms mean nobody from then on (class A)."""
 
+    is_order: ClassVar[bool] = True
     tenant: str
     pseudonyms: int
     actor: str
@@ -440,6 +445,7 @@ class KeysOrdered(GuardingEvent, frozen=True, tag="keys-ordered"):
     A leaf of the system log: it has to outlast the tenant's own content. What workers do is a `KeyEvent` each.
     """
 
+    is_order: ClassVar[bool] = True
     of_tenant: str
     action: str
     actor: str

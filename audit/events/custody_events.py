@@ -7,7 +7,7 @@ Events of what is done about custody: erasures, and scans for orphans.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from kvcustody.audit.events.block_runs import Runs
 from kvcustody.audit.events.event import (
@@ -254,6 +254,7 @@ class CustodyOverdue(WorkersLifecycleEvent, frozen=True, tag="custody-overdue"):
 class ErasureRequested(LifecycleEvent, frozen=True, tag="erasure-requested"):
     """All custody of a selector must end by the deadline (class B). `actor` asked for it."""
 
+    is_order: ClassVar[bool] = True
     erasure: str
     tenant: str | None
     selector: str
@@ -281,7 +282,7 @@ class OrphanScanned(WorkersLifecycleEvent, frozen=True, tag="orphan-scanned"):
     """A scan compared the allocator, live sequences and the ledger (class B). `mode`: full, online, workers."""
 
     scan: int
-    mode: Annotated[str, OneOf(frozenset({"full", "online"}))]
+    mode: Annotated[str, OneOf(frozenset({"full", "online", "workers"}))]
     started_us: int
     ended_us: int
     residencies: int

@@ -69,6 +69,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     outage: ClassVar[str] = ""
     by_worker: ClassVar[bool] = False  # whether workers hand it in (rule 2)
+    is_order: ClassVar[bool] = False  # whether others act on it: no worker's role of a database may insert it
     at_us: int
 
     def _replace(self, **changes: object) -> Self:

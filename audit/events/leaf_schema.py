@@ -307,6 +307,7 @@ def schema_of(kind: type[Event]) -> LeafSchema:
 SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
 SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
 WORKERS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_worker)
+ORDERS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.is_order)
 LEAF_KEYS = {schema.name: frozenset(schema.order) for schema in SCHEMAS.values()}
 
 

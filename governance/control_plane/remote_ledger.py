@@ -304,13 +304,12 @@ class RemoteLedger(LedgerWriter):
 
     def submit(self, events: Sequence[Event]) -> int:
         """As for any writer; the control plane is asked to record requests of erasures (rule 6)."""
-        rest = []
-        for event in events:
-            if isinstance(event, ErasureRequested):
-                self._plane.own_erasures.add(event, self.offset_us)
-            else:
-                rest.append(event)
-        return super().submit(rest)
+        asked = [event for event in events if isinstance(event, ErasureRequested)]
+        if not asked:
+            return super().submit(events)
+        for event in asked:
+            self._plane.own_erasures.add(event, self.offset_us)
+        return super().submit([event for event in events if not isinstance(event, ErasureRequested)])
 
     def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
         """As for any writer; the control plane is asked to assign an issuer (rule 6)."""

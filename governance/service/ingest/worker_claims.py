@@ -156,8 +156,9 @@ def _column(group: LeafGroup, meaning: FieldMeaning) -> set[str | None]:
 def _distinct(group: LeafGroup, *keys: str) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """The values of columns, row by row, each with the first row that has it."""
     rows = list(zip(*(group.columns[key] for key in keys), strict=True))
-    for values in set(rows):
-        yield rows.index(values), values
+    first = dict(zip(reversed(rows), range(len(rows) - 1, -1, -1), strict=True))
+    for values, at in first.items():
+        yield at, values
 
 
 def _refused(place: int, group: LeafGroup, key: str) -> ProblemError:

@@ -253,7 +253,6 @@ ROWS = {
         "/v1/worker/erasures/e-own",
         every="worker",
         body={"selector": '{"tenant":"nobody-here"}', "deadline_us": 1},
-        of_caller=True,
     ),
     "checkPseudonyms": Row("/v1/worker/pseudonyms:check", every="worker", body={"names": []}),
     "reportAttempts": Row(
