@@ -13,7 +13,7 @@ from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased, WorkerStarted
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.writer.append_leaves import register
 from kvcustody.clock import Clock
 from kvcustody.governance.orphans.ledger_join import WriterJoin
@@ -238,7 +238,9 @@ class Garden:
             values = {"uuid": uuid, "worker": 999, "offset_us": 0, "started_us": 5, "end": "closed"}
             connection.execute(insert(incarnations).values(**values))
             life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == uuid))
-            leaf = {"log": 10_000 + self.serial, "idx": 0, "incarnation": life, "sequence": 5, "leaf": b"{}"}
+            log = 10_000 + self.serial
+            connection.execute(insert(logs).values(id=log, name=f"tenant/gone-{log}", size=1, frontier=b""))
+            leaf = {"log": log, "idx": 0, "incarnation": life, "sequence": 5, "leaf": b"{}"}
             shape = {"part": 1, "parts": 1, "kind": "hit-counters", "outage": "B", "at_us": 5}
             connection.execute(insert(events).values(**leaf, **shape))
         return Counter({"ledger gap": 1})
