@@ -32,7 +32,7 @@ class Validation:
     @property
     def sound(self) -> bool:
         """True when the document had no problem at all."""
-        return self.policy is not None
+        return self.digest is not None
 
 
 def validate(text: str | bytes, *, name: str) -> Validation:

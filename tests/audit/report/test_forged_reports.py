@@ -20,7 +20,7 @@ from kvcustody.audit.report.signing.read_report import report_of
 from kvcustody.audit.report.system_boundary import Witnessed
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.schema.trees import signed_checkpoints
-from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report import verify_report as verifying
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger

@@ -25,11 +25,13 @@ from kvcustody.policies.table import compile as compiler
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import places
 from kvcustody.policies.table.obligations import Obligations
+from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.prove.model import PROPERTIES
 from kvcustody.policies.workbench.prove.prove import Never, prove
 from kvcustody.policies.workbench.request import Request
 from standins.builders import keyring_in_memory
 from standins.policies.decide_reference import random_document
+from standins.policies.large_policies import large_policy
 from standins.policies.mutants import HIGH, LEVELS, LOW, SEGMENT_TOKENS, Probe, cast, leaks, safe
 from standins.redteam.two_worlds import BLOCK, ISSUER, MODEL, World
 
@@ -358,6 +360,33 @@ def test_a_million_cells_of_forty_tenants_and_two_hundred_grants_cost_four_calls
         sys.setprofile(None)
     assert proof.holds and proof.searched.cells > 1_000_000 and proof.searched.absent_pairs == "each asked"
     assert calls < 4 * proof.searched.cells, f"{calls / proof.searched.cells:.1f} calls a cell"
+
+
+def calls_of(document):
+    """How many calls a proof and a difference from nothing take."""
+    policy = load_policy(document, name="large.yaml")
+    table = compile_policy(policy, revision=2)
+    nothing = compile_policy(replace(policy, grants=()), revision=1)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        assert prove(table).holds
+        assert len(diff(nothing, table).openings) == len(policy.grants)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("tenants", [2, 40])
+def test_what_grants_cost_grows_with_their_number(tenants):
+    """Between two tenants each grant was asked at the edges of every other: sixteen times as much for four times."""
+    few, many = (calls_of(large_policy(tenants, grants, windows=True)) for grants in (60, 240))
+    assert many < 6 * few, f"{many / few:.1f} times as many calls for four times as many grants"
 
 
 @pytest.mark.parametrize(("each", "bulk", "said"), [(0, 10**6, "in bulk"), (0, 0, "not each")])

@@ -24,6 +24,7 @@ class Run:
 
     def __init__(self, ways: dict[str, list[str]]) -> None:
         self._ways = ways
+        self.has_leaves_alone = "--ledger" in ways["list"]
 
     def __call__(self, *words: str, exit_code: int = 0) -> str:
         options = self._ways["list" if words[0] == "list" else "schedules"]
@@ -81,7 +82,10 @@ def test_a_schedule_from_its_making_to_its_end(opened: Any, monkeypatch: pytest.
     [report] = settled(service, client, people["auditor"], made["schedule"])
     assert report["deliveries"][0]["state"] == "delivered"
     [item] = run.json("list")["items"]
-    assert item == report
+    if run.has_leaves_alone:  # a verdict is that of its leaf there, which has no reasons
+        assert report["reasons"] and item == {**report, "reasons": []}
+    else:
+        assert item == report
     shown = run("list", "--tenant", "acme")
     assert report["digest"][:12] in shown and report["opinion"] in shown.replace("\n", "")
     assert "nothing of this report failed" in run("retry", report["report"], exit_code=2)
