@@ -11,7 +11,7 @@ import pytest
 from kvcustody.audit.events import Context, ResidencyReleased, leaf_schema, leaves
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.events.event import WordList
+from kvcustody.audit.events.event import FieldMeaning, WordList, Words, WorkersLifecycleEvent
 from kvcustody.errors import LedgerError
 
 CONTEXT = Context("ab" * 16, 0, lambda tenant, subject, session="": "p" * 24)
@@ -77,3 +77,21 @@ def test_the_version_before_reads_what_a_later_one_wrote_and_takes_none_of_it_fr
     assert "further" not in group.columns
     with pytest.raises(LedgerError, match="canonical"):
         read_leaves([line], canonical=True)
+
+
+class Unstated(WorkersLifecycleEvent, frozen=True, tag="unstated"):
+    """A kind that workers hand in, with a text that names nobody knows whom."""
+
+    whom: str
+
+
+class Stated(WorkersLifecycleEvent, frozen=True, tag="stated"):
+    """The same, with a stated meaning."""
+
+    whom: Words
+
+
+def test_a_workers_kind_with_a_text_of_no_meaning_cannot_be_loaded() -> None:
+    with pytest.raises(TypeError, match=r"Unstated\.whom: state what it names"):
+        leaf_schema.schema_of(Unstated)
+    assert leaf_schema.schema_of(Stated).meanings == {"whom": FieldMeaning.WORDS}, "control"

@@ -13,6 +13,7 @@ from kvcustody.audit.events import (
     KINDS,
     CaseOpened,
     CaseStepped,
+    CustodyEnded,
     EnforcementOrdered,
     ErasureRequested,
     Event,
@@ -229,6 +230,13 @@ def test_an_older_worker_hears_that_it_is_older(fleet: Fleet, kind: type[Event])
     assert answer.status_code == 426, answer.text
     assert answer.json()["type"].endswith(":worker-protocol") and answer.json()["protocol"] == PROTOCOL
     assert fleet.hand_in(honest(fleet, kind), **{HEADER: str(PROTOCOL)}).status_code == 422, "control"
+
+
+def test_where_earlier_leaves_are_missing_the_tenants_request_may_be_in_a_spill(fleet: Fleet) -> None:
+    ended = honest(fleet, CustodyEnded)._replace(tenant=STRANGER)
+    assert fleet.hand_in(ended).status_code == 422, "control: nothing is missing before it"
+    fleet.worker.sequence += 1
+    assert fleet.hand_in(ended).status_code == 200
 
 
 def test_without_the_defence_every_attack_is_taken_and_orders_take_effect(
