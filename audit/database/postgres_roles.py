@@ -119,7 +119,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
 
 def order_tables() -> set[str]:
     """The tables whose rows are of orders."""
-    return {table.name for table in projections() if ORDERS >= set(table.info.get("kinds", ("",)))}
+    return {table.name for table in projections() if set(table.info.get("kinds", ("",))) <= ORDERS}
 
 
 def _refuse_orders() -> Iterator[str]:
