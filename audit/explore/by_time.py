@@ -243,7 +243,7 @@ def _of_logs(
     ]
     query = select(column.log, column.at_us, column.idx, column.kind, column.leaf)
     if wanted.trace is not None:
-        query = query.join(event_traces, is_leaf_of(event_traces))
+        query = query.select_from(events).join(event_traces, is_leaf_of(event_traces))
     order: tuple[Any, ...] = (column.at_us, column.log, column.idx)
     if len(some) == 1:  # as the index has it
         order = (column.at_us, column.idx)

@@ -338,7 +338,7 @@ def _leaves(wanted: EventFilter) -> Select[Any]:
     query = select(events.c.at_us, events.c.idx, events.c.kind, events.c.leaf)
     if wanted.trace is None:
         return query
-    return query.join(event_traces, is_leaf_of(event_traces))
+    return query.select_from(events).join(event_traces, is_leaf_of(event_traces))
 
 
 class _Window:

@@ -51,6 +51,8 @@ _MEANINGS = {
     "idx": "The leaf's index in its log.",
     "incarnation": "A worker's process: 32 hexadecimal digits.",
     "index": "The tile's index in its level.",
+    "issuer": "The name of an issuer of tenants that the worker met.",
+    "selector": "What is to be erased, as the canonical line of a selector.",
     "items": "How often each source was refused, by reason.",
     "job": "The job's id.",
     "key_days": "Days until its first key ends.",

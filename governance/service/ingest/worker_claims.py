@@ -24,6 +24,7 @@ from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.event import FieldMeaning
 from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
 from kvcustody.audit.processes.enforcement import ENFORCE, order_at
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 from kvcustody.errors import LedgerError
 from kvcustody.governance.release.replay_records import ReleaseState
@@ -180,7 +181,9 @@ def _has_leaves(connection: Connection, worker: str, tenant: str) -> bool:
     """Whether a worker has leaves in a tenant's log."""
     lives = select(incarnations.c.id).join(workers, workers.c.id == incarnations.c.worker)
     in_log = exists().where(
-        events.c.log == logs.c.id, events.c.incarnation.in_(lives.where(workers.c.name == worker))
+        events.c.log == logs.c.id,
+        events.c.incarnation.in_(lives.where(workers.c.name == worker)),
+        has_leaf(events),
     )
     query = select(logs.c.id).where(logs.c.name == log_of(tenant), in_log)
     return connection.scalar(query) is not None
@@ -195,7 +198,7 @@ def _lacks_earlier(connection: Connection, sender: Sender, sequence: int) -> boo
     """Whether the ledger lacks some sequence of an incarnation before this one (rule 1)."""
     life = select(incarnations.c.id).where(incarnations.c.uuid == sender.incarnation).scalar_subquery()
     query = select(func.count(distinct(events.c.sequence))).where(
-        events.c.incarnation == life, events.c.sequence < sequence
+        events.c.incarnation == life, events.c.sequence < sequence, has_leaf(events)
     )
     return (connection.scalar(query) or 0) < sequence - 1
 

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, select
 
+from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.verify.report.verify_report import open_report
 from kvcustody.errors import LedgerError
@@ -69,7 +70,11 @@ class SignedVerdicts:
         return job._replace(result={**job.result, **verdict._asdict()})
 
     def _of_leaf(self, connection: Connection, report: str) -> Verdict | None:
-        query = select(events.c.leaf).where(events.c.kind == _KIND).order_by(events.c.at_us.desc())
+        query = (
+            select(events.c.leaf)
+            .where(events.c.kind == _KIND, has_leaf(events))
+            .order_by(events.c.at_us.desc())
+        )
         for leaf in connection.execution_options(yield_per=200).scalars(query):
             found = orjson.loads(leaf)
             if found["report"] == report:

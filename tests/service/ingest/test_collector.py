@@ -32,7 +32,6 @@ def test_the_collector_is_as_it_was_afterwards(thawed: None) -> None:
 
 def test_a_process_that_froze_its_objects_itself_keeps_them_so(thawed: None) -> None:
     gc.freeze()
-    before = gc.get_freeze_count()
     with gc_seldom():
         pass
-    assert gc.get_freeze_count() >= before
+    assert gc.get_freeze_count() > 0
