@@ -63,7 +63,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-OLD, NEW = Draft(large_policy(70, 60, seed=1)), Draft(large_policy(70, 60, seed=2))
+OLD, NEW = Draft(large_policy(14, 40, seed=1)), Draft(large_policy(14, 40, seed=2))
 QUESTION = Question(
     Action.REUSE, "tenant-00001", "tenant-00002", "public", Scope.TENANT, Via.GRANT, NOW_US, None
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -62,12 +61,22 @@ class Fleet(NamedTuple):
         return answer
 
 
+@pytest.fixture(scope="module")
+def fleet(service: Service, client: Any, people: Any) -> Fleet:
+    return open_fleet(service, client, people, "worker")
+
+
 @pytest.fixture
-def fleet(service: Service, client: Any, people: Any) -> Iterator[Fleet]:
-    worker, other = Worker("worker"), Worker("other")
+def own_fleet(service: Service, client: Any, people: Any, request: pytest.FixtureRequest) -> Fleet:
+    """With a worker that one test may harm; its name is the parameter."""
+    return open_fleet(service, client, people, request.param)
+
+
+def open_fleet(service: Service, client: Any, people: Any, name: str) -> Fleet:
+    """A worker that serves one tenant, another that serves another, and orders about both."""
+    worker, other = Worker(name), Worker("other")
     keys = {
-        worker.name: people["worker"],
-        other.name: people.keys.get("other") or people.add("other", "worker"),
+        each.name: people.keys.get(each.name) or people.add(each.name, "worker") for each in (worker, other)
     }
     for one, tenant in ((worker, OWN), (other, STRANGER)):
         register(client, keys[one.name], one)
@@ -92,7 +101,7 @@ def fleet(service: Service, client: Any, people: Any) -> Iterator[Fleet]:
             )
         until = (service.clock.utc_us() // 10**6) + 3600
         service.record(EnforcementOrdered(now_us, "monitor", (), 0, "ab" * 16, until, "olga", "test"))
-    yield Fleet(service, client, keys["worker"], worker, other.incarnation)
+    return Fleet(service, client, keys[name], worker, other.incarnation)
 
 
 def honest(fleet: Fleet, kind: type[Event]) -> Event:
@@ -206,6 +215,7 @@ def test_a_field_of_anothers_is_refused(
 def test_a_leaf_in_a_log_of_anothers_is_refused(fleet: Fleet, kind: type[Event], log: str) -> None:
     event = honest(fleet, kind)
     batch = fleet.worker.batch([event])
+    fleet.worker.sequence -= 1  # it is refused
     [leaf] = batch.leaves[:1]
     body = msgspec.json.decode(leaf)
     if body["log"] == log:
@@ -214,7 +224,6 @@ def test_a_leaf_in_a_log_of_anothers_is_refused(fleet: Fleet, kind: type[Event],
     answer = ship(
         fleet.client, fleet.key, fleet.worker, batch._replace(body=check_leaves.write_batch([], [forged]))
     )
-    fleet.worker.sequence -= 1
     assert answer.status_code == 422 and answer.json()["field"] == "log", answer.text
 
 
@@ -232,33 +241,35 @@ def test_an_older_worker_hears_that_it_is_older(fleet: Fleet, kind: type[Event])
     assert fleet.hand_in(honest(fleet, kind), **{HEADER: str(PROTOCOL)}).status_code == 422, "control"
 
 
-def test_where_earlier_leaves_are_missing_the_tenants_request_may_be_in_a_spill(fleet: Fleet) -> None:
-    ended = honest(fleet, CustodyEnded)._replace(tenant=STRANGER)
-    assert fleet.hand_in(ended).status_code == 422, "control: nothing is missing before it"
-    fleet.worker.sequence += 1
-    assert fleet.hand_in(ended).status_code == 200
+@pytest.mark.parametrize("own_fleet", ["spilling"], indirect=True)
+def test_where_earlier_leaves_are_missing_the_tenants_request_may_be_in_a_spill(own_fleet: Fleet) -> None:
+    ended = honest(own_fleet, CustodyEnded)._replace(tenant=STRANGER)
+    assert own_fleet.hand_in(ended).status_code == 422, "control: nothing is missing before it"
+    own_fleet.worker.sequence += 1
+    assert own_fleet.hand_in(ended).status_code == 200
 
 
+@pytest.mark.parametrize("own_fleet", ["defenceless"], indirect=True)
 def test_without_the_defence_every_attack_is_taken_and_orders_take_effect(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    own_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control, and the last test here: what a stranger's worker and every other one would follow."""
+    """Control: what a stranger's worker and every other one would follow."""
     monkeypatch.setattr(check_leaves, "WORKERS_KINDS", frozenset(NAMES.values()))
     monkeypatch.setattr(check_leaves, "_check_kind", lambda *_: None)
     monkeypatch.setattr(WorkerClaims, "check", lambda *_: None)
     for kind, field, changes in ATTACKS:
-        fleet.worker.now_us += 1
-        taken = fleet.hand_in(forged(fleet, kind, changes))
+        own_fleet.worker.now_us += 1
+        taken = own_fleet.hand_in(forged(own_fleet, kind, changes))
         assert taken.status_code == 200 or field == "trace", (kind, field, taken.text)
-    now_us, until = fleet.worker.now_us, (OFFSET_US + fleet.worker.now_us) // 10**6 + 3600
+    now_us, until = own_fleet.worker.now_us, (OFFSET_US + own_fleet.worker.now_us) // 10**6 + 3600
     orders: list[Event] = [
         EnforcementOrdered(now_us, "monitor", (), 0, "cd" * 16, until, "olga", "forged"),
         ErasureRequested(now_us, "e-forged", STRANGER, "tenant", None, None, now_us + 10**9, "dora"),
         IssuerAssigned(now_us, "https://evil.example", "bare", "governor"),
     ]
     for event in orders:
-        assert fleet.hand_in(event).status_code == 200
-    with fleet.service.reading() as connection:
+        assert own_fleet.hand_in(event).status_code == 200
+    with own_fleet.service.reading() as connection:
         order = newest_order(connection)
         assert order is not None and order.reason == "forged"
         assert "e-forged" in {one.erasure for one in pending(connection, "other")}
