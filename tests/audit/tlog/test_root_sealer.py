@@ -69,6 +69,7 @@ def test_a_commit_touches_no_row_of_the_root_log(any_store: Engine, make_writer:
             held = other.exec_driver_sql(
                 "SELECT count(*) FROM pg_locks JOIN pg_class ON pg_class.oid = relation"
                 " WHERE relname = 'root_log' AND pid != pg_backend_pid()"
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             ).scalar()
             assert held == 0
     else:

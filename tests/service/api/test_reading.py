@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fastapi import Response
 
+from kvcustody.governance.api import app
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.api.http import route_builder as builder
 from kvcustody.governance.api.http.gate import CALLER
@@ -63,13 +64,22 @@ def echo(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
+def declared_anew(service: Any) -> Any:
+    """The application of operations that are declared once more, as patched."""
+    app._declared.cache_clear()
+    try:
+        return create_api(service)
+    finally:
+        app._declared.cache_clear()
+
+
 def made(service: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     add = builder.Api.add
     with monkeypatch.context() as patch:
         patch.setattr(
             builder.Api, "add", lambda api, one, endpoint, **how: add(api, one, echo(endpoint), **how)
         )
-        return create_api(service)
+        return declared_anew(service)
 
 
 def _paths(api: Any) -> Iterator[str]:
@@ -107,7 +117,7 @@ def test_what_is_read_and_refused_is_the_frameworks(service: Any, monkeypatch: p
 def test_an_answer_is_written_as_the_framework_writes_it(client, people, service) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder._Route, "given", {})
-        slow = Ask(create_api(service)).http
+        slow = Ask(declared_anew(service)).http
     for path in ("/v1/version", "/v1/reports/frameworks", "/v1/whoami", "/v1/custody/totals"):
         mine, theirs = client("GET", path, people["auditor"]), asyncio.run(slow.get(path))
         assert (mine.content, mine.headers["content-type"]) == (
