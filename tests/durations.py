@@ -79,7 +79,7 @@ def page(items: list[Item]) -> str:
         "",
         "Written by `make durations`.",
         "",
-        f"{len(items):,} items take {whole:,.0f} s of two workers together; the slowest {len(top)} take {share:.0%}.",
+        f"{len(items):,} items take {whole:,.0f} s of the workers together; the slowest {len(top)} take {share:.0%}.",
         "",
         "| seconds | test | what it buys |",
         "|--:|---|---|",
