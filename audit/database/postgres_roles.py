@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import VERSION_TABLE, check_store, ledger_error
-from kvcustody.audit.events.leaf_schema import ORDERS
+from kvcustody.audit.events.leaf_schema import LEAF_KEYS, ORDERS
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.errors import LedgerError
 
@@ -123,11 +123,11 @@ def order_tables() -> set[str]:
 
 
 def _refuse_orders() -> Iterator[str]:
-    """A worker's role adds no leaf of an order (rule 4); other roles do not come as far as the function."""
-    kinds = ", ".join(f"'{kind}'" for kind in sorted(ORDERS))
+    """A worker's role adds leaves of the known kinds that are no orders (rule 4); other roles meet no trigger."""
+    kinds = ", ".join(f"'{kind}'" for kind in sorted(LEAF_KEYS.keys() - ORDERS))
     yield (
         "CREATE OR REPLACE FUNCTION kvcustody_no_orders() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        f"IF EXISTS (SELECT FROM added WHERE kind IN ({kinds})) THEN "
+        f"IF EXISTS (SELECT FROM added WHERE kind NOT IN ({kinds})) THEN "
         "RAISE EXCEPTION 'a worker writes no orders' USING ERRCODE = 'check_violation'; END IF; RETURN NULL; END $$"
     )
     yield (
