@@ -69,6 +69,23 @@ def test_every_module_says_what_it_is() -> None:
     assert silent == []
 
 
+LEFT_BY_A_RUN = re.compile(r"\.(db|db-wal|db-shm|spill|key)$|\.lock$|(^|/)keys\.json$")
+KEPT = {"requirements.lock"}
+
+
+def left_by_a_run(names: list[str]) -> list[str]:
+    return [name for name in names if LEFT_BY_A_RUN.search(name) and name not in KEPT]
+
+
+def test_no_ledger_or_key_of_a_run_stays_in_the_repository() -> None:
+    assert left_by_a_run([str(path.relative_to(ROOT)) for path in tracked("*")]) == []
+    assert left_by_a_run(["case/ledger.db", "case/root.key", "case/keys.json", "audit/key.py"]) == [
+        "case/ledger.db",
+        "case/root.key",
+        "case/keys.json",
+    ]
+
+
 def test_no_class_name_means_two_things() -> None:
     homes = collections.defaultdict(list)
     for name, path in sources().items():
