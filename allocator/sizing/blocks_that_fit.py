@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.allocator.sizing.hf_config import Attention, KvLayout, LayerGroup, parse_config
-from kvcustody.allocator.sizing.weight_bytes import estimate_weights_bytes
+from kvcustody.allocator.sizing.attention_layers import Attention
+from kvcustody.allocator.sizing.hf_config import KvLayout, LayerGroup, parse_config
+from kvcustody.allocator.sizing.weight_bytes import estimate_weights_bytes, parts_left_out
 from kvcustody.errors import ConfigError
 
 METADATA_BYTES_PER_BLOCK = (
@@ -101,6 +102,8 @@ def size_pool(
     if weights_bytes is None:
         weights_bytes = -(-estimate_weights_bytes(config) // tensor_parallel)
         notes.append("the weights are an estimate from the config: give their size for an exact answer")
+        if parts := parts_left_out(config):
+            notes.append(f"the estimate leaves out what `{'`, `'.join(parts)}` describes")
     usable = int(gpu_memory_bytes * Fraction(str(utilisation)))
     kv_bytes = usable - weights_bytes - workspace_bytes - headroom_bytes
     if kv_bytes <= 0:
@@ -147,10 +150,14 @@ def size_pool(
 
 
 def parse_bytes(text: str) -> int:
-    """`80GiB`, `80GB`, `512MiB`, `1.5 GiB` or plain bytes; raises `ConfigError` on anything else."""
+    """`80GiB`, `80GB`, `512MiB`, `1.5 GiB`, `4096B` or `0`; raises `ConfigError` on anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"`{text}` is not a size: write 80GiB, 80GB or 512MiB", value=text)
+    if not found[2] and float(found[1]):
+        raise ConfigError(
+            f"`{text}` has no unit: write {found[1]}GiB, {found[1]}GB or {found[1]}B", value=text
+        )
     return int(Fraction(found[1]) * _UNITS[found[2]])
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.allocator.sizing.hf_config import Attention, KvLayout, LayerGroup
+from kvcustody.allocator.sizing.attention_layers import Attention
+from kvcustody.allocator.sizing.hf_config import KvLayout, LayerGroup
 
 KERNEL_TOKENS = 16
 

@@ -2,7 +2,7 @@
 thing.
 
 Nothing is guessed: a field that is missing and has no documented default for its model type is a
-`ConfigError` that names it.
+`ConfigError` that names it; so is a field that would change what a layer keeps and that nothing here reads.
 
 - Every layer is in exactly one group of its kind, keeps nothing (a bare MLP), or shares another layer's cache
   (`num_kv_shared_layers`). A kind of layer that is not known here is a `ConfigError` that names field and value.
@@ -13,13 +13,22 @@ Nothing is guessed: a field that is missing and has no documented default for it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from kvcustody.allocator.sizing.attention_layers import (
+    Attention,
+    AttentionLayer,
+    full_layer,
+    layers_of,
+    sparse_index_dim,
+    sparse_layers,
+)
 from kvcustody.allocator.sizing.hf_config_fields import ModelConfig
-from kvcustody.allocator.sizing.recurrent_state import RECURRENT_TYPES, RecurrentLayers, recurrent_layers
+from kvcustody.allocator.sizing.recurrent_state import RecurrentLayers, recurrent_layers
 from kvcustody.errors import ConfigError
 
 
@@ -48,18 +57,6 @@ class KvDtype(StrEnum):
         if self is KvDtype.FP8_BLOCKS:
             return dim + dim // 128 * 4
         return dim * {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}[self.value]
-
-
-class Attention(StrEnum):
-    """What a layer keeps of its past."""
-
-    FULL = "full"
-    SLIDING = "sliding"  # the last `window_tokens`
-    CHUNKED = "chunked"  # the current chunk of `window_tokens`
-    LATENT = "latent"  # all of it, compressed (MLA)
-    INDEXER = "indexer"  # the keys by which sparse attention chooses
-    RECURRENT = "recurrent"  # a state of one size, whatever the past
-    CROSS = "cross"  # keys and values of the encoder's `source_tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +148,6 @@ _DTYPES = {
     "fp8_per_token_head": KvDtype.FP8_PER_TOKEN_HEAD,
     "nvfp4": KvDtype.NVFP4,
 }
-# Every n-th layer is full, the others slide.
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "exaone4": 4}
-# A window only with `use_sliding_window`.
-_OPT_IN_WINDOW = frozenset(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"))
-_LAYER_TYPES = {
-    "full_attention": Attention.FULL,
-    "sliding_attention": Attention.SLIDING,
-    "chunked_attention": Attention.CHUNKED,
-}
 
 
 def parse_config(
@@ -179,7 +167,8 @@ def parse_config(
         groups = _encoder_decoder(model, dtype, tensor_parallel)
     else:
         states = recurrent_layers(model, tensor_parallel)
-        groups = (*_attention(model, dtype, tensor_parallel, states), *_recurrent(states, dtype))
+        groups = (*_attention(model, dtype, tensor_parallel, states), *_recurrent(model, states, dtype))
+    model.refuse_unread()
     return KvLayout(
         model.model_type,
         groups,
@@ -215,25 +204,25 @@ def _named_dtype(name: str, field: str) -> KvDtype:
     return _DTYPES[name.lower()]
 
 
-_FULL: tuple[Attention, int | None] = (Attention.FULL, None)
-
-
 def _attention(
     model: ModelConfig, dtype: KvDtype, tensor_parallel: int, states: RecurrentLayers | None
 ) -> tuple[LayerGroup, ...]:
     """What the layers that attend keep: all of them, or those that a hybrid's pattern leaves."""
-    layers = model.layers if states is None else states.attention_layers
-    if not layers:
+    attending = model.layers if states is None else states.attention_layers
+    if not attending:
         return ()
     if model.latent:
-        return _latent(model, dtype, layers)
-    kinds = [_FULL] * layers if states is not None else _kinds(model)
-    return _groups(model, dtype, tensor_parallel, kinds)
+        return _latent(model, dtype, attending)
+    layers = layers_of(model) if states is None else [full_layer(model)] * attending
+    return (*_groups(model, dtype, tensor_parallel, layers), *_index_keys(model, dtype))
 
 
-def _recurrent(states: RecurrentLayers | None, dtype: KvDtype) -> tuple[LayerGroup, ...]:
+def _recurrent(model: ModelConfig, states: RecurrentLayers | None, dtype: KvDtype) -> tuple[LayerGroup, ...]:
     if states is None:
         return ()
+    model.note(
+        "recurrent states are of the sizes that vLLM keeps; transformers keeps some of them in 32 bits"
+    )
     return (LayerGroup(Attention.RECURRENT, states.layers, 1, 0, 0, None, dtype, states.state_bytes),)
 
 
@@ -273,39 +262,56 @@ def _latent(model: ModelConfig, dtype: KvDtype, layers: int) -> tuple[LayerGroup
             field="kv_dtype",
         )
     model.note("sparse attention: the indexer keeps 8-bit keys of its own, with scales, on every shard")
+    kinds = model.raw("indexer_types")
+    if kinds is not None:  # a `shared` layer chooses by the keys of an earlier one
+        unknown = sorted(set(map(str, kinds)) - {"full", "shared"})
+        if unknown or len(kinds) != layers:
+            raise ConfigError(
+                f"field `indexer_types` lists `{len(kinds)}` of `{layers}` layers, of kinds "
+                f"{', '.join(sorted(set(map(str, kinds))))}: full and shared are known",
+                field="indexer_types",
+            )
+        layers = sum(kind == "full" for kind in kinds)
     return latent, LayerGroup(Attention.INDEXER, layers, 1, index, 0, None, KvDtype.FP8_BLOCKS)
 
 
 def _groups(
-    model: ModelConfig,
-    dtype: KvDtype,
-    tensor_parallel: int,
-    kinds: list[tuple[Attention, int | None]],
+    model: ModelConfig, dtype: KvDtype, tensor_parallel: int, layers: Sequence[AttentionLayer]
 ) -> tuple[LayerGroup, ...]:
     shared = model.raw("num_kv_shared_layers") or 0
-    if not 0 <= shared < len(kinds):
+    if not 0 <= shared < len(layers):
         raise ConfigError(
-            f"field `num_kv_shared_layers` is `{shared}` of `{len(kinds)}` layers",
+            f"field `num_kv_shared_layers` is `{shared}` of `{len(layers)}` layers",
             field="num_kv_shared_layers",
         )
     if shared:
         model.note(f"the last {shared} layers share the cache of earlier ones")
-        kinds = kinds[:-shared]
-    counts: dict[tuple[Attention, int | None], int] = {}
-    for kind in kinds:
-        counts[kind] = counts.get(kind, 0) + 1
-    groups = []
-    for (attention, window), layers in sorted(counts.items()):
-        heads, key_dim = model.kv_heads, model.head_dim
-        if (
-            attention is Attention.FULL and attention is not kinds[0][0]
-        ):  # hybrids may widen their global layers
-            key_dim = model.count("global_head_dim") or key_dim
-            heads = model.count("num_global_key_value_heads") or heads
-        value_dim = model.count("v_head_dim") or key_dim
-        sharded = _sharded(heads, tensor_parallel, model)
-        groups.append(LayerGroup(attention, layers, sharded, key_dim, value_dim, window, dtype))
-    return tuple(groups)
+        layers = layers[:-shared]
+    counts = Counter(layers)
+    return tuple(
+        LayerGroup(
+            layer.attention,
+            counts[layer],
+            _sharded(layer.kv_heads, tensor_parallel, model),
+            layer.key_dim,
+            layer.value_dim,
+            layer.window_tokens,
+            dtype,
+        )
+        for layer in sorted(counts, key=lambda layer: (layer.attention, layer.window_tokens or 0, *layer[2:]))
+    )
+
+
+def _index_keys(model: ModelConfig, dtype: KvDtype) -> tuple[LayerGroup, ...]:
+    """Keys by which MiniMax's sparse layers choose blocks: one vector a token and layer, whole on every shard."""
+    width = sparse_index_dim(model)
+    if width is None:
+        return ()
+    layers = sparse_layers(model)
+    if not layers:
+        return ()
+    model.note(f"sparse attention: {layers} layers keep an index key of {width} elements a token besides")
+    return (LayerGroup(Attention.INDEXER, layers, 1, width, 0, None, dtype),)
 
 
 def _sharded(kv_heads: int, tensor_parallel: int, model: ModelConfig) -> int:
@@ -321,64 +327,3 @@ def _sharded(kv_heads: int, tensor_parallel: int, model: ModelConfig) -> int:
         kv_heads=kv_heads,
         tensor_parallel=tensor_parallel,
     )
-
-
-def _kinds(model: ModelConfig) -> list[tuple[Attention, int | None]]:
-    """Each layer's (attention, window), by the first rule that the config answers."""
-    layers = model.layers
-    declared = model.raw("layer_types")
-    if declared is not None:
-        attending = [one for one in _of_length(declared, layers) if str(one) not in RECURRENT_TYPES]
-        return [_declared(model, str(one)) for one in attending]
-    if model.raw("attention_chunk_size") is not None and model.model_type.startswith("llama4"):
-        rope = model.raw("no_rope_layers") or _every(layers, model.count("no_rope_layer_interval") or 4)
-        return [
-            _declared(model, "chunked_attention" if one else "full_attention")
-            for one in _of_length(rope, layers)
-        ]
-    window = model.count("sliding_window", "attention_window_size")
-    if window is None or model.raw("use_sliding_window") is False:
-        return [(Attention.FULL, None)] * layers
-    pattern = model.raw("sliding_window_pattern", "_sliding_window_pattern") or _PATTERNS.get(
-        model.model_type
-    )
-    if isinstance(pattern, str):
-        return [(Attention.SLIDING, window) if pattern[i % len(pattern)] == "L" else (Attention.FULL, None)
-                for i in range(layers)]  # fmt: skip
-    if pattern:
-        return [
-            (Attention.SLIDING, window) if one else (Attention.FULL, None) for one in _every(layers, pattern)
-        ]
-    if model.model_type in _OPT_IN_WINDOW:
-        if not model.raw("use_sliding_window"):
-            return [(Attention.FULL, None)] * layers
-        full = model.need("max_window_layers")
-        return [(Attention.SLIDING, window) if i >= full else (Attention.FULL, None) for i in range(layers)]
-    return [(Attention.SLIDING, window)] * layers
-
-
-def _every(layers: int, interval: int) -> list[int]:
-    """1 for each layer but every `interval`-th, which is 0."""
-    return [int((index + 1) % interval != 0) for index in range(layers)]
-
-
-def _of_length(declared: Any, layers: int) -> Sequence[Any]:
-    if not isinstance(declared, Sequence) or isinstance(declared, str) or len(declared) != layers:
-        size = len(declared) if isinstance(declared, Sequence) else type(declared).__name__
-        raise ConfigError(f"field `layer_types` lists `{size}` layers of `{layers}`", field="layer_types")
-    return declared
-
-
-def _declared(model: ModelConfig, name: str) -> tuple[Attention, int | None]:
-    attention = _LAYER_TYPES.get(name)
-    if attention is None:
-        raise ConfigError(
-            f"`layer_types` of `{model.model_type}` has `{name}`, which keeps nothing that this calculator knows; "
-            f"it knows {', '.join((*_LAYER_TYPES, *RECURRENT_TYPES))}: size such a model by its engine's own figures",
-            field="layer_types",
-            value=name,
-        )
-    if attention is Attention.FULL:
-        return attention, None
-    field = "sliding_window" if attention is Attention.SLIDING else "attention_chunk_size"
-    return attention, model.need(field, hint=f"a `{name}` layer needs it")

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Fields whose name says that they change what a layer that attends keeps (`recurrent_state` has those of the others).
+_OF_CACHE = re.compile(
+    r"^per_layer_|^swa_|hybrid|compress|indexer|index_head_dim|cross_attention|cross_layer|^sparse_|attention_pattern"
+    r"|other_setting|block_configs|^kv_|_kv_|^global_|window|attention_chunk|layer_types"
+)
+# Named alike, and no key or value depends on them.
+_OF_NO_CACHE = frozenset((
+    "keep_window_size", "window_size", "mlp_layer_types", "num_kv_heads", "kv_channels", "swa_num_attention_heads",
+    "swa_rope_theta",
+))  # fmt: skip
+
+
 class ModelConfig:
     """A config's fields: nested `text_config` first, then aliases, class defaults, and named errors."""
 
@@ -46,9 +59,11 @@ class ModelConfig:
         if self.model_type == "gemma3" and nested is not None:
             self.model_type = "gemma3_text"
         self.notes: list[str] = []
+        self._read: set[str] = set()
 
     def raw(self, *names: str) -> Any:
         """The first of `names` that is set, or None."""
+        self._read.update(names)
         for source in (self._inner, self._outer, _DEFAULTS.get(self.model_type, {})):
             for name in names:
                 value = source.get(name)
@@ -59,6 +74,23 @@ class ModelConfig:
                         )
                     return value
         return None
+
+    def decided_by(self, *names: str) -> None:
+        """Say that these fields were considered, whatever they hold."""
+        self._read.update(names)
+
+    def refuse_unread(self) -> None:
+        """Refuse a field that by its name changes what a layer keeps, where nothing has read it."""
+        for name, value in self._inner.items():
+            if name in self._read or name in _OF_NO_CACHE or not value:
+                continue
+            if _OF_CACHE.search(name):
+                raise ConfigError(
+                    f"field `{name}` of `{self.model_type}` may change what a layer keeps, and this calculator does "
+                    "not read it: size such a model by its engine's own figures",
+                    field=name,
+                    model_type=self.model_type,
+                )
 
     def note(self, text: str) -> None:
         """Say something about how the config was read, once."""

@@ -40,6 +40,7 @@ def recurrent_layers(model: ModelConfig, tensor_parallel: int) -> RecurrentLayer
     """The recurrent layers of a model; None where there are none. Raises `ConfigError` where they are not known."""
     known = _MODELS.get(model.model_type)
     if known is not None:
+        model.decided_by("hybrid_layer_ids", "hybrid_override_pattern", "layer_types", "layers_block_type")
         return known(model, tensor_parallel)
     declared = model.raw("layer_types") or ()
     marks = [name for name in _MARKS if model.raw(name) is not None]
@@ -200,7 +201,9 @@ def _gated_delta(model: ModelConfig, shards: int) -> RecurrentLayers:
     convolved = _split(2 * key_dim * key_heads + value_dim * value_heads, shards, "linear_num_key_heads")
     kernel = model.need("linear_conv_kernel_dim")
     heads = _split(value_heads, shards, "linear_num_value_heads")
-    state = _bytes(model, (kernel - 1) * convolved, heads * value_dim * key_dim)
+    declared_dtype = model.raw("mamba_ssm_dtype")
+    dtype = None if declared_dtype is None else str(declared_dtype)
+    state = _bytes(model, (kernel - 1) * convolved, heads * value_dim * key_dim, dtype)
     return RecurrentLayers(model.layers - attending, state, attending)
 
 
@@ -266,6 +269,10 @@ _MODELS: dict[str, Callable[[ModelConfig, int], RecurrentLayers]] = {
     "minimax": _minimax,
     "minimax_text_01": _minimax,
     "nemotron_h": _nemotron,
+    "qwen3_5": _gated_delta,
+    "qwen3_5_moe": _gated_delta,
+    "qwen3_5_moe_text": _gated_delta,
+    "qwen3_5_text": _gated_delta,
     "qwen3_next": _gated_delta,
     "rwkv": _rwkv,
     "zamba2": _zamba2,

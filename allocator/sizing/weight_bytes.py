@@ -1,6 +1,7 @@
 """The parameters of a model, estimated from its config, for when its weights' true size is not given.
 
-An estimate: norms, biases, adapters, vision towers and quantisation metadata are left out or approximated.
+An estimate: norms, biases, adapters and quantisation metadata are left out or approximated; `parts_left_out` names
+towers and layers of multi-token prediction (MTP), which are not counted either.
 Give the size of the checkpoint where it matters.
 """
 
@@ -18,6 +19,13 @@ _TWO_MATRICES = frozenset((
     "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "opt", "persimmon", "phi",
     "starcoder2",
 ))  # fmt: skip
+_TOWERS = ("vision", "audio", "speech", "image", "video")
+_NEXT_TOKEN_LAYERS = (
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+)
 _BITS = {"fp8": 8, "mxfp4": 4.25, "compressed-tensors": 8, "bitsandbytes": 4, "awq": 4, "gptq": 4}
 
 
@@ -35,6 +43,14 @@ def estimate_parameters(config: Mapping[str, Any]) -> int:
     feed_forward = dense * _feed_forward(model, _intermediate(model)) if dense else 0
     norms = (2 * model.layers + 1) * model.hidden
     return vocabulary + head + model.layers * _attention(model) + feed_forward + routed + norms
+
+
+def parts_left_out(config: Mapping[str, Any]) -> list[str]:
+    """Which parts of the checkpoint the estimate does not count, by the config's fields."""
+    model = ModelConfig(config)
+    fields = [name for name in config if name.endswith("_config") and name.split("_")[0] in _TOWERS]
+    fields += [name for name in _NEXT_TOKEN_LAYERS if model.raw(name)]
+    return fields
 
 
 def estimate_weights_bytes(config: Mapping[str, Any]) -> int:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcustody.allocator.sizing.attention_layers import Attention
 from kvcustody.allocator.sizing.blocks_that_fit import format_bytes, parse_bytes, size_pool
 from kvcustody.allocator.sizing.engine_blocks import engine_blocks
-from kvcustody.allocator.sizing.hf_config import Attention, KvDtype, parse_config
+from kvcustody.allocator.sizing.hf_config import KvDtype, parse_config
 from kvcustody.allocator.sizing.weight_bytes import estimate_parameters, estimate_weights_bytes
 from kvcustody.errors import ConfigError
 
@@ -325,7 +326,9 @@ def test_sizes_in_words():
     assert parse_bytes("80GB") == 80_000_000_000
     assert parse_bytes("512MiB") == 512 * 2**20
     assert parse_bytes(" 1.5 GiB ") == 3 * 2**29
-    assert parse_bytes("4096") == parse_bytes("4096B") == 4096
+    assert (parse_bytes("4096B"), parse_bytes("0")) == (4096, 0)
+    with pytest.raises(ConfigError, match="`80` has no unit: write 80GiB, 80GB or 80B"):
+        parse_bytes("80")
     for bad in ("80G", "GiB", "-1GiB", "80gib", "", "1e9", "0x10"):
         with pytest.raises(ConfigError, match="is not a size"):
             parse_bytes(bad)
@@ -489,3 +492,83 @@ def test_an_engine_makes_blocks_in_which_a_state_fits():
     assert found.block_tokens * 2048 >= state > (found.block_tokens - 16) * 2048
     assert (found.tables, found.layers_per_table) == (4, 12)
     assert found.blocks == 40 * GIB // (found.block_tokens * 2048 * 12)
+
+
+WINDOWED_MOE = {  # MiMo's form: sliding layers have heads of their own
+    "model_type": "mimo_v2_flash", "hidden_size": 4096, "num_hidden_layers": 6, "num_attention_heads": 64,
+    "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "swa_num_key_value_heads": 8, "swa_head_dim": 192,
+    "swa_v_head_dim": 128, "sliding_window": 128, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "dtype": "bfloat16",
+}  # fmt: skip
+WIDER_GLOBAL = {  # Gemma 4's form, as published
+    "model_type": "gemma4_text", "hidden_size": 2304, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512, "dtype": "bfloat16",
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+}  # fmt: skip
+
+
+def test_sliding_layers_have_the_heads_of_their_own() -> None:
+    full, sliding = parse_config(WINDOWED_MOE).groups
+    assert (full.layers, full.bytes_per_token) == (2, 2 * 4 * (192 + 128) * 2)
+    assert (sliding.layers, sliding.bytes_per_token) == (4, 4 * 8 * (192 + 128) * 2)
+    as_saved = without(WINDOWED_MOE, "hybrid_layer_pattern", "swa_num_key_value_heads", "swa_head_dim") | {
+        "layer_types": ["full_attention", *["sliding_attention"] * 4, "full_attention"]
+    }
+    assert parse_config(as_saved).groups == (full, sliding)
+
+
+def test_a_layer_may_differ_from_all_others() -> None:
+    """As transformers saves it: the layers' own fields, by number."""
+    as_saved = without(WIDER_GLOBAL, "global_head_dim") | {"per_layer_config": {"05": {"head_dim": 512}}}
+    assert parse_config(as_saved).groups == parse_config(WIDER_GLOBAL).groups
+    assert parse_config(as_saved).groups[0].bytes_per_token == 4 * 2 * 512 * 2
+    fewer = LLAMA3_8B | {"per_layer_config": {3: {"num_key_value_heads": 2, "intermediate_size": 8}}}
+    assert [(group.layers, group.kv_heads) for group in parse_config(fewer).groups] == [(1, 2), (31, 8)]
+    for wrong, message in (
+        ({40: {"head_dim": 8}}, "names layer `40` of `32`"),
+        ([{"head_dim": 8}], "no mapping"),
+        ({1: {"head_dim": "8"}}, "positive integer"),
+        ({1: {"kv_lora_rank": 8}}, "changes `kv_lora_rank` of layer `1`"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_config(LLAMA3_8B | {"per_layer_config": wrong})
+
+
+def test_index_keys_are_counted_where_blocks_are_chosen_by_them() -> None:
+    sparse = LLAMA3_8B | {
+        "model_type": "minimax_m3_text",
+        "sparse_attention_config": {"sparse_index_dim": 128, "sparse_attention_freq": [0] * 3 + [1] * 29},
+    }
+    full, keys = parse_config(sparse, tensor_parallel=4).groups
+    assert (full.layers, keys.layers, keys.bytes_per_token) == (32, 29, 29 * 128 * 2)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["compress_ratios", "swa_rope_heads", "cross_attention_layers", "indexer_types", "kv_sharing_interval"],
+)
+def test_a_field_of_the_cache_that_nothing_reads_is_refused(field: str) -> None:
+    assert parse_config(LLAMA3_8B | {field: None}) == parse_config(LLAMA3_8B)
+    with pytest.raises(ConfigError, match=f"field `{field}` of `llama` may change what a layer keeps"):
+        parse_config(LLAMA3_8B | {field: [1, 2]})
+
+
+def test_a_newer_gated_delta_net_keeps_its_states_as_it_says() -> None:
+    newer = without(QWEN3_NEXT_80B, "layer_types") | {
+        "model_type": "qwen3_5_moe_text", "full_attention_interval": 4, "mamba_ssm_dtype": "float32",
+    }  # fmt: skip
+    attending, states = parse_config(newer).groups
+    older = parse_config(QWEN3_NEXT_80B).groups
+    assert (attending, states.layers) == (older[0], older[1].layers)
+    assert states.state_bytes - older[1].state_bytes == 32 * 128 * 128 * 2, (
+        "the recurrent part alone is wider"
+    )
+
+
+def test_what_the_estimate_of_weights_leaves_out_is_said() -> None:
+    report = size_pool(
+        GEMMA3_4B | {"num_nextn_predict_layers": 1}, gpu_memory_bytes=80 * GIB, context_mix=[(4096, 1)]
+    )
+    assert (
+        "the estimate leaves out what `vision_config`, `num_nextn_predict_layers` describes" in report.notes
+    )
+    assert not any("leaves out" in note for note in size_pool(LLAMA3_8B, gpu_memory_bytes=80 * GIB).notes)

@@ -11,9 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from kvcustody.allocator.sizing.attention_layers import every_layer
+from kvcustody.allocator.sizing.hf_config_fields import ModelConfig
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.transformers.classic.buffer import region_bytes
 
+_USUAL_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+# Cross-attention has a cache of its own; a layer with index keys is a kind without a governed form.
+_ELSEWHERE = ("add_cross_attention", "index_head_dim")
 _WINDOWED = ("sliding_attention", "chunked_attention")
 
 
@@ -63,30 +68,49 @@ def shape_of(
         raise ConfigError(f"max_tokens `{max_tokens}` and batch_size `{batch_size}` must be at least 1")
     text = config.get_text_config(decoder=True)
     types, arguments = get_layer_types_and_kwargs(text)
-    layers = []
-    for index, (name, given) in enumerate(zip(types, arguments, strict=True)):
-        heads, key_width, value_width = kv_shape or _kv_shape(text.per_layer_config[index])
-        if name == "full_attention":
-            layers.append(LayerShape("full", heads, key_width, value_width))
-        elif name in _WINDOWED:
-            layers.append(LayerShape("window", heads, key_width, value_width, given["sliding_window"]))
-        elif name == "dummy":
-            layers.append(LayerShape("none", 0, 0, 0))
-        else:
+    for index, name in enumerate(types):
+        if name not in ("full_attention", "dummy", *_WINDOWED):
             raise ConfigError(
                 f"layer `{index}` is `{name}`, which has no governed form", layer=index, type=name
             )
+    widths = [kv_shape] * len(types) if kv_shape is not None else _kv_shapes(text)
+    layers = []
+    for name, given, width in zip(types, arguments, widths, strict=True):
+        if name == "dummy" or width is None:
+            layers.append(LayerShape("none", 0, 0, 0))
+        elif name == "full_attention":
+            layers.append(LayerShape("full", *width))
+        else:
+            layers.append(LayerShape("window", *width, given["sliding_window"]))
     found = dtype or getattr(text, "dtype", None) or torch.get_default_dtype()
     return CacheShape(tuple(layers), max_tokens, batch_size, found)
 
 
-def _kv_shape(layer: Any) -> tuple[int, int, int]:
-    if getattr(layer, "kv_lora_rank", None):
-        raise ConfigError("a model with latent attention does not say what it caches: give `kv_shape`")
-    heads = getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_attention_heads", None)
-    width = getattr(layer, "head_dim", None) or getattr(layer, "d_kv", None)
-    if width is None and heads and getattr(layer, "hidden_size", None):
-        width = layer.hidden_size // layer.num_attention_heads
-    if not heads or not width:
+def _kv_shapes(text: Any) -> list[tuple[int, int, int] | None]:
+    """Heads and widths of a key and a value by layer, as sizing reads them from the same config.
+
+    A class without `num_key_value_heads` attends with all its heads; one that names a field otherwise
+    (`attribute_map`) is asked by the usual name.
+    """
+    said = text.to_dict()
+    first = text.per_layer_config[0]
+    for name in _USUAL_NAMES:
+        if said.get(name) is None:
+            said[name] = getattr(first, name, None)
+    hidden, heads = said["hidden_size"], said["num_attention_heads"]
+    if not hidden or not heads:
         raise ConfigError("the config does not say how many heads of which width are cached: give `kv_shape`")
-    return heads, width, width
+    said["num_key_value_heads"] = said["num_key_value_heads"] or heads
+    said["head_dim"] = said["head_dim"] or said.get("d_kv") or hidden // heads
+    model = ModelConfig(said)
+    model.decided_by(*_ELSEWHERE)
+    if model.latent:
+        raise ConfigError("a model with latent attention does not say what it caches: give `kv_shape`")
+    try:
+        layers = every_layer(model)
+        model.refuse_unread()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error.message}; or give `kv_shape`: heads, key and value width", **error.operands
+        ) from None
+    return [layer and (layer.kv_heads, layer.key_dim, layer.value_dim) for layer in layers]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, Qwen3Config, StaticCache
 
 from kvcustody.errors import CapacityError, ConfigError
 from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
@@ -196,12 +195,14 @@ def test_states_wider_than_declared_are_refused(world: World) -> None:
 
 
 def config_of(*types: str, **more: object) -> Any:
-    layer = SimpleNamespace(num_key_value_heads=1, num_attention_heads=1, head_dim=8, hidden_size=8, **more)
-    layer.sliding_window = 4
-    text = SimpleNamespace(
-        layer_types=list(types), per_layer_config=[layer] * len(types), kv_sharing_modes=None
+    fields = {"num_key_value_heads": 1, "num_attention_heads": 1, "head_dim": 8, "hidden_size": 8} | more
+    return Qwen3Config(
+        num_hidden_layers=len(types),
+        sliding_window=4,
+        use_sliding_window=True,
+        layer_types=list(types),
+        **fields,
     )
-    return SimpleNamespace(get_text_config=lambda decoder: text)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def config_of(*types: str, **more: object) -> Any:
         (config_of("full_attention", kv_lora_rank=16), {}, "give `kv_shape`"),
         (config_of("full_attention", "sliding_attention"), {"kind": "quantized"}, "needs full attention"),
         (config_of("sliding_attention"), {"kind": "offloaded"}, "nothing to offload"),
-        (config_of("full_attention", "mlp"), {"kind": "offloaded"}, "may share another's"),
+        (config_of("full_attention", "moe"), {"kind": "offloaded"}, "may share another's"),
         (config_of("full_attention"), {"kind": "imaginary"}, "use one of dynamic, static"),
         (config_of("full_attention"), {"max_tokens": 0}, "must be at least 1"),
         (config_of("full_attention"), {"device": "meta"}, "wait for the streams"),
@@ -224,7 +225,7 @@ def test_what_has_no_governed_form_is_an_error(world: World, config: Any, option
 
 
 def test_shared_layers_hold_nothing(world: World) -> None:
-    config = config_of("full_attention", "mlp", "sliding_attention")
+    config = config_of("full_attention", "moe", "sliding_attention")
     for kind in ("dynamic", "static"):
         with governed_cache(
             world.custodian, person(), MODEL, config=config, kind=kind, max_tokens=8
