@@ -226,8 +226,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("http_request_seconds_total", "counter", "Time spent on them.", ("operation", "status")),
     Measure("metrics_collector_age_seconds", "gauge", "Age of what is shown here of the `ledger` and of `workers`.",
             ("collector",)),
-    Measure("metrics_collector_success", "gauge", "0 while reading it fails, and before it was read; what is over a "
-            "minute old is not shown.", ("collector",)),
+    Measure("metrics_collector_success", "gauge", "0 while reading it fails, and before it was read; what is older "
+            "than three scrapes and a minute is not shown.", ("collector",)),
 )  # fmt: skip
 BY_NAME = {measure.name: measure for measure in MEASURES}
 _TALLIES = (

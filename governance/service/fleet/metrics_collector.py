@@ -5,8 +5,9 @@
     found = collector.latest(patience)   # what was read last: what is read now, where that ends in time
 
 1. One read at a time, whoever asks: a scrape waits for one as long as its patience at most, and for no database.
-2. Every figure has an age, which is shown beside it. What is older than `STALE_SECONDS` is not shown: a gap is seen, an
-   old number that looks like a new one is not. A read that fails leaves what is there, and is shown to have failed.
+2. Every figure has an age, which is shown beside it. A figure older than `SCRAPES_MAX` scrapes is not shown: a gap is
+   seen, an old number that looks like a new one is not. A read that fails leaves what is there, and is shown to have
+   failed. The bound is `STALE_SECONDS` at least and `STALE_SECONDS_MAX` at most, where Prometheus calls a series stale.
 3. Reading takes at most a tenth of the time: what takes long is read the more seldom.
 """
 
@@ -23,6 +24,8 @@ from kvcustody.guarding_thread import GuardingThread
 
 Read = TypeVar("Read")
 STALE_SECONDS = 60.0
+STALE_SECONDS_MAX = 300.0
+SCRAPES_MAX = 3  # a scrape that does not wait shows what the one before it asked for
 _REST = 9  # times as long as a read took
 _END_SECONDS = 5.0
 
@@ -40,11 +43,21 @@ class Collected(NamedTuple, Generic[Read]):
 class MetricsCollector(Generic[Read]):
     """Owns the thread that reads; close it at the end."""
 
-    def __init__(self, name: str, read: Callable[[], Read], *, fresh_seconds: float = 0.0) -> None:
-        """`fresh_seconds`: what is no older is not read again."""
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], Read],
+        *,
+        fresh_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`fresh_seconds`: what is no older is not read again. `clock`: seconds that only grow."""
         self.name = name
         self.fresh_seconds = fresh_seconds
         self._read = read
+        self._clock = clock
+        self._asked_at: float | None = None
+        self._interval_seconds = 0.0  # between the last two scrapes
         self._value: Read | None = None
         self._at: float | None = None
         self._failing = False
@@ -57,7 +70,11 @@ class MetricsCollector(Generic[Read]):
     def ask(self) -> None:
         """What is there is to be read again, where it is old enough: by a read that begins from now on."""
         with self._state:
-            if self._at is None or time.monotonic() - self._at >= self.fresh_seconds:
+            now = self._clock()
+            if self._asked_at is not None:
+                self._interval_seconds = now - self._asked_at
+            self._asked_at = now
+            if self._at is None or now - self._at >= self.fresh_seconds:
                 self._wanted = self._begun + 1
                 self._state.notify_all()
 
@@ -65,8 +82,9 @@ class MetricsCollector(Generic[Read]):
         """What was read last; what was asked for is waited for so long."""
         with self._state:
             self._state.wait_for(lambda: self._ended >= self._wanted, patience_seconds)
-            age = None if self._at is None else time.monotonic() - self._at
-            is_shown = age is not None and age < STALE_SECONDS
+            age = None if self._at is None else self._clock() - self._at
+            stale = min(max(SCRAPES_MAX * self._interval_seconds, STALE_SECONDS), STALE_SECONDS_MAX)
+            is_shown = age is not None and age < stale
             return Collected(self._value if is_shown else None, age, self._failing)
 
     def close(self) -> None:
@@ -83,12 +101,12 @@ class MetricsCollector(Generic[Read]):
                 if self._ending:
                     return
                 self._begun += 1
-            began = time.monotonic()
+            began = self._clock()
             self._collect(began)
             with self._state:
                 self._ended = self._begun
                 self._state.notify_all()
-                self._state.wait_for(lambda: self._ending, _REST * (time.monotonic() - began))
+                self._state.wait_for(lambda: self._ending, _REST * (self._clock() - began))
 
     def _collect(self, began: float) -> None:
         try:

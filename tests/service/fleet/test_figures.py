@@ -244,13 +244,38 @@ def test_a_failed_read_is_seen_and_an_old_value_is_not_shown(
     collector.ask()
     failed = collector.latest(60)
     assert failed[::2] == (1, True)
-    monkeypatch.setattr(metrics_collector, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(metrics_collector, "STALE_SECONDS_MAX", 0.0)
     stale = collector.latest(60)
     assert stale.value is None and stale.age_seconds >= failed.age_seconds
     monkeypatch.undo()
     read.fails, read.value = False, 3
     collector.ask()
     assert collector.latest(60)[::2] == (3, False)
+
+
+@pytest.mark.parametrize("interval_seconds", [5.0, 15.0, 60.0, 99.0])
+def test_a_scrape_that_never_waits_shows_the_figures_of_the_one_before(interval_seconds: float) -> None:
+    """60 s is Prometheus' default: what was read for one scrape is a minute old at the next."""
+    now, goes_on = [0.0], threading.Semaphore(0)
+
+    def read() -> float:
+        goes_on.acquire()
+        return now[0]
+
+    collector = MetricsCollector("ledger", read, clock=lambda: now[0])
+    try:
+        shown = []
+        for scrape in range(4):
+            now[0] = scrape * interval_seconds
+            collector.ask()
+            shown.append(collector.latest(0).value)
+            goes_on.release()
+            collector.latest(60)
+        assert shown == [None, *(interval_seconds * scrape for scrape in range(3))]
+        now[0] += max(60.0, 3 * interval_seconds)
+        assert collector.latest(0).value is None, "control: older than three scrapes and a minute"
+    finally:
+        collector.close()
 
 
 def test_a_scrape_is_answered_while_the_database_is_not(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +307,7 @@ def test_a_scrape_is_answered_while_the_database_is_not(lived: Any, monkeypatch:
     assert len(leaves) == 2 and all(meanwhile[name] == before[name] for name in leaves)
     ages = [each['metrics_collector_age_seconds{collector="ledger"}'] for each in (meanwhile, scraped())]
     assert 0 < ages[0] < ages[1]
-    monkeypatch.setattr(metrics_collector, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(metrics_collector, "STALE_SECONDS_MAX", 0.0)
     late = scraped()
     assert not late.keys() & {*leaves} and late['metrics_collector_success{collector="ledger"}'] == 0
     assert late['metrics_collector_age_seconds{collector="ledger"}'] > ages[1]
