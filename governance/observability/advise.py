@@ -80,6 +80,7 @@ def advise(
     return [*made, _offload(seen, trace), _locations(seen, trace), _cleanup(seen, ledger)]
 
 
+_TIER = "tier_stored_blocks."
 _NOT_OF_TRACES = {
     "prefill_": "a replay writes patterns where an engine computes, and says no time of it",
     "bytes_per_block": "a replay's tensors are no model's: name one with --model",
@@ -295,11 +296,28 @@ def _offload(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
     if returned:
         parts_of = "; ".join(returned)
         returned = [f"; a tier would have had at most what was evicted and computed again: {parts_of}"]
-    told = (
-        "this build has no tiers, so nothing is offloaded; moving a token beats computing it again where a shard's "
-        f"link is faster: {'; '.join(parts) or 'unknown'}"
+    break_even = (
+        "moving a token beats computing it again where a shard's link is faster: "
+        f"{'; '.join(parts) or 'unknown'}"
     )
-    return found.answers("When would offload pay?", told + "".join(returned))
+    return found.answers("When would offload pay?", f"{_tiers(seen, found)}; {break_even}{''.join(returned)}")
+
+
+def _tiers(seen: Sequence[SeenWorker], found: _Found) -> str:
+    """What the workers' tiers stored and restored, and how long both took."""
+    used = []
+    for worker in seen:
+        names = sorted(key.removeprefix(_TIER) for key in worker.status if key.startswith(_TIER))
+        for name in names:
+            stored, restored, store_seconds, restore_seconds = (
+                found.also(worker, f"tier_{figure}.{name}")
+                for figure in ("stored_blocks", "restored_blocks", "store_seconds", "restore_seconds")
+            )
+            used.append(
+                f"tier `{name}` of `{worker.worker}` stored {stored:,.0f} blocks in {store_seconds:.1f} s and restored "
+                f"{restored:,.0f} in {restore_seconds:.1f} s"
+            )
+    return "; ".join(used) or "no worker has a tier, so nothing is offloaded"
 
 
 def _cost(

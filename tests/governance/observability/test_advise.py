@@ -55,9 +55,21 @@ def test_every_answer_is_what_the_figures_say() -> None:
         rate = values(offload)[f"break-even GB/s of a shard at position {position:,}"]
         assert rate == pytest.approx(131_072 / (1e-4 + 1e-8 * position) / 1e9)
     assert values(offload)["tokens computed again after their eviction"] == 500 * 16
-    assert "no tiers" in offload.answer and "± 10%" in offload.answer
+    assert offload.answer.startswith("no worker has a tier") and "± 10%" in offload.answer
     assert values(locations) == {"kvcustody_worker_up": 1.0} and "kv_events_endpoint" in locations.unknown[0]
     assert "residencies overdue: 1, quarantined blocks: 2" in cleanup.answer and len(cleanup.unknown) == 2
+
+
+def test_a_tier_is_told_by_what_it_moved() -> None:
+    of_tier = {
+        "tier_stored_blocks.nvme": 120,
+        "tier_restored_blocks.nvme": 40,
+        "tier_store_seconds.nvme": 1.5,
+    }
+    offload = advise([seen(STATUS | of_tier)])[4]
+    assert "tier `nvme` of `gpu-0` stored 120 blocks in 1.5 s and restored 40 in 0.0 s" in offload.answer
+    assert values(offload)['kvcustody_tier_stored_blocks_total{tier="nvme"}'] == 120
+    assert "no worker has a tier" not in offload.answer
 
 
 @pytest.mark.parametrize(
