@@ -17,7 +17,7 @@ from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
-from kvcustody.policies.workbench.simulate import Simulation, simulate
+from kvcustody.policies.workbench.simulate import Simulation, TenantChange, simulate
 from kvcustody.policies.workbench.validate import load_table
 from kvcustody.times import span
 
@@ -108,7 +108,7 @@ def _print(found: Simulation, block_tokens: int) -> None:
     )  # fmt: skip
     for change in found.tenants:
         row = change.data(block_tokens)
-        share = f"{change.lost_blocks / change.hit_blocks:.1%}" if change.hit_blocks else "-"
+        share = _lost_share(change)
         was, is_now = (
             span(row[name] // 1_000 * 1_000) for name in ("mean_idle_before_us", "mean_idle_after_us")
         )
@@ -124,8 +124,24 @@ def _print(found: Simulation, block_tokens: int) -> None:
             causes[cause] = causes.get(cause, 0) + blocks
     for cause, blocks in sorted(causes.items(), key=lambda entry: -entry[1]):
         say(f"lost by {cause}: {blocks * block_tokens:,} tokens")
+    shortened = sum(change.shortened_blocks for change in found.tenants)
+    if shortened:
+        say(
+            f"{shortened * block_tokens:,} tokens were hit under a retention that gets shorter. The ledger does not "
+            "say how long a block was idle before a hit, so all may be lost. --trace or --generated measures it."
+        )
     if found.unknown_levels:
         say(f"{found.unknown_levels} requests have a classification that the new policy does not know")
+
+
+def _lost_share(change: TenantChange) -> str:
+    """The share of hits that would be lost; from, to where a shorter retention may take more."""
+    if not change.hit_blocks:
+        return "-"
+    least = f"{change.lost_blocks / change.hit_blocks:.1%}"
+    if not change.shortened_blocks:
+        return least
+    return f"{least} to {(change.lost_blocks + change.shortened_blocks) / change.hit_blocks:.1%}"
 
 
 def _print_tiers(found: Simulation) -> None:

@@ -3,6 +3,8 @@
 1. Only what was recorded is decided again: a request that a wider policy would have served, and that was never made
    or never hit, is not in the record. Such figures come from replaying a trace (`kvcustody policy simulate --trace`).
 2. What was attached through a grant or segment is decided again through that source, at its own instant.
+3. The record does not say how long a block had been idle before a hit. Hits under a retention that gets shorter are
+   counted apart: up to all of them would be lost.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class TierChange:
 class TenantChange:
     """What would change for one tenant. Blocks are those attached (hits); retention is in microseconds.
 
+    `shortened_blocks` stay permitted, and their retention gets shorter (rule 3).
     `kept_before_us` and `kept_after_us` add up, over its requests, how long idle blocks would be kept at most.
     """
 
@@ -68,6 +71,7 @@ class TenantChange:
     hit_blocks: int = 0
     lost_blocks: int = 0
     lost_requests: int = 0
+    shortened_blocks: int = 0
     denied_requests: int = 0
     kept_before_us: int = 0
     kept_after_us: int = 0
@@ -87,6 +91,8 @@ class TenantChange:
             "lost_blocks": self.lost_blocks,
             "lost_tokens": self.lost_blocks * block_tokens,
             "lost_by": self.lost_by,
+            "shortened_blocks": self.shortened_blocks,
+            "shortened_tokens": self.shortened_blocks * block_tokens,
             "mean_idle_before_us": self.kept_before_us // max(self.requests, 1),
             "mean_idle_after_us": self.kept_after_us // max(self.requests, 1),
             "tiers": {tier.value: change.data() for tier, change in self.tiers.items()},
@@ -136,6 +142,8 @@ def simulate(
             change.lost_requests += 1
             change.lost_blocks += request.attached_blocks
             change.lost_by[lost] = change.lost_by.get(lost, 0) + request.attached_blocks
+        elif _is_shortened(old, new, openings, request):
+            change.shortened_blocks += request.attached_blocks
     for denial in denials:
         changes.setdefault(denial.tenant, TenantChange(denial.tenant)).denied_requests += denial.requests
     ordered = sorted(changes.values(), key=lambda change: (-change.lost_blocks, change.tenant))
@@ -161,6 +169,30 @@ class _Tiers:
             elif absolute_us:
                 counted.requests_before += 1
                 counted.absolute_before_us += absolute_us
+
+
+def _is_shortened(
+    old: DecisionTable,
+    new: DecisionTable,
+    openings: Mapping[str, Grant | SegmentRule],
+    request: Recorded,
+) -> bool:
+    """Whether blocks of the request, or of an owner that served it, are kept for less time than before."""
+    owners = {openings[source].owner for source in request.reasons if source in openings}
+    return any(
+        _kept(new, tenant, request.classification)[place] < _kept(old, tenant, request.classification)[place]
+        for tenant in {request.tenant, *owners}
+        for place in (0, 1)
+    )
+
+
+def _kept(table: DecisionTable, tenant: str, classification: str) -> tuple[int, int]:
+    """For how long a tenant's block is kept idle, and at all; zeros where the policy does not know one of both."""
+    names = table.policy.classifications
+    if classification not in names or table.tenant(tenant) is None:
+        return 0, 0
+    duty = table.obligations(tenant, names.index(classification))
+    return duty.idle_us, duty.absolute_us
 
 
 def _lost(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -312,12 +313,26 @@ def test_simulate_on_a_replayed_ledger(files):
     assert sum(row["requests"] for row in same) == 60 == sum(row["requests"] for row in less)
     assert sum(row["lost_blocks"] for row in same) == 0
     assert "recorded requests" in policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db")
+    assert sum(row["shortened_blocks"] for row in less) == 0 < sum(row["hit_blocks"] for row in same)
+    check_shorter_retention(text)
     policy("simulate", "a.yaml", "less.yaml", code=2)
     assert "copies off the device" not in policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db")
     tiered()
     more = policy("simulate", "a.yaml", "tiers.yaml", "--ledger", "l.db")
     assert "copies off the device" in more and "nvme" in more and "30m" in more and "remote" not in more
     check_lint_by_ledger()
+
+
+def check_shorter_retention(text):
+    """The ledger cannot say which hits a shorter retention would take: it says how many it may."""
+    shorter = re.sub(r"idle: [1-9]\w*", "idle: 1s", text)
+    assert shorter != text
+    Path("shorter.yaml").write_text(shorter)
+    rows = json.loads(policy("simulate", "a.yaml", "shorter.yaml", "--ledger", "l.db", "--json"))["tenants"]
+    hits = [row for row in rows if row["hit_blocks"]]
+    assert hits and all(row["lost_blocks"] + row["shortened_blocks"] == row["hit_blocks"] for row in hits)
+    told = policy("simulate", "a.yaml", "shorter.yaml", "--ledger", "l.db")
+    assert "0.0% to 100.0%" in told and "under a retention that gets shorter" in told
 
 
 def check_lint_by_ledger():
