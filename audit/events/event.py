@@ -95,6 +95,20 @@ class CountedEvent(Event, frozen=True):
     outage: ClassVar[str] = "C"
 
 
+class GuardingOrder(GuardingEvent, frozen=True, kw_only=True):
+    """Class A, and others act on it. `signature` (`audit.database.signed_orders`) is the writer's to add."""
+
+    is_order: ClassVar[bool] = True
+    signature: str = ""
+
+
+class LifecycleOrder(LifecycleEvent, frozen=True, kw_only=True):
+    """Class B, and others act on it; as `GuardingOrder`."""
+
+    is_order: ClassVar[bool] = True
+    signature: str = ""
+
+
 class WorkersGuardingEvent(GuardingEvent, frozen=True):
     """Class A, of a kind that workers hand in."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.processes.order_authors import NOT_AUTHENTICATED
+from kvcustody.audit.processes.orders import NOT_AUTHENTICATED
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.system_boundary import deaths
