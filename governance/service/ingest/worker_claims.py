@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from sqlalchemy import Connection, Engine, distinct, exists, func, select
+from sqlalchemy import Connection, Engine, exists, select
 
 from kvcustody.audit.cases.case_record import StepKind
 from kvcustody.audit.cases.read_cases import read_case
@@ -24,6 +24,7 @@ from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.event import FieldMeaning
 from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
 from kvcustody.audit.processes.enforcement import ENFORCE, order_at
+from kvcustody.audit.processes.sequence_gaps import lacks_below
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 from kvcustody.errors import LedgerError
@@ -75,7 +76,9 @@ class WorkerClaims:
                     continue
                 if fact.ask(connection):
                     self._keep({fact.name})
-                elif not (fact.name[0] in _MAY_BE_SPILLED and _lacks_earlier(connection, sender, first)):
+                elif not (
+                    fact.name[0] in _MAY_BE_SPILLED and lacks_below(connection, sender.incarnation, first)
+                ):
                     raise _refused(place, group, key)
 
     def _keep(self, facts: set[tuple[Hashable, ...]]) -> None:
@@ -192,15 +195,6 @@ def _has_leaves(connection: Connection, worker: str, tenant: str) -> bool:
 def _is_known(connection: Connection, tenant: str) -> bool:
     """Whether a tenant has a log."""
     return connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant))) is not None
-
-
-def _lacks_earlier(connection: Connection, sender: Sender, sequence: int) -> bool:
-    """Whether the ledger lacks some sequence of an incarnation before this one (rule 1)."""
-    life = select(incarnations.c.id).where(incarnations.c.uuid == sender.incarnation).scalar_subquery()
-    query = select(func.count(distinct(events.c.sequence))).where(
-        events.c.incarnation == life, events.c.sequence < sequence, has_leaf(events)
-    )
-    return (connection.scalar(query) or 0) < sequence - 1
 
 
 def _is_asked(connection: Connection, erasure: str, tenant: str | None, is_exact: bool) -> bool:
