@@ -82,12 +82,6 @@ class SignedOrders:
         """Whether orders of this process are signed."""
         return self._own is not None
 
-    @property
-    def refused(self) -> tuple[RefusedOrder, ...]:
-        """Orders that were read and not believed, in the order in which they were met."""
-        with self._lock:
-            return tuple(self._refused.values())
-
     def newly_refused(self) -> tuple[RefusedOrder, ...]:
         """Those that no earlier call returned."""
         with self._lock:
@@ -130,6 +124,13 @@ class SignedOrders:
                 self._accepted = set()
             self._accepted.add(digest)
         return body
+
+    def refusal(self, leaf: bytes) -> RefusedOrder | None:
+        """Why nobody acts on an order; None where its signature counts."""
+        if self.accepted(leaf) is not None:
+            return None
+        with self._lock:
+            return self._refused.get(hashlib.sha256(leaf).digest())
 
     def _check(self, body: Mapping[str, Any]) -> None:
         """Raise `DocumentRejected` where no key that may sign orders signed this."""

@@ -21,7 +21,17 @@ from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES
 from kvcustody.audit.events.control_events import ReportKeyRecorded, SigningKeyRecorded
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema, check_copies
-from kvcustody.audit.events.registry import COPIES, ROWS, SCHEMA, SIGNATURE, TOTALS, TRACE, log_of, logs_of
+from kvcustody.audit.events.registry import (
+    COPIES,
+    ROWS,
+    SCHEMA,
+    SIGNATURE,
+    TOTALS,
+    TRACE,
+    UNSAID,
+    log_of,
+    logs_of,
+)
 from kvcustody.errors import LedgerError
 
 Item = tuple[int, Event]
@@ -166,8 +176,8 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Sa
             columns[TRACE] = [trace or None for trace in columns[TRACE]]
         else:
             del columns[TRACE]
-    if SIGNATURE in columns:
-        said[SIGNATURE] = [text or UNSET for text in columns[SIGNATURE]]
+    for key in columns.keys() & UNSAID:
+        said[key] = [text or UNSET for text in columns[key]]
     columns["log"] = logs
     columns["sequence"] = [sequence for sequence, _ in items]
     said |= {"schema": repeat(SCHEMA), "kind": repeat(schema.name), "outage": repeat(schema.outage)}

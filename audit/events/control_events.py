@@ -306,6 +306,7 @@ PROCESS_DEATH = "unproven: process death"  # the cause of every end that a succe
 GENERATED, REPLAYED = "generated", "replayed"  # what a process that serves nobody says of all that it records
 SIMULATED = "simulated"  # what one says that is at work, for generated traffic
 ORIGINS = frozenset({"", GENERATED, REPLAYED, SIMULATED})
+SIGNED, FROM_CONTROL_PLANE = "signed", "control-plane"  # which orders a worker follows
 
 
 class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
@@ -313,7 +314,8 @@ class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
 
     `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
     again, `generated` for traffic that nobody ever sent, `simulated` where that is served now. Leaves of earlier
-    versions have none: they are not marked.
+    versions have none: they are not marked. `orders`: which it follows: those of its control plane, those alone in a
+    ledger of its own that a trusted key `signed`, or (empty) all that are there.
     """
 
     worker: OwnWorker
@@ -325,6 +327,7 @@ class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
     revision: int = 0
     generation: int = 0
     origin: Annotated[str, OneOf(ORIGINS)] = ""
+    orders: Annotated[str, OneOf(frozenset({"", SIGNED, FROM_CONTROL_PLANE}))] = ""
 
 
 class WorkerStopped(WorkersLifecycleEvent, frozen=True, tag="worker-stopped"):

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.database.signed_orders import orders_of
+from kvcustody.audit.database.signed_orders import RefusedOrder, orders_of
 from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 
 NOT_AUTHENTICATED = (
-    "Orders are not authenticated: no leaf carries the signature of who asked for an erasure, a restriction, later "
-    "keys or monitoring. Workers behind a control plane write no orders. A worker with a ledger of its own follows "
+    "Orders are not authenticated: nobody checks the signature of who asked for an erasure, a restriction, later keys or "
+    "monitoring. Workers behind a control plane write no orders. A worker with a ledger of its own follows "
     "every order that was written there."
 )
 AUTHENTICATED = (
     "Orders are authenticated: this process follows an erasure, a restriction, later keys, monitoring, an issuer or a "
     "legal hold only where a key with the role `orders` signed its leaf."
 )
+
+
+ALL_AUTHENTICATED = (
+    "Orders are authenticated: every worker states that it follows those of its control plane, or those alone whose "
+    "leaf a trusted key signed."
+)
+_NEWEST_SHOWN = 1000
 
 
 class OrderLeaf(NamedTuple):
@@ -56,3 +64,20 @@ def order_leaves(
         found = [one._replace(at_us=int(body["at_us"])) for one, body in read if body is not None]
         found.sort(key=lambda one: (one.at_us, one.idx))
     return found[-1:] if newest else found
+
+
+def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:
+    """What is said of the orders that workers follow, from the leaves of their starts."""
+    said = {body.get("orders", "") for body in bodies if body["kind"] == "worker-started"}
+    return ALL_AUTHENTICATED if said and "" not in said else NOT_AUTHENTICATED
+
+
+def unsigned_orders(connection: Connection) -> tuple[RefusedOrder, ...]:
+    """Those of the newest orders on record that nobody acts on, oldest first; none where every order counts."""
+    signed = orders_of(connection)
+    if signed is None:
+        return ()
+    query = select(events.c.leaf).where(events.c.kind.in_(sorted(SIGNED_ORDERS)), has_leaf(events))
+    newest = connection.scalars(query.order_by(events.c.at_us.desc()).limit(_NEWEST_SHOWN)).all()
+    found = (signed.refusal(bytes(leaf)) for leaf in reversed(newest))
+    return tuple(refused for refused in found if refused is not None)

@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders, authenticate
 from kvcustody.audit.events import OrphanFound, WorkerStarted
+from kvcustody.audit.events.control_events import FROM_CONTROL_PLANE, SIGNED
 from kvcustody.audit.processes.orders import AUTHENTICATED, NOT_AUTHENTICATED
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
@@ -104,7 +105,8 @@ def open_foundation(
     standing = open_startup_policy(settings, engine, clock)
     writer = _writer(settings, engine, clock)
     stack.callback(writer.close)
-    _announce(writer, settings, standing.table, _started(settings, standing, clock, memory))
+    started = _started(settings, standing, clock, memory)
+    _announce(writer, settings, standing.table, started._replace(orders="" if orders is None else SIGNED))
     signer = _signer(settings, engine, writer, clock)
     if signer is not None:
         signer.start()
@@ -138,7 +140,7 @@ def _behind_control_plane(
     standing = remote_startup_policy(settings, connection, clock)
     writer = open_remote_ledger(settings, connection, clock)
     stack.callback(writer.close)
-    started = _started(settings, standing, clock, memory)
+    started = _started(settings, standing, clock, memory)._replace(orders=FROM_CONTROL_PLANE)
     if writer.down:  # what is stated again widens nothing: it may be recorded behind its effect
         about = (standing.table, started.at_us, settings.worker_name)
         writer.submit([started, *activation_events(*about), *events_beside_activation(*about)])

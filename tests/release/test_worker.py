@@ -5,16 +5,23 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import orjson
 import pytest
+import structlog
+from sqlalchemy import select
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events.control_events import SIGNED
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.store import FolderStore, SqlStore
+from kvcustody.governance.release.trust import write_trust
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.migrations.upgrade import upgrade
@@ -119,3 +126,37 @@ def test_a_release_without_trust_is_refused() -> None:
 def test_a_folder_store_needs_its_folder(tmp_path: Path) -> None:
     with pytest.raises(CustodyError, match="No such file"):
         FolderStore(tmp_path / "none").read()
+
+
+def test_a_worker_that_follows_signed_orders_alone_says_so_at_its_start(
+    release: Release, tmp_path: Path
+) -> None:
+    release.desk.propose(policy(), release.people.ada, note="x")
+    release.approve(1)
+    own = create_signing_key(tmp_path / "orders.key", "one")
+    trust = tmp_path / "trust.toml"
+    listed = [
+        (str(key.verifier), role, None)
+        for key, role in (
+            (release.people.ada.key, "author"),
+            (release.people.grace.key, "approver"),
+            (own, "orders"),
+        )
+    ]
+    trust.write_text(write_trust("prod", listed))
+    settings = worker_settings(
+        tmp_path, policy_path=tmp_path / "policy.bundle", order_key_path=tmp_path / "orders.key"
+    )
+    settings.policy_path.write_bytes(release.desk.bundle(1))
+    with structlog.testing.capture_logs() as said:
+        opened(settings).close()
+    assert [line["signs"] for line in said if line["event"] == "orders are authenticated"] == [True]
+    assert not [line for line in said if line["event"] == "orders are not authenticated"]
+    store = open_store(settings.database_url)
+    with store.connect() as connection:
+        leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == "worker-started")).all()
+    store.dispose()
+    assert [orjson.loads(leaf)["orders"] for leaf in leaves] == [SIGNED]
+    trust.write_text(write_trust("prod", listed[:2]))
+    with pytest.raises(ConfigError, match="names no key `one` with the role `orders`"):
+        opened(settings)

@@ -2,6 +2,7 @@
 
 1. A tenant of which a worker ends custody is one of which it recorded a request, a key or a copy before. Where
    sequences before the leaf are missing here, that record may be in a spill which is handed in later: it is accepted.
+   A tenant that a worker serves is of an issuer that the ledger knows.
 2. An owner is the reader's own tenant, or a tenant that the ledger knows.
 3. An erasure, a case or an order on enforcement is on record, and says what the leaf says of it.
 4. An actor is the worker itself, a part of it, or who gave the order or approved the revision that the leaf follows.
@@ -25,12 +26,14 @@ from kvcustody.audit.events.event import FieldMeaning
 from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
 from kvcustody.audit.processes.enforcement import ENFORCE, order_at
 from kvcustody.audit.processes.sequence_gaps import lacks_below
+from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 from kvcustody.errors import LedgerError
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.ingest.check_leaves import Sender, refused_field
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.tenants import SEPARATOR
 from kvcustody.times import SECOND_US
 
 _KEPT_MAX = 1 << 17
@@ -94,6 +97,12 @@ class WorkerClaims:
                 ask = partial(_has_leaves, worker=sender.worker, tenant=tenant)
                 yield at, Fact(("held", sender.worker, tenant), ask)
 
+    def _served(self, sender: Sender, group: LeafGroup, key: str) -> Iterator[tuple[int, Fact]]:
+        for at, (tenant,) in _distinct(group, key):
+            issuer = (tenant or "").partition(SEPARATOR)[2]
+            if issuer:
+                yield at, Fact(("issuer", issuer), partial(_is_assigned, issuer=issuer))
+
     def _owner(self, sender: Sender, group: LeafGroup, key: str) -> Iterator[tuple[int, Fact]]:
         for at, (owner,) in _distinct(group, key):
             if ("held", sender.worker, owner) not in self._found:
@@ -140,6 +149,7 @@ class WorkerClaims:
         return proposal.approval.approver == actor and digest in ("", proposal.manifest.digest)
 
     _READ: ClassVar[dict[Any, Callable[[Any, Sender, LeafGroup, str], Iterator[tuple[int, Fact]]]]] = {
+        FieldMeaning.SERVED: _served,
         FieldMeaning.HELD: _held,
         FieldMeaning.OWNER: _owner,
         FieldMeaning.ERASURE: _erasure,
@@ -190,6 +200,11 @@ def _has_leaves(connection: Connection, worker: str, tenant: str) -> bool:
     )
     query = select(logs.c.id).where(logs.c.name == log_of(tenant), in_log)
     return connection.scalar(query) is not None
+
+
+def _is_assigned(connection: Connection, issuer: str) -> bool:
+    """Whether an issuer of tenants is on record."""
+    return known_issuers(connection).knows(issuer)
 
 
 def _is_known(connection: Connection, tenant: str) -> bool:
