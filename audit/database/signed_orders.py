@@ -23,6 +23,7 @@ import orjson
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.events.registry import SIGNATURE
+from kvcustody.errors import LedgerError
 from kvcustody.signed_document import (
     DocumentRejected,
     DocumentSignature,
@@ -34,6 +35,10 @@ from kvcustody.signed_document import (
 
 SCHEMA: Final = "kvcustody/order@1"
 ORDERS_OPTION = "kvcustody_orders"  # the execution option of an engine that says whose orders count
+NO_KEY = (
+    "orders are signed here (`policy_trust`), and this process has no key: name one in `order_key_path` that the trust "
+    "configuration lists with the role `orders`"
+)
 _KEPT_MAX = 1 << 16
 _REFUSED_MAX = 1000
 _SHOWN_CHARACTERS = 64
@@ -88,6 +93,12 @@ class SignedOrders:
             found = tuple(self._refused.values())[self._told :]
             self._told += len(found)
         return found
+
+    def must_sign(self, leaf: bytes) -> str:
+        """As `sign`, for a process whose orders would otherwise be in vain; raises `LedgerError` without an own key."""
+        if self._own is None:
+            raise LedgerError(NO_KEY)
+        return self.sign(leaf)
 
     def sign(self, leaf: bytes) -> str:
         """The signature of a leaf that has none yet, as its `signature` says it; empty where there is no own key."""

@@ -14,7 +14,7 @@ from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 
 NOT_AUTHENTICATED = (
-    "Orders are not authenticated: nobody checks the signature of who asked for an erasure, a restriction, later keys or "
+    "Orders are not authenticated: nobody checks a signature of who asked for an erasure, a restriction, later keys or "
     "monitoring. Workers behind a control plane write no orders. A worker with a ledger of its own follows "
     "every order that was written there."
 )

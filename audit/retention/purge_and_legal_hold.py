@@ -99,12 +99,16 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
     column = legal_holds.c
     signed = orders_of(connection)
     found: dict[str, Hold] = {}
-    query = select(legal_holds, events.c.leaf).select_from(legal_holds).join(events, is_leaf_of(legal_holds))
-    for row in connection.execute(query.order_by(column.at_us, column.log, column.idx)):
-        if signed is not None:
+    query = select(legal_holds).where(has_leaf(legal_holds)).order_by(column.at_us, column.log, column.idx)
+    if signed is not None:
+        query = (
+            query.add_columns(events.c.leaf).select_from(legal_holds).join(events, is_leaf_of(legal_holds))
+        )
+    for row in connection.execute(query):
+        if signed is not None and row.action != PLACED:
             body = signed.accepted(bytes(row.leaf))
             said = None if body is None else (body["hold"], body["action"], int(body["at_us"]))
-            if row.action != PLACED and said != (row.hold, row.action, row.at_us):
+            if said != (row.hold, row.action, row.at_us):
                 continue
         if row.action == PLACED:
             found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)

@@ -528,8 +528,9 @@ class EventWriter(LedgerWriter):
         settings: WriterSettings | None = None,
         subject_keys: SubjectKeys | None = None,
         clear_names: bool = False,
+        must_sign: bool = False,
     ) -> None:
-        """`subject_keys`, `clear_names`: as for `DatabaseSink`."""
+        """`subject_keys`, `clear_names`: as for `DatabaseSink`. `must_sign`: no order goes unsigned."""
         self.engine = engine
         self.subject_keys = subject_keys
         sink = DatabaseSink(
@@ -546,7 +547,7 @@ class EventWriter(LedgerWriter):
             clock=clock,
             spill_directory=spill_directory,
             settings=settings,
-            sign=None if signed is None else signed.sign,
+            sign=None if signed is None else signed.must_sign if must_sign else signed.sign,
         )
 
     def close_predecessors(self, worker: str, incarnation: str) -> None:

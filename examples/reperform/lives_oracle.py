@@ -154,8 +154,8 @@ def orders(bodies: list[Body]) -> str:
             "whose leaf a trusted key signed."
         )
     return (
-        "Orders are not authenticated: nobody checks the signature of who asked for an erasure, a restriction, later keys "
-        "or monitoring. Workers behind a control plane write no orders. A worker with a ledger of its own follows "
+        "Orders are not authenticated: nobody checks a signature of who asked for an erasure, a restriction, later "
+        "keys or monitoring. Workers behind a control plane write no orders. A worker with a ledger of its own follows "
         "every order that was written there."
     )
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
+from kvcustody.audit.database.signed_orders import NO_KEY, SignedOrders, authenticate
 from kvcustody.audit.events import KINDS, Event
 from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.processes.enforcement import worker_enforcement
@@ -89,10 +89,6 @@ _MINUTE = 60
 _MARKED_SECONDS = 1.0
 _DATABASE_SECONDS = 5.0
 _COVER_SECONDS = 5.0
-_NO_ORDER_KEY = (
-    "orders are signed here (`policy_trust`), and this service has no key: name one in `order_key_path` that the trust "
-    "configuration lists with the role `orders`"
-)
 
 
 class Service:
@@ -202,7 +198,7 @@ class Service:
         if orders is not None:
             _log.info("orders are authenticated", why=AUTHENTICATED)
             if not orders.may_sign:
-                _log.warning("orders are refused", why=_NO_ORDER_KEY)
+                _log.warning("orders are refused", why=NO_KEY)
         return orders
 
     def _open_policies(self, stack: ExitStack) -> None:
@@ -296,7 +292,7 @@ class Service:
         Raises `unavailable` where the ledger cannot record, and `conflict` for an order that would not be signed.
         """
         if self.orders is not None and not self.orders.may_sign and KINDS[type(event)].name in SIGNED_ORDERS:
-            raise ProblemError("conflict", _NO_ORDER_KEY)
+            raise ProblemError("conflict", NO_KEY)
         with _recorded():
             self.writer.submit_durable(event)
 

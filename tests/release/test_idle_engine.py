@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.signed_orders import authenticate
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.events import Event, KeysOrdered
 from kvcustody.clock import SystemClock
@@ -22,6 +23,8 @@ from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.monitoring.ordering import enforcement_order
+from kvcustody.governance.release.order_signing import read_signed_orders
+from kvcustody.governance.settings import Settings
 from standins import builders
 from standins.release.idle_engine import IdleEngine
 from standins.release.release_world import MODEL, READS, Release, policy, worker_settings
@@ -36,6 +39,8 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store: Engine = open_store(folder / "ledger.db")
+        ledger = Settings().ledger_origin
+        authenticate(self.store, read_signed_orders(folder / "trust.toml", ledger, folder / "orders.key"))
 
     def put(self, event: Event) -> None:
         writer = builders.writer(self.store, self.folder / "desk", worker="desk", clock=CLOCK)

@@ -14,14 +14,12 @@ from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events.control_events import SIGNED
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.store import FolderStore, SqlStore
-from kvcustody.governance.release.trust import write_trust
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.migrations.upgrade import upgrade
@@ -133,17 +131,6 @@ def test_a_worker_that_follows_signed_orders_alone_says_so_at_its_start(
 ) -> None:
     release.desk.propose(policy(), release.people.ada, note="x")
     release.approve(1)
-    own = create_signing_key(tmp_path / "orders.key", "one")
-    trust = tmp_path / "trust.toml"
-    listed = [
-        (str(key.verifier), role, None)
-        for key, role in (
-            (release.people.ada.key, "author"),
-            (release.people.grace.key, "approver"),
-            (own, "orders"),
-        )
-    ]
-    trust.write_text(write_trust("prod", listed))
     settings = worker_settings(
         tmp_path, policy_path=tmp_path / "policy.bundle", order_key_path=tmp_path / "orders.key"
     )
@@ -157,6 +144,7 @@ def test_a_worker_that_follows_signed_orders_alone_says_so_at_its_start(
         leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == "worker-started")).all()
     store.dispose()
     assert [orjson.loads(leaf)["orders"] for leaf in leaves] == [SIGNED]
-    trust.write_text(write_trust("prod", listed[:2]))
-    with pytest.raises(ConfigError, match="names no key `one` with the role `orders`"):
+    trust = tmp_path / "trust.toml"
+    trust.write_text(trust.read_text().replace('roles = ["orders"]', 'roles = ["operator"]'))
+    with pytest.raises(ConfigError, match="names no key `orders` with the role `orders`"):
         opened(settings)

@@ -260,7 +260,7 @@ def test_a_worker_asks_no_erasure_of_an_issuers_tenant_that_nobody_assigned(flee
     asked = {"selector": '{"tenant":"acme^https://evil.example"}'} | deadline
     refused = fleet.client("PUT", path, fleet.key, json=asked)
     assert refused.status_code == 409 and "assignIssuer" in refused.text
-    own = {"selector": '{"tenant":"acme"}'} | deadline
+    own = {"selector": '{"tenant":"globex"}'} | deadline
     assert fleet.client("PUT", path, fleet.key, json=own).status_code == 200, "control"
 
 
