@@ -53,12 +53,12 @@ def leaves(store: Engine, kind: str) -> list[bytes]:
 
 
 def test_the_control_plane_signs_what_its_callers_order(plane: ControlPlane, tmp_path: Path) -> None:
-    with plane.connect("olive") as olive:
-        olive.post(PLACE, ORDER)
+    with plane.connect("grace") as grace:
+        grace.post(PLACE, ORDER)
     store = open_store(tmp_path / "ledger.db", read_only=True)
     [leaf] = leaves(store, "enforcement-ordered")
     said = readers(tmp_path).accepted(leaf)
-    assert said is not None and said["actor"] == "olive"
+    assert said is not None and said["actor"] == "grace"
     assert orjson.loads(leaf)["signature"].startswith("orders ")
     store.dispose()
 
@@ -89,8 +89,8 @@ def test_an_order_that_somebody_writes_beside_it_shows_in_health_and_is_given_to
 def test_a_control_plane_without_a_key_refuses_orders(tmp_path: Path) -> None:
     plane = ControlPlane(tmp_path, order_key_path=None)
     try:
-        with plane.connect("olive") as olive, pytest.raises(ServiceError, match="order_key_path"):
-            olive.post(PLACE, ORDER)
+        with plane.connect("grace") as grace, pytest.raises(ServiceError, match="order_key_path"):
+            grace.post(PLACE, ORDER)
         store = open_store(tmp_path / "ledger.db", read_only=True)
         assert leaves(store, "enforcement-ordered") == []
         store.dispose()
