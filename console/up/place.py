@@ -218,7 +218,7 @@ def policy_text(folder: Path, spec: WorkloadSpec) -> str:
 def _trust(folder: Path) -> Path:
     """The trust configuration of policies, with the keys of those who sign (rule 2)."""
     path = folder / "trust.toml"
-    if not path.exists():
+    if not (path.exists() and all(signing_file(folder, name).exists() for name in SIGNERS)):
         (folder / "keys").mkdir(mode=0o700, exist_ok=True)
         rows = []
         for name, (role, tenant) in SIGNERS.items():

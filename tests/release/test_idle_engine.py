@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.signed_orders import authenticate
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.events import Event, KeysOrdered
+from kvcustody.audit.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
@@ -46,6 +49,11 @@ class Desk:
         writer = builders.writer(self.store, self.folder / "desk", worker="desk", clock=CLOCK)
         writer.submit_durable(event)
         writer.close()
+
+    def findings(self) -> list[dict[str, Any]]:
+        with self.store.connect() as connection:
+            query = select(events.c.leaf).where(events.c.kind == "orphan-found")
+            return [orjson.loads(leaf) for leaf in connection.scalars(query)]
 
     def erasure_outcome(self) -> str:
         try:
@@ -123,6 +131,24 @@ def test_an_order_reaches_an_engine_that_sleeps(opened_release: Release, tmp_pat
         while not is_done(idle, desk):
             assert time.monotonic() < deadline, f"{order}: nothing was done"
             time.sleep(0.01)
+        desk.store.dispose()
+
+
+def test_an_order_that_nobody_signed_is_found_and_not_followed(
+    opened_release: Release, tmp_path: Path
+) -> None:
+    """Its control: the same order, signed, above."""
+    with engine(tmp_path) as idle:
+        desk = Desk(tmp_path)
+        authenticate(desk.store, None)
+        monitor(desk, opened_release)
+        deadline = time.monotonic() + 60
+        while not (found := desk.findings()):
+            assert time.monotonic() < deadline, "nothing was found"
+            time.sleep(0.01)
+        assert [(one["orphan"], one["action"]) for one in found] == [("unsigned order", "not followed")]
+        assert "`enforcement-ordered` in `system`" in found[0]["cause"]
+        assert idle.port.enforcement.mode != "monitor"
         desk.store.dispose()
 
 
