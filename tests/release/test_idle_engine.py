@@ -116,6 +116,7 @@ def engine(folder: Path, **more: bool) -> IdleEngine:
         policy_lease_seconds=1,
         erasure_poll_ms=10,
         monitoring="allowed",
+        order_key_path=folder / "orders.key",
     )
     return IdleEngine(asked, MODEL, **more)
 
