@@ -152,3 +152,16 @@ def test_a_person_assigns_the_issuers_of_a_ledger(desk: Engine, tmp_path: Path) 
     assert all(signed.accepted(leaf) is not None for leaf in leaves(desk, "issuer-assigned"))
     with desk.connect() as connection:
         assert known_issuers(connection).home == "https://corp.example"
+
+
+def test_the_commands_make_such_a_key_and_name_it(tmp_path: Path) -> None:
+    for name in ("ada", "grace", "control-plane"):
+        words = ["policy", "key", str(tmp_path / f"{name}.key"), "--name", name]
+        assert CliRunner().invoke(app, words).exit_code == 0
+    public = {name: str(tmp_path / f"{name}.key.pub") for name in ("ada", "grace", "control-plane")}
+    trust = ["policy", "trust", str(tmp_path / "trust.toml"), "--audience", "prod"]
+    trust += ["--author", public["ada"], "--approver", public["grace"], "--orders", public["control-plane"]]
+    done = CliRunner().invoke(app, trust)
+    assert done.exit_code == 0, done.output
+    made = read_signed_orders(tmp_path / "trust.toml", ORIGIN, tmp_path / "control-plane.key")
+    assert made is not None and made.may_sign and not readers(tmp_path).may_sign
