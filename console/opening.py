@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.database.signed_orders import authenticate
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.processes.marked_processes import history, read_marked
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, store_beside
@@ -53,8 +54,15 @@ def tell_marked(connection: Connection) -> None:
 
 @contextmanager
 def writing(ledger: str) -> Iterator[Engine]:
-    """The ledger's engine for an act that is put on record."""
+    """The ledger's engine for an act that is put on record; orders are signed where the worker's settings say so."""
+    from kvcustody.governance.release.order_signing import read_signed_orders
+    from kvcustody.governance.settings import load_settings
+
+    settings = load_settings()
+    trust = Path(settings.policy_trust) if settings.policy_trust else None
+    orders = read_signed_orders(trust, settings.ledger_origin, settings.order_key_path)
     engine = open_store(ledger, timeout_seconds=5.0)
+    authenticate(engine, orders)
     try:
         check_store(engine)
         yield engine

@@ -107,6 +107,11 @@ class Settings(LayeredSettings):
         description="Where released revisions come from: a release folder, `ledger` for the ledger's database, or "
         "`control-plane`; needs `policy_trust`. Empty: nothing changes while the worker runs.",
     )
+    order_key_path: Path | None = Field(
+        None,
+        description="The key that signs this process's orders, or `plugin:NAME`: `policy_trust` names it with the role "
+        "`orders` (docs/operate/service.md). Empty: they are unsigned, and under `policy_trust` nobody follows them.",
+    )
     monitoring: Literal["refused", "allowed"] = Field(
         "refused",
         description="Whether this worker follows orders to enforce the policy for some only, and to monitor the others "

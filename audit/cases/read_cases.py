@@ -8,15 +8,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, select, true
+from sqlalchemy import ColumnElement, Connection, Table, and_, select, true
 
 from kvcustody.audit.cases.case_record import CaseStep, OpenedCase, SubjectCase, replay
+from kvcustody.audit.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.cases import case_steps, cases
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
@@ -67,6 +68,44 @@ def read_case(connection: Connection, case_id: str) -> SubjectCase:
     order = (case_steps.c.at_us, case_steps.c.log, case_steps.c.idx)
     query = select(*_STEP).where(case_steps.c.case_id == case_id, has_leaf(case_steps)).order_by(*order)
     return replay(OpenedCase(*row), (CaseStep(*step) for step in connection.execute(query)))
+
+
+def case_to_follow(connection: Connection, case_id: str) -> SubjectCase | None:
+    """One case as whoever acts on it reads it: where orders are signed (`signed_orders`), from signed leaves alone.
+
+    None where no leaf that counts opened it.
+    """
+    signed = orders_of(connection)
+    if signed is None:
+        return read_case(connection, case_id)
+    opened = _signed_leaves(connection, signed, cases, case_id)
+    if not opened:
+        return None
+    said = opened[0] | {
+        "received_us": int(opened[0]["received_utc"]),
+        "holidays": " ".join(opened[0]["holidays"]),
+    }
+    steps = _signed_leaves(connection, signed, case_steps, case_id)
+    return replay(
+        OpenedCase(*(said[name] for name in OpenedCase._fields)),
+        (CaseStep(*(step[name] for name in CaseStep._fields if name != "void")) for step in steps),
+    )
+
+
+def _signed_leaves(
+    connection: Connection, signed: SignedOrders, table: Table, case_id: str
+) -> list[dict[str, Any]]:
+    """What the signed leaves behind a table's rows say of a case, in the order of their signed times."""
+    query = (
+        select(events.c.leaf)
+        .select_from(events)
+        .join(table, is_leaf_of(table))
+        .where(table.c.case_id == case_id)
+        .order_by(events.c.log, events.c.idx)
+    )
+    every = [signed.accepted(bytes(leaf)) for leaf in connection.scalars(query)]
+    counted = [body | {"at_us": int(body["at_us"])} for body in every if body is not None]
+    return sorted((body for body in counted if body["case_id"] == case_id), key=lambda body: body["at_us"])
 
 
 def principal_periods(connection: Connection) -> PrincipalPeriods:

@@ -13,7 +13,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.cases.case_record import StepKind, SubjectCase
-from kvcustody.audit.cases.read_cases import read_case
+from kvcustody.audit.cases.read_cases import case_to_follow
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.cases import case_steps
@@ -48,7 +48,8 @@ def restriction_of(case: SubjectCase) -> Restriction | None:
 
 def restrictions_in_force(connection: Connection) -> tuple[Restriction, ...]:
     """All of them, in the order of their cases' ids."""
-    found = (restriction_of(read_case(connection, case_id)) for case_id in connection.scalars(_ASKED))
+    cases = [case_to_follow(connection, case_id) for case_id in connection.scalars(_ASKED).all()]
+    found = (restriction_of(case) for case in cases if case is not None)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.case_id))
 
 

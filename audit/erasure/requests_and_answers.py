@@ -10,17 +10,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, exists, select
 
+from kvcustody.audit.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
-from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
-from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, workers
+from kvcustody.audit.schema.ledger import erasure_results, erasures, events, incarnations, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
 from kvcustody.audit.subjects.subject_table import named_row
 from kvcustody.errors import LedgerError
@@ -137,7 +138,7 @@ def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
         return ()
     first_us = min(one.started_us for one in lives.values())
     found = connection.execute(_PENDING, {"lives": list(lives), "first_us": first_us})
-    return tuple(Requested(*row) for row in found)
+    return _to_follow(connection, [Requested(*row) for row in found])
 
 
 def completed(connection: Connection, worker: str) -> tuple[Requested, ...]:
@@ -146,7 +147,32 @@ def completed(connection: Connection, worker: str) -> tuple[Requested, ...]:
     query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(
         erasures.c.at_us
     )
-    return tuple(Requested(*row) for row in connection.execute(query, {"lives": lives})) if lives else ()
+    found = connection.execute(query, {"lives": lives}) if lives else ()
+    return _to_follow(connection, [Requested(*row) for row in found])
+
+
+def _to_follow(connection: Connection, rows: list[Requested]) -> tuple[Requested, ...]:
+    """The requests that a process acts on: all, or those whose signed leaf says what the row says."""
+    signed = orders_of(connection)
+    if signed is None:
+        return tuple(rows)
+    return tuple(row for row in rows if row in _signed_requests(connection, signed, row.erasure))
+
+
+def _signed_requests(connection: Connection, signed: SignedOrders, erasure: str) -> Iterator[Requested]:
+    """What signed leaves say of an erasure of this id."""
+    query = (
+        select(events.c.leaf)
+        .select_from(events)
+        .join(erasures, is_leaf_of(erasures))
+        .where(erasures.c.erasure == erasure)
+    )
+    for leaf in connection.scalars(query):
+        body = signed.accepted(bytes(leaf))
+        if body is not None:
+            utc = int(body["at_us"]) - int(body["boot_us"])
+            said = body | {"at_us": int(body["at_us"]), "deadline_us": int(body["deadline_boot_us"]) + utc}
+            yield Requested(*(said[name] for name in Requested._fields))
 
 
 def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:

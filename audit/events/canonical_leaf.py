@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -21,11 +22,12 @@ class PseudonymSource(Protocol):
 
 
 class Context(NamedTuple):
-    """What turns an incarnation's events into leaves."""
+    """What turns an incarnation's events into leaves. `sign`: the signature of an order's leaf (`signed_orders`)."""
 
     incarnation: str
     offset_us: int
     pseudonym: PseudonymSource
+    sign: Callable[[bytes], str] | None = None
 
 
 class Leaf(NamedTuple):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from kvcustody.audit.events.event import (
     CaseId,
-    GuardingEvent,
+    GuardingOrder,
     MaybeWords,
     OrderedTenant,
     Words,
@@ -14,14 +12,13 @@ from kvcustody.audit.events.event import (
 )
 
 
-class CaseOpened(GuardingEvent, frozen=True, tag="case-opened"):
+class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
     """A request of a person was received, and is about to be answered as a case (class A).
 
     `received_utc` is when it came in, in UTC microseconds, as `actor` says. Its deadlines follow from that, the `zone`
     and the `holidays`, which are those of the controller's list that can matter (`audit.cases.case_clock`).
     """
 
-    is_order: ClassVar[bool] = True
     case_id: str
     tenant: str
     subject: str | None
@@ -34,13 +31,12 @@ class CaseOpened(GuardingEvent, frozen=True, tag="case-opened"):
     trace: str = ""
 
 
-class CaseStepped(GuardingEvent, frozen=True, tag="case-step"):
+class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):
     """A step of a case is about to be taken (class A). What its words mean is in `audit.cases.case_record`.
 
     `about` names an erasure, a recipient, a third party or a channel; `digest` is the SHA-256 of a letter or an export.
     """
 
-    is_order: ClassVar[bool] = True
     case_id: str
     tenant: str
     step: str

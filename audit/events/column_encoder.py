@@ -21,7 +21,17 @@ from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES
 from kvcustody.audit.events.control_events import ReportKeyRecorded, SigningKeyRecorded
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema, check_copies
-from kvcustody.audit.events.registry import COPIES, ROWS, SCHEMA, TOTALS, TRACE, log_of, logs_of
+from kvcustody.audit.events.registry import (
+    COPIES,
+    ROWS,
+    SCHEMA,
+    SIGNATURE,
+    TOTALS,
+    TRACE,
+    UNSAID,
+    log_of,
+    logs_of,
+)
 from kvcustody.errors import LedgerError
 
 Item = tuple[int, Event]
@@ -74,10 +84,14 @@ def written(schema: LeafSchema, items: Sequence[Item], context: Context) -> Writ
     made = _columns(schema, items, context)
     held = _hold(made, [event for _, event in items], context) if schema.held else ()
     rows = list(map(schema.row, *(made.values(schema, key) for key in schema.order)))
-    columns = made.columns
-    return Written(
-        columns["log"], columns["at_us"], rows, list(map(_encode, rows)), columns, made.extents, held
-    )
+    columns, data = made.columns, list(map(_encode, rows))
+    if context.sign is not None and SIGNATURE in columns:
+        columns[SIGNATURE] = list(map(context.sign, data))
+        rows = [
+            replace(row, signature=text or UNSET) for row, text in zip(rows, columns[SIGNATURE], strict=True)
+        ]
+        data = list(map(_encode, rows))
+    return Written(columns["log"], columns["at_us"], rows, data, columns, made.extents, held)
 
 
 def _hold(made: _Said, events: Sequence[Event], context: Context) -> list[ItemColumns]:
@@ -162,6 +176,8 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Sa
             columns[TRACE] = [trace or None for trace in columns[TRACE]]
         else:
             del columns[TRACE]
+    for key in columns.keys() & UNSAID:
+        said[key] = [text or UNSET for text in columns[key]]
     columns["log"] = logs
     columns["sequence"] = [sequence for sequence, _ in items]
     said |= {"schema": repeat(SCHEMA), "kind": repeat(schema.name), "outage": repeat(schema.outage)}

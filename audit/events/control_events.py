@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar
 from kvcustody.audit.events.event import (
     Actor,
     GuardingEvent,
+    GuardingOrder,
     LifecycleEvent,
     MaybeServed,
     OneOf,
@@ -109,14 +110,13 @@ class PolicyStaged(WorkersGuardingEvent, frozen=True, tag="policy-staged"):
     previous: int = 0
 
 
-class EnforcementOrdered(GuardingEvent, frozen=True, tag="enforcement-ordered"):
+class EnforcementOrdered(GuardingOrder, frozen=True, tag="enforcement-ordered"):
     """Somebody ordered for whom workers enforce their policy until `until_seconds` (UTC), and whom not (class A).
 
     `mode` is `monitor` (nobody), `canary` (the tenants named, and of the others a share of sessions, in millionths) or
     `enforce` (everybody: an order back). `seed` chooses the sessions of a share, and keys nothing.
     """
 
-    is_order: ClassVar[bool] = True
     mode: str
     tenants: tuple[str, ...]
     share_millionths: int
@@ -151,14 +151,13 @@ class GrantsRevoked(WorkersLifecycleEvent, frozen=True, tag="grants-revoked"):
     actor: Actor
 
 
-class RetentionPurged(GuardingEvent, frozen=True, tag="retention-purged"):
+class RetentionPurged(GuardingOrder, frozen=True, tag="retention-purged"):
     """The content of a log's leaves below `below` is about to be dropped; hashes over them stay (class A).
 
     `first` is the first of them that still had content. `size` and `digest` name what was exported before: the
     checkpoint by its root leaves, and SHA-256 of the export's manifest. `approver` is another person than `actor`.
     """
 
-    is_order: ClassVar[bool] = True
     of_log: str
     first: int
     below: int
@@ -169,14 +168,13 @@ class RetentionPurged(GuardingEvent, frozen=True, tag="retention-purged"):
     reason: str
 
 
-class LegalHoldChanged(GuardingEvent, frozen=True, tag="legal-hold"):
+class LegalHoldChanged(GuardingOrder, frozen=True, tag="legal-hold"):
     """A legal hold on ledger content was placed or lifted (class A). `tenant` None: on all of it.
 
     `subject`: for what is held of one subject of the tenant. It binds the ledger's retention, and no deadline of any
     block.
     """
 
-    is_order: ClassVar[bool] = True
     hold: str
     tenant: str | None
     action: str
@@ -185,10 +183,9 @@ class LegalHoldChanged(GuardingEvent, frozen=True, tag="legal-hold"):
     subject: str | None = None
 
 
-class SubjectUnlinked(GuardingEvent, frozen=True, tag="subject-unlinked"):
+class SubjectUnlinked(GuardingOrder, frozen=True, tag="subject-unlinked"):
     """A subject's names and key are about to be destroyed: its pseudonyms mean nobody from then on (class A)."""
 
-    is_order: ClassVar[bool] = True
     tenant: str
     pseudonyms: int
     actor: str
@@ -309,6 +306,7 @@ PROCESS_DEATH = "unproven: process death"  # the cause of every end that a succe
 GENERATED, REPLAYED = "generated", "replayed"  # what a process that serves nobody says of all that it records
 SIMULATED = "simulated"  # what one says that is at work, for generated traffic
 ORIGINS = frozenset({"", GENERATED, REPLAYED, SIMULATED})
+SIGNED, FROM_CONTROL_PLANE = "signed", "control-plane"  # which orders a worker follows
 
 
 class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
@@ -316,7 +314,8 @@ class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
 
     `origin` is of everything that it records: empty for an engine at work, `replayed` for recorded traffic that is run
     again, `generated` for traffic that nobody ever sent, `simulated` where that is served now. Leaves of earlier
-    versions have none: they are not marked.
+    versions have none: they are not marked. `orders`: which it follows: those of its control plane, those alone in a
+    ledger of its own that a trusted key `signed`, or (empty) all that are there.
     """
 
     worker: OwnWorker
@@ -328,6 +327,7 @@ class WorkerStarted(WorkersLifecycleEvent, frozen=True, tag="worker-started"):
     revision: int = 0
     generation: int = 0
     origin: Annotated[str, OneOf(ORIGINS)] = ""
+    orders: Annotated[str, OneOf(frozenset({"", SIGNED, FROM_CONTROL_PLANE}))] = ""
 
 
 class WorkerStopped(WorkersLifecycleEvent, frozen=True, tag="worker-stopped"):
@@ -417,7 +417,7 @@ class PolicyText(WorkersLifecycleEvent, frozen=True, tag="policy-text"):
 BARE, QUALIFIED = "bare", "qualified"  # how an issuer's tenants are named: `acme`, or `acme^partner`
 
 
-class IssuerAssigned(GuardingEvent, frozen=True, tag="issuer-assigned"):
+class IssuerAssigned(GuardingOrder, frozen=True, tag="issuer-assigned"):
     """The ledger met an issuer of tenants, about to be named for the first time (class A).
 
     `tenants` of the first one are `bare`: every id that stands alone in this ledger, in leaves from before this one
@@ -439,13 +439,12 @@ class KeyEvent(WorkersGuardingEvent, frozen=True, tag="key-event"):
     trace: Trace = ""
 
 
-class KeysOrdered(GuardingEvent, frozen=True, tag="keys-ordered"):
+class KeysOrdered(GuardingOrder, frozen=True, tag="keys-ordered"):
     """Every worker is to rotate, or to destroy, a tenant's key epochs from before this moment (class A).
 
     A leaf of the system log: it has to outlast the tenant's own content. What workers do is a `KeyEvent` each.
     """
 
-    is_order: ClassVar[bool] = True
     of_tenant: str
     action: str
     actor: str

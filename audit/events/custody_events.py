@@ -7,13 +7,13 @@ Events of what is done about custody: erasures, and scans for orphans.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvcustody.audit.events.block_runs import Runs
 from kvcustody.audit.events.event import (
     ErasureId,
     HeldTenant,
-    LifecycleEvent,
+    LifecycleOrder,
     MaybeHeld,
     MaybeOrdered,
     MaybeServed,
@@ -251,10 +251,9 @@ class CustodyOverdue(WorkersLifecycleEvent, frozen=True, tag="custody-overdue"):
     due_us: int
 
 
-class ErasureRequested(LifecycleEvent, frozen=True, tag="erasure-requested"):
+class ErasureRequested(LifecycleOrder, frozen=True, tag="erasure-requested"):
     """All custody of a selector must end by the deadline (class B). `actor` asked for it."""
 
-    is_order: ClassVar[bool] = True
     erasure: str
     tenant: str | None
     selector: str

@@ -25,7 +25,10 @@ class FieldMeaning(Enum):
     WORKER = "this worker"
     LIFE = "this incarnation"
     EARLIER = "a sequence of this incarnation, before the leaf's own"
-    SERVED = "a tenant whose request, key or copy this worker handles: the leaf is in that tenant's log"
+    SERVED = (
+        "a tenant whose request, key or copy this worker handles, of an issuer that the ledger knows: the leaf is in "
+        "that tenant's log"
+    )
     HELD = "a tenant of which this worker has recorded a request, a key or a copy"
     OWNER = "the reader's own tenant, or a tenant that the ledger knows"
     ACTOR = "this worker, or who gave the order that the leaf follows"
@@ -93,6 +96,20 @@ class CountedEvent(Event, frozen=True):
     """Class C: added up into counters."""
 
     outage: ClassVar[str] = "C"
+
+
+class GuardingOrder(GuardingEvent, frozen=True, kw_only=True):
+    """Class A, and others act on it. `signature` (`audit.database.signed_orders`) is the writer's to add."""
+
+    is_order: ClassVar[bool] = True
+    signature: str = ""
+
+
+class LifecycleOrder(LifecycleEvent, frozen=True, kw_only=True):
+    """Class B, and others act on it; as `GuardingOrder`."""
+
+    is_order: ClassVar[bool] = True
+    signature: str = ""
 
 
 class WorkersGuardingEvent(GuardingEvent, frozen=True):

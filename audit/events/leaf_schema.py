@@ -3,7 +3,8 @@
 1. An event's fields give the keys of its leaf (`_key`), the types of their values, the canonical bytes (keys in
    order, `row`), the check of a leaf that comes from elsewhere (`decode`) and the columns that rows are made of.
 2. A field with a default was added after the first version, or may have been: a leaf that lacks it says the default.
-   A leaf that is written has every field, but for a trace where there is none, and for lists without an item.
+   A leaf that is written has every field, but for a trace or a text of `UNSAID` where there is none, and for lists
+   without an item.
 3. Keys that nothing here knows are passed over, as a later version may have added them; whoever must refuse them
    compares bytes (`batch.read_leaves`).
 4. A leaf of several events of one tenant (`custody-changed`) has a list for each kind that it holds; an item is the
@@ -37,6 +38,7 @@ from kvcustody.audit.events.registry import (
     HEAD_KEYS,
     KINDS,
     SCHEMA,
+    SIGNATURE,
     TOTALS,
     TRACE,
 )
@@ -308,6 +310,7 @@ SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
 SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
 WORKERS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_worker)
 ORDERS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.is_order)
+SIGNED_ORDERS = frozenset(schema.name for schema in SCHEMAS.values() if SIGNATURE in schema.keys)
 LEAF_KEYS = {schema.name: frozenset(schema.order) for schema in SCHEMAS.values()}
 
 

@@ -48,7 +48,8 @@ COPIES = (
     "bytes_each",
 )  # equally long, as moments beside them: one place a copy
 COPY_MOMENTS = ("due_boot_us", "stored_boot_us", "ended_boot_us", "destroyed_boot_us")
-TRACE = "trace"  # the one key that a leaf lacks where its event has nothing to say
+TRACE, SIGNATURE = "trace", "signature"
+UNSAID = (SIGNATURE, "orders")  # texts that a leaf lacks where they are empty, as it lacks a trace
 
 
 def log_of(tenant: str | None) -> str:

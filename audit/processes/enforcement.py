@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from kvcustody.audit.counters.read_figures import monitored_figures
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.processes.marked_processes import marked_processes
+from kvcustody.audit.processes.orders import OrderLeaf, order_leaves
 from kvcustody.audit.processes.work_periods import Body, at_work, life_leaves, work_periods
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
@@ -26,12 +27,6 @@ MONITOR, CANARY, ENFORCE = "monitor", "canary", "enforce"
 UNREADABLE = "unreadable"  # no mode: what an order has whose leaf is not one
 ORDERED, CHANGED = "enforcement-ordered", "enforcement-changed"
 _NAMED = 4
-_ORDERS = (
-    select(events.c.idx, events.c.at_us, events.c.leaf)
-    .join(logs, logs.c.id == events.c.log)
-    .where(events.c.kind == ORDERED, logs.c.name == SYSTEM, has_leaf(events))
-)
-_NEWEST = _ORDERS.order_by(events.c.idx.desc()).limit(1)
 
 
 class EnforcementOrder(NamedTuple):
@@ -118,20 +113,18 @@ class Forecast(NamedTuple):
 
 def newest_order(connection: Connection) -> EnforcementOrder | None:
     """The order that counts (rule 1), whether its time is over or not; None where nobody gave one."""
-    return _order(connection.execute(_NEWEST).first())
+    return next(map(_order, order_leaves(connection, ORDERED, newest=True)), None)
 
 
 def order_at(connection: Connection, number: int) -> EnforcementOrder | None:
     """The order at this place of the system log; None where there is none."""
-    return _order(connection.execute(_ORDERS.where(events.c.idx == number)).first())
+    return next(map(_order, order_leaves(connection, ORDERED, idx=number)), None)
 
 
-def _order(row: Row[Any, Any, Any] | None) -> EnforcementOrder | None:
+def _order(row: OrderLeaf) -> EnforcementOrder:
     """The order in a leaf; one of no mode where the leaf is no order, which whoever follows it refuses by its place."""
-    if row is None:
-        return None
     try:
-        body = orjson.loads(bytes(row.leaf))
+        body = orjson.loads(row.leaf)
         return EnforcementOrder(
             row.idx,
             row.at_us,

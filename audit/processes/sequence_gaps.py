@@ -1,6 +1,7 @@
 """Sequences of processes that no leaf has; what was looked at once is not looked at again.
 
     gaps(connection)           # what is missing, and known to be
+    lacks_below(connection, incarnation, sequence)      # whether something before a leaf is missing
     keep_spans(engine)         # what is whole goes on record: the next look goes on from there
 
 1. A process numbers what it records from 1 on, over all logs. What is below its highest sequence, in no leaf and in no
@@ -82,6 +83,20 @@ def kept_spans(connection: Connection, incarnation: int) -> list[Span]:
     column = sequence_spans.c
     query = select(column.first_sequence, column.last_sequence).where(column.incarnation == incarnation)
     return [(row[0], row[1]) for row in connection.execute(query.order_by(column.first_sequence))]
+
+
+def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool:
+    """Whether some sequence of a process before this one was never here; only what is not kept as whole is read."""
+    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
+    if life is None:
+        return sequence > 1
+    kept = kept_spans(connection, life)
+    for first, last in holes_in([*kept, (sequence, sequence)]):
+        for low in range(first, min(last, sequence - 1) + 1, _AT_ONCE):
+            high = min(last, sequence - 1, low + _AT_ONCE - 1)
+            if _recorded(connection, life, low, high) != [(low, high)]:
+                return True
+    return False
 
 
 def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.events import BARE, SYSTEM
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, logs, tenants
+from kvcustody.audit.events import BARE
+from kvcustody.audit.processes.orders import order_leaves
+from kvcustody.audit.schema.ledger import tenants
 from kvcustody.ids import TenantId
 from kvcustody.tenants import SEPARATOR, Issuers
 
@@ -20,15 +20,9 @@ _KIND = "issuer-assigned"
 
 def known_issuers(connection: Connection) -> Issuers:
     """The issuers that the ledger has met, in the order in which it met them."""
-    query = (
-        select(events.c.leaf)
-        .join(logs, logs.c.id == events.c.log)
-        .where(events.c.kind == _KIND, logs.c.name == SYSTEM, has_leaf(events))
-        .order_by(events.c.idx)
-    )
     home, met = "", dict[str, None]()
-    for leaf in connection.scalars(query):
-        body = orjson.loads(bytes(leaf))
+    for order in order_leaves(connection, _KIND):
+        body = orjson.loads(order.leaf)
         if body["tenants"] == BARE and not home:
             home = body["issuer"]
         elif body["tenants"] != BARE:  # a second claim to the bare ids came too late, and is none

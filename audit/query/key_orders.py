@@ -10,20 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.processes.orders import order_leaves
 
 ROTATE, DESTROY = "rotate", "destroy"
 _KIND = "keys-ordered"
-_ORDERS = (
-    select(events.c.idx, events.c.at_us, events.c.leaf)
-    .join(logs, logs.c.id == events.c.log)
-    .where(events.c.kind == _KIND, logs.c.name == SYSTEM, has_leaf(events))
-    .order_by(events.c.idx)
-)
 
 
 class KeyOrder(NamedTuple):
@@ -39,7 +31,7 @@ class KeyOrder(NamedTuple):
 
 def key_orders(connection: Connection) -> list[KeyOrder]:
     """Every order, oldest first; `order` is its place in the system log."""
-    return [_order(row.idx, row.at_us, orjson.loads(bytes(row.leaf))) for row in connection.execute(_ORDERS)]
+    return [_order(idx, at_us, orjson.loads(leaf)) for idx, at_us, leaf in order_leaves(connection, _KIND)]
 
 
 def _order(idx: int, at_us: int, body: dict[str, str]) -> KeyOrder:

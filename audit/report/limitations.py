@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.processes.order_authors import NOT_AUTHENTICATED
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.system_boundary import deaths
@@ -18,7 +17,6 @@ ALWAYS = (
     "KV caches only: prompts, outputs, logs and backups elsewhere are not covered.",
     "A due time and a ceiling that were recorded falsely, both and in accord with every hold, cannot be told from true "
     "ones.",
-    NOT_AUTHENTICATED,
     "Review, risk assessment and response are acts of the organisation and are not shown here.",
 )
 
@@ -35,6 +33,8 @@ def limitations(report: Report) -> tuple[str, ...]:
         made.insert(0, f"{boundary.history} Figures of this report count it.")
     if boundary.monitored:
         made.insert(0, boundary.monitored)
+    if boundary.orders:
+        made.append(boundary.orders)
     unread = total.launched_bytes + total.retired_bytes
     if unread:
         made.append(

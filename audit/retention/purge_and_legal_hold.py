@@ -30,6 +30,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, func, or_, selec
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.database.signed_orders import orders_of
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.processes.open_processes import may_hold_custody
@@ -39,7 +40,7 @@ from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeave
 from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.truncate_month import empty_months, old_months
-from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
 from kvcustody.audit.schema.trees import checkpoints
@@ -90,11 +91,25 @@ class LogPlan(NamedTuple):
 
 
 def active_holds(connection: Connection) -> tuple[Hold, ...]:
-    """Holds that leaves say were placed and not lifted, oldest first."""
+    """Holds that leaves say were placed and not lifted, oldest first.
+
+    Where orders are signed (`signed_orders`), an unsigned hold still holds, and nothing but a signed order lifts one:
+    what a purge dropped does not come back.
+    """
     column = legal_holds.c
+    signed = orders_of(connection)
     found: dict[str, Hold] = {}
     query = select(legal_holds).where(has_leaf(legal_holds)).order_by(column.at_us, column.log, column.idx)
+    if signed is not None:
+        query = (
+            query.add_columns(events.c.leaf).select_from(legal_holds).join(events, is_leaf_of(legal_holds))
+        )
     for row in connection.execute(query):
+        if signed is not None and row.action != PLACED:
+            body = signed.accepted(bytes(row.leaf))
+            said = None if body is None else (body["hold"], body["action"], int(body["at_us"]))
+            if said != (row.hold, row.action, row.at_us):
+                continue
         if row.action == PLACED:
             found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us, row.subject)
         else:

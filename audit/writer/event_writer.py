@@ -34,6 +34,7 @@ from typing import NamedTuple, Self
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import describe
+from kvcustody.audit.database.signed_orders import orders_of
 from kvcustody.audit.events import Context, Event, GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -109,8 +110,12 @@ class LedgerWriter:
         spill_directory: Path,
         settings: WriterSettings | None = None,
         may_be_away: bool = False,
+        sign: Callable[[bytes], str] | None = None,
     ) -> None:
-        """`may_be_away`: where the sink cannot be reached, begin with the spill. The sink is closed with the writer."""
+        """`may_be_away`: where the sink cannot be reached, begin with the spill. The sink is closed with the writer.
+
+        `sign` signs the leaves of orders.
+        """
         self._sink = sink
         self._worker = worker
         self._clock = clock
@@ -118,7 +123,7 @@ class LedgerWriter:
         self.incarnation = uuid.uuid4().hex
         self.offset_us = clock.utc_us() - clock.now_us()
         self._directory = sink.directory
-        context = Context(self.incarnation, self.offset_us, self._directory)
+        context = Context(self.incarnation, self.offset_us, self._directory, sign)
         self._encoder = BatchEncoder(context)
         self.shares = TenantShares(events=settings.capacity, spill_bytes=settings.spill_bytes)
         self._intake = EventQueue(
@@ -511,7 +516,7 @@ class LedgerWriter:
 
 
 class EventWriter(LedgerWriter):
-    """A writer whose sink is a database."""
+    """A writer whose sink is a database. It signs orders where the engine says with which key (`signed_orders`)."""
 
     def __init__(
         self,
@@ -523,8 +528,9 @@ class EventWriter(LedgerWriter):
         settings: WriterSettings | None = None,
         subject_keys: SubjectKeys | None = None,
         clear_names: bool = False,
+        must_sign: bool = False,
     ) -> None:
-        """`subject_keys`, `clear_names`: as for `DatabaseSink`."""
+        """`subject_keys`, `clear_names`: as for `DatabaseSink`. `must_sign`: no order goes unsigned."""
         self.engine = engine
         self.subject_keys = subject_keys
         sink = DatabaseSink(
@@ -534,7 +540,15 @@ class EventWriter(LedgerWriter):
             clear_names=clear_names,
             root_interval_seconds=(settings or WriterSettings()).root_interval_seconds,
         )
-        super().__init__(sink, worker=worker, clock=clock, spill_directory=spill_directory, settings=settings)
+        signed = orders_of(engine)
+        super().__init__(
+            sink,
+            worker=worker,
+            clock=clock,
+            spill_directory=spill_directory,
+            settings=settings,
+            sign=None if signed is None else signed.must_sign if must_sign else signed.sign,
+        )
 
     def close_predecessors(self, worker: str, incarnation: str) -> None:
         """Close a worker's processes before this one that neither stopped nor were closed; beside what is written."""

@@ -3,6 +3,7 @@
 1. `record_operator_act` returned means committed; otherwise it raises `LedgerUnavailable` and the act must not happen
    (class A).
 2. The process's own orderly end is on record behind the act.
+3. Where orders are signed (`audit.database.signed_orders`), one that this process cannot sign is refused.
 """
 
 from __future__ import annotations
@@ -82,5 +83,6 @@ def recorder(
             spill_directory=Path(folder),
             subject_keys=subject_keys,
             clear_names=clear_names,
+            must_sign=True,
         ) as writer:
             yield writer

@@ -72,7 +72,7 @@ def key_command(
 
 _TRUST = (
     "Example:\n\n    kvcustody policy trust trust.toml --audience prod --author ada.key.pub --approver grace.key.pub "
-    "--owner acme=acme.key.pub --break-glass brock.key.pub"
+    "--owner acme=acme.key.pub --break-glass brock.key.pub --orders control-plane.key.pub"
 )
 
 
@@ -85,6 +85,7 @@ def trust_command(
     operator: _Optional = None,
     owner: _Owners = None,
     break_glass: _Optional = None,
+    orders: _Optional = None,
     hours: Annotated[
         int, typer.Option("--break-glass-hours", help="The longest that breaking the glass lasts.")
     ] = 4,
@@ -101,6 +102,7 @@ def trust_command(
             ("approver", approver),
             ("operator", operator or []),
             ("break-glass", break_glass or []),
+            ("orders", orders or []),
         )
         for path in paths
     ]

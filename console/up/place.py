@@ -55,6 +55,7 @@ SIGNERS: dict[str, tuple[str, str | None]] = {
     "author": ("author", None),
     YOU: ("approver", None),
     "owner": ("owner", "acme"),
+    "orders": ("orders", None),  # the service's own
 }
 _DIGEST = "hmac:" + 64 * "0"
 # What makes an hour's life visible in minutes; everything else is the library's `regulated-saas`.
@@ -129,6 +130,7 @@ def plane_settings(folder: Path, port: int) -> ServiceSettings:
         "listen": f"127.0.0.1:{port}",
         "signing_key_path": folder / "signing.key",
         "policy_trust": _trust(folder),
+        "order_key_path": signing_file(folder, "orders"),
         "figures_seconds": 5.0,
         "shutdown_seconds": 3,
         "log_level": "error",
@@ -216,7 +218,7 @@ def policy_text(folder: Path, spec: WorkloadSpec) -> str:
 def _trust(folder: Path) -> Path:
     """The trust configuration of policies, with the keys of those who sign (rule 2)."""
     path = folder / "trust.toml"
-    if not path.exists():
+    if not (path.exists() and all(signing_file(folder, name).exists() for name in SIGNERS)):
         (folder / "keys").mkdir(mode=0o700, exist_ok=True)
         rows = []
         for name, (role, tenant) in SIGNERS.items():

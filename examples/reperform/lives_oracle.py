@@ -145,6 +145,21 @@ def history(told: list[Body], periods: dict[str, AtWork]) -> str:
     return _said("Holds replayed or generated history, which is of nobody's traffic: ", named, len(order), "")
 
 
+def orders(bodies: list[Body]) -> str:
+    """What is said of who checks who gave workers their orders: what each states at its start."""
+    stated = [body.get("orders") for body in bodies if body["kind"] == STARTED]
+    if stated and all(stated):
+        return (
+            "Orders are authenticated: every worker states that it follows those of its control plane, or those alone "
+            "whose leaf a trusted key signed."
+        )
+    return (
+        "Orders are not authenticated: nobody checks a signature of who asked for an erasure, a restriction, later "
+        "keys or monitoring. Workers behind a control plane write no orders. A worker with a ledger of its own follows "
+        "every order that was written there."
+    )
+
+
 def monitored(bodies: list[Body], periods: dict[str, AtWork], period: Period) -> str:
     """What is said of times in which a process did not enforce the policy for everybody; empty where there are none."""
     changes = [body for body in bodies if body["kind"] == "enforcement-changed"]

@@ -285,6 +285,7 @@ class Again:
             "issuers": self.facts.issuers,
             "history": self.facts.history_said,
             "monitored": self.facts.monitored_said,
+            "orders": self.facts.orders_said,
             "extends": extends,
             "consistency": [node.hex() for node in path],
         }

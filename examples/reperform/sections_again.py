@@ -70,6 +70,7 @@ class Facts:
         self.issuers = lives_oracle.issuers(bodies)
         self.history_said = lives_oracle.history(told, self.periods)
         self.monitored_said = lives_oracle.monitored(bodies, self.periods, period)
+        self.orders_said = lives_oracle.orders(bodies)
         self.unscanned = lives_oracle.unscanned(bodies, self.periods, period)
         self.items = [item for body in bodies if period.has(body) for item in items_of(body)]
 

@@ -7,6 +7,8 @@ that says for whom it enforces and for restrictions of processing, and has its f
 - An erasure whose subject nobody can name any more, or that cannot be read, is answered by no process: it is logged,
   and stays partial; the others are carried out. Where orders cannot be read, those from before stay in force, and a
   thread that cannot read them again and again closes admission (`guarding_thread`).
+- Where orders are signed (`audit.database.signed_orders`), one that no trusted key signed is followed by nobody. It is
+  logged, and found.
 - Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
   they were followed before. Of orders on enforcement the newest counts; of restrictions those in force.
 """
@@ -22,6 +24,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, completed, names, pending
 from kvcustody.audit.events import Event, OrphanFound
 from kvcustody.audit.processes.enforcement import newest_order
@@ -74,12 +77,22 @@ class ErasureInbox:
     """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC less boot time of this process."""
 
     def __init__(
-        self, engine: Engine | None, worker: str, offset_us: int, keys: SubjectKeys | None = None
+        self,
+        engine: Engine | None,
+        worker: str,
+        offset_us: int,
+        keys: SubjectKeys | None = None,
+        *,
+        orders: SignedOrders | None = None,
+        on_refused: Callable[[RefusedOrder], object] = lambda refused: None,
     ) -> None:
         """`engine` None: another source stands in for the ledger (`_heard`).
 
-        `keys` say who is meant where the ledger has tags instead of names.
+        `keys` say who is meant where the ledger has tags instead of names. `on_refused` hears once of each order that
+        is not followed because none of the keys of `orders` signed it.
         """
+        self._signed = orders
+        self._on_refused = on_refused
         self._engine = engine
         self._keys = keys
         self._worker = worker
@@ -166,7 +179,10 @@ class ErasureInbox:
                 self._part(lambda: _enforcement(connection), "enforcement", None),
                 self._part(lambda: restricted_now(connection, self._keys), "restricted", NOBODY_RESTRICTED),
             )
-            return last
+        for refused in () if self._signed is None else self._signed.newly_refused():
+            _log.error("an order is not followed", why=str(refused))
+            self._on_refused(refused)
+        return last
 
     def _part(self, read: Callable[[], T], name: str, before: T) -> T:
         """What is heard of one kind; where that cannot be read, what was heard last, and `before` at the start.

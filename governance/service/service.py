@@ -21,9 +21,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Event
+from kvcustody.audit.database.signed_orders import NO_KEY, SignedOrders, authenticate
+from kvcustody.audit.events import KINDS, Event
+from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.processes.enforcement import worker_enforcement
 from kvcustody.audit.processes.marked_processes import Marked, read_marked
+from kvcustody.audit.processes.orders import AUTHENTICATED
 from kvcustody.audit.processes.running_policies import read_running_policies
 from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
 from kvcustody.audit.query.issuers import named_tenant
@@ -39,6 +42,7 @@ from kvcustody.files import private_folder as make_private
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
+from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.policies_in_effect import PoliciesInEffect, policies_in_effect
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
@@ -108,6 +112,7 @@ class Service:
         self.engine = _engine(settings, stack)
         self.reader = _engine(settings, stack, read_only=True)
         self.row_walls = has_row_level_security(self.reader)
+        self.orders = self._signed_orders()
         if not self.row_walls and dialect_of(self.reader).roles:
             _log.warning("no row-level security behind the queries; run `kvcustody db roles`")
         self.subject_keys = _subject_keys(settings, stack)
@@ -183,6 +188,18 @@ class Service:
         )
         self._open_outward(stack)
         _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
+
+    def _signed_orders(self) -> SignedOrders | None:
+        """Whose orders count here, for every connection to the ledger."""
+        settings = self.settings
+        orders = read_signed_orders(settings.policy_trust, settings.ledger_origin, settings.order_key_path)
+        for store in (self.engine, self.reader):
+            authenticate(store, orders)
+        if orders is not None:
+            _log.info("orders are authenticated", why=AUTHENTICATED)
+            if not orders.may_sign:
+                _log.warning("orders are refused", why=NO_KEY)
+        return orders
 
     def _open_policies(self, stack: ExitStack) -> None:
         """Releases, the process that works on whole policies, and what rests on them."""
@@ -270,7 +287,12 @@ class Service:
             self.signer.sign_once()
 
     def record(self, event: Event) -> None:
-        """Make a class A event durable (rule 2); raises `unavailable` where the ledger cannot record."""
+        """Make a class A event durable (rule 2).
+
+        Raises `unavailable` where the ledger cannot record, and `conflict` for an order that would not be signed.
+        """
+        if self.orders is not None and not self.orders.may_sign and KINDS[type(event)].name in SIGNED_ORDERS:
+            raise ProblemError("conflict", NO_KEY)
         with _recorded():
             self.writer.submit_durable(event)
 

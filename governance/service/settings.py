@@ -240,6 +240,11 @@ class ServiceSettings(LayeredSettings):
         None,
         description="Trust configuration of policies (docs/policy/workflow.md); without one, none is released here.",
     )
+    order_key_path: Path | None = Field(
+        None,
+        description="The key that signs this service's orders, or `plugin:NAME`: `policy_trust` names it with the role "
+        "`orders`. With `policy_trust` and no such key, orders are refused.",
+    )
     tls_certificate_path: Path | None = Field(None, description="PEM certificate chain of the service.")
     tls_key_path: Path | None = Field(None, description="PEM key of the service, mode 0600.")
     tls_client_ca_path: Path | None = Field(

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.processes.order_authors import NOT_AUTHENTICATED
+from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders, authenticate
+from kvcustody.audit.events import OrphanFound, WorkerStarted
+from kvcustody.audit.events.control_events import FROM_CONTROL_PLANE, SIGNED
+from kvcustody.audit.processes.orders import AUTHENTICATED, NOT_AUTHENTICATED
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.witness.client import read_addresses
@@ -38,6 +41,7 @@ from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.startup_policy import (
     StartupPolicy,
     activation_events,
@@ -94,21 +98,33 @@ def open_foundation(
     memory = _Memory(blocks, shards, bytes_per_block, device, origin)
     if settings.control_plane:
         return _behind_control_plane(settings, clock, stack, keyring, memory)
-    _log.warning("orders are not authenticated", why=NOT_AUTHENTICATED)
     engine = open_store(settings.database_url)
     stack.callback(engine.dispose)
+    authenticate(engine, orders := _signed_orders(settings))
     upgrade(engine)
     standing = open_startup_policy(settings, engine, clock)
     writer = _writer(settings, engine, clock)
     stack.callback(writer.close)
-    _announce(writer, settings, standing.table, _started(settings, standing, clock, memory))
+    started = _started(settings, standing, clock, memory)
+    _announce(writer, settings, standing.table, started._replace(orders="" if orders is None else SIGNED))
     signer = _signer(settings, engine, writer, clock)
     if signer is not None:
         signer.start()
         stack.callback(signer.close)
         stack.callback(writer.flush)  # what is written by then is signed
         _take_to_witnesses(settings, engine, stack)
-    inbox = ErasureInbox(engine, settings.worker_name, writer.offset_us, writer.subject_keys)
+
+    def on_refused(refused: RefusedOrder) -> None:
+        writer.submit([_finding(refused, clock.now_us())])
+
+    inbox = ErasureInbox(
+        engine,
+        settings.worker_name,
+        writer.offset_us,
+        writer.subject_keys,
+        orders=orders,
+        on_refused=on_refused,
+    )
     return Foundation(standing, keyring, writer, signer, inbox)
 
 
@@ -124,7 +140,7 @@ def _behind_control_plane(
     standing = remote_startup_policy(settings, connection, clock)
     writer = open_remote_ledger(settings, connection, clock)
     stack.callback(writer.close)
-    started = _started(settings, standing, clock, memory)
+    started = _started(settings, standing, clock, memory)._replace(orders=FROM_CONTROL_PLANE)
     if writer.down:  # what is stated again widens nothing: it may be recorded behind its effect
         about = (standing.table, started.at_us, settings.worker_name)
         writer.submit([started, *activation_events(*about), *events_beside_activation(*about)])
@@ -134,6 +150,22 @@ def _behind_control_plane(
         _announce(writer, settings, standing.table, started)
     inbox = open_inbox(settings, connection, writer.offset_us)
     return Foundation(standing, keyring, writer, None, inbox, connection)
+
+
+def _signed_orders(settings: Settings) -> SignedOrders | None:
+    """Whose orders this worker follows, said aloud at its start."""
+    trust = Path(settings.policy_trust) if settings.policy_trust else None
+    orders = read_signed_orders(trust, settings.ledger_origin, settings.order_key_path)
+    if orders is None:
+        _log.warning("orders are not authenticated", why=NOT_AUTHENTICATED)
+    else:
+        _log.info("orders are authenticated", why=AUTHENTICATED, signs=orders.may_sign)
+    return orders
+
+
+def _finding(refused: RefusedOrder, at_us: int) -> OrphanFound:
+    """What goes on record of an order that this worker does not follow."""
+    return OrphanFound(at_us, 0, 1, "unsigned order", str(refused), None, 0, (), "not followed", "reported")
 
 
 def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWriter:

@@ -19,6 +19,7 @@ class KeyRole(StrEnum):
     OPERATOR = "operator"
     OWNER = "owner"
     BREAK_GLASS = "break-glass"
+    ORDERS = "orders"
 
 
 @dataclass(frozen=True, slots=True)

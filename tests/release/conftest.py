@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.clock import SystemClock
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.trust import write_trust
@@ -40,5 +41,6 @@ def release(tmp_path: Path) -> Release:
             (people.brock, "break-glass", None),
         )
     ]
+    keys.append((str(create_signing_key(tmp_path / "orders.key", "orders").verifier), "orders", None))
     (tmp_path / "trust.toml").write_text(write_trust("prod", keys))
     return made

@@ -9,19 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.signed_orders import authenticate
 from kvcustody.audit.erasure.requests_and_answers import status
 from kvcustody.audit.events import Event, KeysOrdered
+from kvcustody.audit.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.monitoring.ordering import enforcement_order
+from kvcustody.governance.release.order_signing import read_signed_orders
+from kvcustody.governance.settings import Settings
 from standins import builders
 from standins.release.idle_engine import IdleEngine
 from standins.release.release_world import MODEL, READS, Release, policy, worker_settings
@@ -36,11 +42,18 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store: Engine = open_store(folder / "ledger.db")
+        ledger = Settings().ledger_origin
+        authenticate(self.store, read_signed_orders(folder / "trust.toml", ledger, folder / "orders.key"))
 
     def put(self, event: Event) -> None:
         writer = builders.writer(self.store, self.folder / "desk", worker="desk", clock=CLOCK)
         writer.submit_durable(event)
         writer.close()
+
+    def findings(self) -> list[dict[str, Any]]:
+        with self.store.connect() as connection:
+            query = select(events.c.leaf).where(events.c.kind == "orphan-found")
+            return [orjson.loads(leaf) for leaf in connection.scalars(query)]
 
     def erasure_outcome(self) -> str:
         try:
@@ -103,6 +116,7 @@ def engine(folder: Path, **more: bool) -> IdleEngine:
         policy_lease_seconds=1,
         erasure_poll_ms=10,
         monitoring="allowed",
+        order_key_path=folder / "orders.key",
     )
     return IdleEngine(asked, MODEL, **more)
 
@@ -118,6 +132,24 @@ def test_an_order_reaches_an_engine_that_sleeps(opened_release: Release, tmp_pat
         while not is_done(idle, desk):
             assert time.monotonic() < deadline, f"{order}: nothing was done"
             time.sleep(0.01)
+        desk.store.dispose()
+
+
+def test_an_order_that_nobody_signed_is_found_and_not_followed(
+    opened_release: Release, tmp_path: Path
+) -> None:
+    """Its control: the same order, signed, above."""
+    with engine(tmp_path) as idle:
+        desk = Desk(tmp_path)
+        authenticate(desk.store, None)
+        monitor(desk, opened_release)
+        deadline = time.monotonic() + 60
+        while not (found := desk.findings()):
+            assert time.monotonic() < deadline, "nothing was found"
+            time.sleep(0.01)
+        assert [(one["orphan"], one["action"]) for one in found] == [("unsigned order", "not followed")]
+        assert "`enforcement-ordered` in `system`" in found[0]["cause"]
+        assert idle.port.enforcement.mode != "monitor"
         desk.store.dispose()
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import orjson
 import pytest
+import structlog
+from sqlalchemy import select
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events.control_events import SIGNED
+from kvcustody.audit.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.admission_outcome import Admission
@@ -119,3 +124,27 @@ def test_a_release_without_trust_is_refused() -> None:
 def test_a_folder_store_needs_its_folder(tmp_path: Path) -> None:
     with pytest.raises(CustodyError, match="No such file"):
         FolderStore(tmp_path / "none").read()
+
+
+def test_a_worker_that_follows_signed_orders_alone_says_so_at_its_start(
+    release: Release, tmp_path: Path
+) -> None:
+    release.desk.propose(policy(), release.people.ada, note="x")
+    release.approve(1)
+    settings = worker_settings(
+        tmp_path, policy_path=tmp_path / "policy.bundle", order_key_path=tmp_path / "orders.key"
+    )
+    settings.policy_path.write_bytes(release.desk.bundle(1))
+    with structlog.testing.capture_logs() as said:
+        opened(settings).close()
+    assert [line["signs"] for line in said if line["event"] == "orders are authenticated"] == [True]
+    assert not [line for line in said if line["event"] == "orders are not authenticated"]
+    store = open_store(settings.database_url)
+    with store.connect() as connection:
+        leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == "worker-started")).all()
+    store.dispose()
+    assert [orjson.loads(leaf)["orders"] for leaf in leaves] == [SIGNED]
+    trust = tmp_path / "trust.toml"
+    trust.write_text(trust.read_text().replace('roles = ["orders"]', 'roles = ["operator"]'))
+    with pytest.raises(ConfigError, match="names no key `orders` with the role `orders`"):
+        opened(settings)

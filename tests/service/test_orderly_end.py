@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events, incarnations, workers
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError
@@ -121,7 +122,8 @@ def test_commands_on_the_ledger_itself_stop_in_order(settings: ServiceSettings, 
 def test_what_fails_inside_has_ended_in_order_too(settings: ServiceSettings, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), open_service(settings):
         raise ZeroDivisionError
-    failing = settings.model_copy(update={"policy_trust": tmp_path / "missing.toml"})
+    create_signing_key(tmp_path / "other.key", "other")
+    failing = settings.model_copy(update={"signing_key_path": tmp_path / "other.key"})
     with pytest.raises(ConfigError):
         open_service(failing)  # behind the opening of its writer
     run("principal", "list")

@@ -78,8 +78,9 @@ class Health(Model):
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
     tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
     are on record. `orders_not_authenticated`: workers at work that write this ledger themselves, and follow every
-    order that was written there. `not_guarding`: threads of this process that ended or keep failing; while there are
-    any, it admits nothing.
+    order that was written there. `orders_authenticated`: this service follows signed orders alone, and
+    `orders_not_followed` are those of the newest thousand that no trusted key signed. `not_guarding`: threads of this
+    process that ended or keep failing; while there are any, it admits nothing.
     """
 
     model_config = example(
@@ -105,6 +106,8 @@ class Health(Model):
             "not_guarding": [],
             "silent_workers": [],
             "orders_not_authenticated": [],
+            "orders_authenticated": True,
+            "orders_not_followed": [],
         }
     )
 
@@ -121,6 +124,8 @@ class Health(Model):
     not_guarding: list[str]
     silent_workers: list[str]
     orders_not_authenticated: list[str]
+    orders_authenticated: bool
+    orders_not_followed: list[str]
 
 
 _ITEM = {

@@ -7,6 +7,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import Response
 
+from kvcustody.audit.processes.orders import unsigned_orders
 from kvcustody.audit.query.attempts import refused_identities
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.tlog.root_sealer import unsealed
@@ -69,6 +70,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         issuers = known_issuers(connection)
         waiting = unsealed(connection, service.clock.utc_us())
         refused = refused_identities(connection, service.clock.utc_us() - DAY_US)
+        unsigned = unsigned_orders(connection)
     status = service.writer.status()
     overdue = waiting.overdue(service.settings.root_interval_seconds)
     signer = service.signer.status() if service.signer is not None else None
@@ -86,6 +88,8 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "workers": len(workers),
         "not_guarding": list(not_guarding()),
         "orders_not_authenticated": list(service.fleet.own_ledgers()),
+        "orders_authenticated": service.orders is not None,
+        "orders_not_followed": list(map(str, unsigned)),
         "silent_workers": sorted({worker.worker for worker in workers if worker.state is WorkerState.SILENT}),
     }
 

@@ -17,7 +17,7 @@ from kvcustody.governance.identity.principal import check_identifier, check_tena
 from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
-from kvcustody.tenants import Issuers
+from kvcustody.tenants import SEPARATOR, Issuers
 
 
 def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> Issuers:
@@ -62,6 +62,12 @@ def request_erasure(service: Service, worker: str, erasure: str, selector: str, 
                 if there.actor != worker or there.tenant != made.tenant:
                     raise ProblemError("conflict", "an erasure of this id is on record, and is another")
                 return False
+            issuer = (made.tenant or "").partition(SEPARATOR)[2]
+            if issuer and not known_issuers(connection).knows(issuer):
+                raise ProblemError(
+                    "conflict",
+                    f"the ledger knows no issuer `{issuer}`: have it assigned first (`assignIssuer`)",
+                )
             try:
                 check_not_restricted(connection, made, service.subject_keys)
             except ConfigError as error:

@@ -21,8 +21,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events.batch import LeafBatch
+from kvcustody.audit.events.control_events import SIGNED
 from kvcustody.audit.processes.marked_processes import marked_processes
-from kvcustody.audit.processes.work_periods import at_work, ends, life_leaves, read_work_periods, work_periods
+from kvcustody.audit.processes.work_periods import about, at_work, ends, life_leaves, work_periods
 from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.audit.schema.service import service_workers
 from kvcustody.audit.writer.append_leaves import register
@@ -272,11 +273,13 @@ class Fleet:
         return tuple(run.worker for run in self.running() if run.state is WorkerState.SILENT)
 
     def own_ledgers(self) -> tuple[str, ...]:
-        """Workers at work that write this ledger themselves, by name: nothing checks the orders that they follow."""
+        """Workers at work that write this ledger themselves and check nobody's signature of an order, by name."""
         with self._engine.connect() as connection:
-            periods = read_work_periods(connection)
+            bodies = [leaf.body for leaf in life_leaves(connection)]
             registered = set(connection.scalars(select(service_workers.c.incarnation)))
-        return tuple(sorted({periods[life].worker for life in at_work(periods) if life not in registered}))
+        periods = work_periods(bodies)
+        checked = registered | {about(body) for body in bodies if body.get("orders") == SIGNED}
+        return tuple(sorted({periods[life].worker for life in at_work(periods) if life not in checked}))
 
     @staticmethod
     def _find(connection: Connection, incarnation: str) -> Any:

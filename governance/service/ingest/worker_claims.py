@@ -2,6 +2,7 @@
 
 1. A tenant of which a worker ends custody is one of which it recorded a request, a key or a copy before. Where
    sequences before the leaf are missing here, that record may be in a spill which is handed in later: it is accepted.
+   A tenant that a worker serves is of an issuer that the ledger knows.
 2. An owner is the reader's own tenant, or a tenant that the ledger knows.
 3. An erasure, a case or an order on enforcement is on record, and says what the leaf says of it.
 4. An actor is the worker itself, a part of it, or who gave the order or approved the revision that the leaf follows.
@@ -14,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from sqlalchemy import Connection, Engine, distinct, exists, func, select
+from sqlalchemy import Connection, Engine, exists, select
 
 from kvcustody.audit.cases.case_record import StepKind
 from kvcustody.audit.cases.read_cases import read_case
@@ -24,12 +25,15 @@ from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.event import FieldMeaning
 from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
 from kvcustody.audit.processes.enforcement import ENFORCE, order_at
+from kvcustody.audit.processes.sequence_gaps import lacks_below
+from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 from kvcustody.errors import LedgerError
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.ingest.check_leaves import Sender, refused_field
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.tenants import SEPARATOR
 from kvcustody.times import SECOND_US
 
 _KEPT_MAX = 1 << 17
@@ -75,7 +79,9 @@ class WorkerClaims:
                     continue
                 if fact.ask(connection):
                     self._keep({fact.name})
-                elif not (fact.name[0] in _MAY_BE_SPILLED and _lacks_earlier(connection, sender, first)):
+                elif not (
+                    fact.name[0] in _MAY_BE_SPILLED and lacks_below(connection, sender.incarnation, first)
+                ):
                     raise _refused(place, group, key)
 
     def _keep(self, facts: set[tuple[Hashable, ...]]) -> None:
@@ -90,6 +96,12 @@ class WorkerClaims:
             if tenant not in _NOBODY:
                 ask = partial(_has_leaves, worker=sender.worker, tenant=tenant)
                 yield at, Fact(("held", sender.worker, tenant), ask)
+
+    def _served(self, sender: Sender, group: LeafGroup, key: str) -> Iterator[tuple[int, Fact]]:
+        for at, (tenant,) in _distinct(group, key):
+            issuer = (tenant or "").partition(SEPARATOR)[2]
+            if issuer:
+                yield at, Fact(("issuer", issuer), partial(_is_assigned, issuer=issuer))
 
     def _owner(self, sender: Sender, group: LeafGroup, key: str) -> Iterator[tuple[int, Fact]]:
         for at, (owner,) in _distinct(group, key):
@@ -137,6 +149,7 @@ class WorkerClaims:
         return proposal.approval.approver == actor and digest in ("", proposal.manifest.digest)
 
     _READ: ClassVar[dict[Any, Callable[[Any, Sender, LeafGroup, str], Iterator[tuple[int, Fact]]]]] = {
+        FieldMeaning.SERVED: _served,
         FieldMeaning.HELD: _held,
         FieldMeaning.OWNER: _owner,
         FieldMeaning.ERASURE: _erasure,
@@ -189,18 +202,14 @@ def _has_leaves(connection: Connection, worker: str, tenant: str) -> bool:
     return connection.scalar(query) is not None
 
 
+def _is_assigned(connection: Connection, issuer: str) -> bool:
+    """Whether an issuer of tenants is on record."""
+    return known_issuers(connection).knows(issuer)
+
+
 def _is_known(connection: Connection, tenant: str) -> bool:
     """Whether a tenant has a log."""
     return connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant))) is not None
-
-
-def _lacks_earlier(connection: Connection, sender: Sender, sequence: int) -> bool:
-    """Whether the ledger lacks some sequence of an incarnation before this one (rule 1)."""
-    life = select(incarnations.c.id).where(incarnations.c.uuid == sender.incarnation).scalar_subquery()
-    query = select(func.count(distinct(events.c.sequence))).where(
-        events.c.incarnation == life, events.c.sequence < sequence, has_leaf(events)
-    )
-    return (connection.scalar(query) or 0) < sequence - 1
 
 
 def _is_asked(connection: Connection, erasure: str, tenant: str | None, is_exact: bool) -> bool:

@@ -12,7 +12,15 @@ from sqlalchemy import Connection, Engine, delete, event, insert, select
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.processes import sequence_gaps
-from kvcustody.audit.processes.sequence_gaps import Gap, Span, dropped_spans, gaps, keep_spans, kept_spans
+from kvcustody.audit.processes.sequence_gaps import (
+    Gap,
+    Span,
+    dropped_spans,
+    gaps,
+    keep_spans,
+    kept_spans,
+    lacks_below,
+)
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.sequences import sequence_spans
 from kvcustody.audit.verify.fsck_ledger import fsck
@@ -118,6 +126,28 @@ def test_what_is_whole_is_not_looked_at_again(any_store: Engine, make_writer: An
         assert asked and not any("events.sequence >=" in one for one in asked)
     finally:
         event.remove(any_store, "before_cursor_execute", note)
+
+
+def test_what_is_missing_before_a_leaf_is_asked_of_what_is_not_kept_alone(
+    any_store: Engine, make_writer: Any, world: Any, unguarded: Any
+) -> None:
+    """Retention drops what is whole: it is not missing. With its control: not kept, it is."""
+    writer = make_writer(any_store)
+    writer.submit(world(5).run(40).events)
+    assert writer.flush()
+    uuid, highest = writer.incarnation, writer.durable_sequence
+    with any_store.connect() as connection:
+        assert not lacks_below(connection, uuid, highest + 1)
+        assert lacks_below(connection, uuid, highest + 2), "a hole before it"
+        assert lacks_below(connection, "none", 2) and not lacks_below(connection, "none", 1)
+    keep_spans(any_store)
+    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
+        unguarded(connection)
+        connection.execute(delete(events).where(events.c.sequence.between(3, 9)))
+        assert not lacks_below(connection, uuid, highest + 1)
+        connection.execute(delete(sequence_spans))
+        assert lacks_below(connection, uuid, highest + 1), "control"
+        assert not lacks_below(connection, uuid, 3)
 
 
 def test_a_range_that_no_leaf_has_is_found(any_store: Engine, make_writer: Any, world: Any) -> None:

@@ -35,7 +35,7 @@ from kvcustody.audit.events import (
     WorkerClosingAsked,
     WorkerStarted,
 )
-from kvcustody.audit.processes import enforcement, sequence_gaps
+from kvcustody.audit.processes import enforcement, orders, sequence_gaps
 from kvcustody.audit.processes.work_periods import read_work_periods
 from kvcustody.audit.query import attempts, issuers, narrowed_holds
 from kvcustody.audit.query import custody as block_custody
@@ -210,7 +210,7 @@ def test_a_row_without_its_leaf_says_nothing(
 
 ORDERS: dict[str, tuple[ModuleType, str, Callable[[Connection], Any]]] = {
     "enforcement": (
-        enforcement,
+        orders,
         "enforcement-ordered",
         _by_name(enforcement, "newest_order"),
     ),
@@ -222,7 +222,7 @@ ORDERS: dict[str, tuple[ModuleType, str, Callable[[Connection], Any]]] = {
         ),
     ),
     "an issuer": (
-        issuers,
+        orders,
         "issuer-assigned",
         lambda connection: issuers.known_issuers(connection).knows("idp"),
     ),

@@ -10,7 +10,14 @@ from sqlalchemy.exc import DBAPIError
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import WORKER, WRITER, order_tables
-from kvcustody.audit.events import EnforcementOrdered, ErasureRequested, KeysOrdered, PolicyActivated
+from kvcustody.audit.events import (
+    BARE,
+    EnforcementOrdered,
+    ErasureRequested,
+    IssuerAssigned,
+    KeysOrdered,
+    PolicyActivated,
+)
 from kvcustody.audit.events.leaf_schema import ORDERS
 from kvcustody.audit.schema.ledger import events, outages
 from kvcustody.audit.writer.event_writer import EventWriter
@@ -19,6 +26,7 @@ from standins.postgres import set_up_roles_in_turn
 
 ORDER = EnforcementOrdered(5, "monitor", (), 0, "ab" * 16, 1 << 32, "olga", "forged")
 ERASURE = ErasureRequested(5, "e-1", "acme", "tenant", None, None, 10, "dora")
+ISSUER = IssuerAssigned(5, "https://evil.example", BARE, "governor")
 HONEST = PolicyActivated(5, 1, "released", "shared", "d", "one")
 
 
@@ -46,7 +54,7 @@ def test_a_worker_writes_its_leaves_and_no_order(
 ) -> None:
     writer = make_writer(as_role(WORKER))
     writer.submit_durable(HONEST)
-    for order in (ORDER, KeysOrdered(5, "acme", "destroy", "olga", "forged")):
+    for order in (ORDER, KeysOrdered(5, "acme", "destroy", "olga", "forged"), ISSUER):
         with pytest.raises(LedgerUnavailable):
             writer.submit_durable(order)
     writer.submit([ERASURE])
@@ -54,6 +62,26 @@ def test_a_worker_writes_its_leaves_and_no_order(
     assert "policy-activated" in kinds(postgres_store) and not ORDERS & set(kinds(postgres_store))
     with postgres_store.connect() as connection:
         assert "gap" in connection.scalars(select(outages.c.kind)).all(), "what was refused is named"
+
+
+def test_a_leaf_of_a_kind_that_nobody_knows_is_refused(
+    postgres_store: Engine, as_role: Callable[[str], Engine], make_writer: Callable[..., EventWriter]
+) -> None:
+    """With its control: the writer's role inserts the same row."""
+    writer = make_writer(as_role(WRITER))
+    writer.submit_durable(HONEST)
+    columns = [column.name for column in events.columns]
+    values = {"idx": "(SELECT size FROM logs WHERE logs.id = log)", "sequence": "sequence + 1000"}
+    values |= {"kind": "'order-of-a-later-version'"}
+    chosen = ", ".join(values.get(name, name) for name in columns)
+    statement = f"INSERT INTO events ({', '.join(columns)}) SELECT {chosen} FROM events LIMIT 1"
+    with (
+        as_role(WORKER).connect() as connection,
+        pytest.raises(DBAPIError, match="a worker writes no orders"),
+    ):
+        connection.exec_driver_sql(statement)
+    with as_role(WRITER).connect() as connection:
+        connection.exec_driver_sql(statement)
 
 
 def test_the_role_that_may_write_orders_does(

@@ -9,7 +9,8 @@ import structlog
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.report.limitations import ALWAYS
+from kvcustody.audit.events.control_events import FROM_CONTROL_PLANE, SIGNED
+from kvcustody.audit.processes.orders import ALL_AUTHENTICATED, NOT_AUTHENTICATED, orders_followed
 from kvcustody.clock import SystemClock
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.settings import load_settings
@@ -37,6 +38,12 @@ def test_health_names_who_writes_the_ledger_without_the_control_plane(
     assert writer.flush()
     assert named() == ["own"]
     writer.close()
+    writer = builders.writer(service.engine, tmp_path / "second", worker="own", clock=SystemClock())
+    started = WorkerStarted(SystemClock().now_us(), "own", 10, 1, 4096, "cpu", "test")
+    writer.submit([started._replace(orders=SIGNED)])
+    assert writer.flush()
+    assert named() == [], "its successor follows signed orders alone, and says so"
+    writer.close()
 
 
 def test_a_worker_with_a_ledger_of_its_own_says_so_at_its_start(tmp_path: Path) -> None:
@@ -53,4 +60,11 @@ def test_a_worker_with_a_ledger_of_its_own_says_so_at_its_start(tmp_path: Path) 
     with structlog.testing.capture_logs() as said:
         open_worker(settings, plan, clock=clock).close()
     assert [line["why"] for line in said if line["event"] == SAYS]
-    assert any(SAYS in one.lower() for one in ALWAYS), "and so does every report"
+
+
+def test_a_report_says_whether_every_worker_states_whose_orders_it_follows() -> None:
+    """`test_reperformance` derives the same of whole ledgers."""
+    started = {"kind": "worker-started"}
+    said = [started | {"orders": orders} for orders in (SIGNED, FROM_CONTROL_PLANE)]
+    assert orders_followed(said) == ALL_AUTHENTICATED
+    assert orders_followed([*said, started]) == orders_followed([]) == NOT_AUTHENTICATED

@@ -17,12 +17,13 @@ from kvcustody.audit.events import (
     ErasureRequested,
     Event,
     IssuerAssigned,
+    ResidencyOpened,
 )
 from kvcustody.audit.events.event import FieldMeaning, OneOf
 from kvcustody.audit.events.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
 from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.governance.service.ingest import check_leaves
+from kvcustody.governance.service.ingest import check_leaves, worker_claims
 from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from kvcustody.governance.service.service import Service
@@ -239,6 +240,28 @@ def test_an_older_worker_hears_that_it_is_older(fleet: Fleet, kind: type[Event])
     assert answer.status_code == 426, answer.text
     assert answer.json()["type"].endswith(":worker-protocol") and answer.json()["protocol"] == PROTOCOL
     assert fleet.hand_in(honest(fleet, kind), **{HEADER: str(PROTOCOL)}).status_code == 422, "control"
+
+
+@pytest.mark.parametrize("own_fleet", ["namer"], indirect=True)
+def test_a_tenant_of_an_issuer_that_nobody_assigned_is_refused(
+    own_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = honest(own_fleet, ResidencyOpened)._replace(tenant="acme^https://evil.example")
+    answer = own_fleet.hand_in(opened)
+    assert answer.status_code == 422, answer.text
+    said = answer.json()
+    assert (said["kind"], said["field"]) == ("residency-opened", "tenant") and "evil" not in answer.text
+    monkeypatch.setattr(worker_claims, "_is_assigned", lambda *_, **__: True)
+    assert own_fleet.hand_in(opened).status_code == 200, "control"
+
+
+def test_a_worker_asks_no_erasure_of_an_issuers_tenant_that_nobody_assigned(fleet: Fleet) -> None:
+    path, deadline = "/v1/worker/erasures/e-named", {"deadline_us": 1_900_000_000_000_000}
+    asked = {"selector": '{"tenant":"acme^https://evil.example"}'} | deadline
+    refused = fleet.client("PUT", path, fleet.key, json=asked)
+    assert refused.status_code == 409 and "assignIssuer" in refused.text
+    own = {"selector": '{"tenant":"globex"}'} | deadline
+    assert fleet.client("PUT", path, fleet.key, json=own).status_code == 200, "control"
 
 
 @pytest.mark.parametrize("own_fleet", ["spilling"], indirect=True)

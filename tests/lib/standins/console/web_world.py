@@ -100,6 +100,8 @@ class World:
             (str(key.verifier), SIGNERS[name], "acme" if SIGNERS[name] == "owner" else None)
             for name, key in keys.items()
         ]
+        own = create_signing_key(self.folder / "orders.key", "orders")
+        listed.append((str(own.verifier), "orders", None))
         trust = self.folder / "trust.toml"
         trust.write_text(write_trust("test", listed))
         share = self.folder / "share"
@@ -116,6 +118,7 @@ class World:
             requests_per_second=1e6,
             requests_burst=1_000_000,
             policy_trust=trust,
+            order_key_path=self.folder / "orders.key",
         )
 
     def release(self, note: str = "joint evaluation") -> None:

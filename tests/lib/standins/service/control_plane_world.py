@@ -92,6 +92,7 @@ class ControlPlane:
             "checkpoint_seconds": 0.05,
             "root_interval_seconds": 0.2,
             "policy_trust": str(folder / "trust.toml"),
+            "order_key_path": str(self.signing_file("orders")),
             "log_level": "error",
             "console": "false",
             "shutdown_seconds": 3,
@@ -113,6 +114,8 @@ class ControlPlane:
         made = {name: create_signing_key(self.signing_file(name), name) for name in _PEOPLE}
         self.signers = {name: FileSigner(key) for name, key in made.items()}
         rows = [(str(made[name].verifier), role, tenant) for name, (_, tenant, role) in _PEOPLE.items()]
+        own = create_signing_key(self.signing_file("orders"), "orders")
+        rows.append((str(own.verifier), "orders", None))
         (self.folder / "trust.toml").write_text(write_trust("prod", rows))
 
     def command(self, who: str, *words: str) -> list[str]:

@@ -1,0 +1,169 @@
+"""Orders that carry a signature, and whose signatures a process believes.
+
+    orders = SignedOrders("prod", "example.com/ledger", keys, own)
+    authenticate(engine, orders)              # from here on, for every reader and every writer of this engine
+    orders_of(connection).accepted(leaf)      # what an order says; None: nobody acts on this leaf
+
+1. A signature covers the whole leaf but itself, the deployment (`audience`) and the ledger's name. So no order moves to
+   another ledger, and none gets another tenant, deadline or time.
+2. The leaf counts, and no row beside it: whoever acts on an order takes its fields and its time from the signed leaf.
+   So a copy of an older order is no newer than the order was.
+3. An engine that nobody authenticated believes every order.
+4. What is not believed is remembered, a bounded number, so that whoever reads can put it on record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, Engine
+
+from kvcustody.audit.events.registry import SIGNATURE
+from kvcustody.errors import LedgerError
+from kvcustody.signed_document import (
+    DocumentRejected,
+    DocumentSignature,
+    PublicKey,
+    check_signature,
+    read_signature,
+    signed_bytes,
+)
+
+SCHEMA: Final = "kvcustody/order@1"
+ORDERS_OPTION = "kvcustody_orders"  # the execution option of an engine that says whose orders count
+NO_KEY = (
+    "orders are signed here (`policy_trust`), and this process has no key: name one in `order_key_path` that the trust "
+    "configuration lists with the role `orders`"
+)
+_KEPT_MAX = 1 << 16
+_REFUSED_MAX = 1000
+_SHOWN_CHARACTERS = 64
+
+
+class OwnKey(NamedTuple):
+    """The key with which a process signs the orders that it writes; `sign` gives an Ed25519 signature."""
+
+    name: str
+    sign: Callable[[bytes], bytes]
+
+
+class RefusedOrder(NamedTuple):
+    """An order that nobody acts on: its leaf by process and sequence, and why."""
+
+    kind: str
+    log: str
+    incarnation: str
+    sequence: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"`{self.kind}` in `{self.log}` (sequence {self.sequence} of {self.incarnation[:12]}) is not followed: "
+            f"{self.why}"
+        )
+
+
+class SignedOrders:
+    """Whose orders count in one ledger; thread-safe."""
+
+    def __init__(
+        self, audience: str, ledger: str, keys: Mapping[str, PublicKey], own: OwnKey | None = None
+    ) -> None:
+        """`keys`: those that may sign orders, by name. `own` None: this process signs nothing."""
+        self._place = {"audience": audience, "ledger": ledger}
+        self._keys = keys
+        self._own = own
+        self._lock = threading.Lock()
+        self._accepted: set[bytes] = set()  # digests of leaves
+        self._refused: dict[bytes, RefusedOrder] = {}
+        self._told = 0
+
+    @property
+    def may_sign(self) -> bool:
+        """Whether orders of this process are signed."""
+        return self._own is not None
+
+    def newly_refused(self) -> tuple[RefusedOrder, ...]:
+        """Those that no earlier call returned."""
+        with self._lock:
+            found = tuple(self._refused.values())[self._told :]
+            self._told += len(found)
+        return found
+
+    def must_sign(self, leaf: bytes) -> str:
+        """As `sign`, for a process whose orders would otherwise be in vain; raises `LedgerError` without an own key."""
+        if self._own is None:
+            raise LedgerError(NO_KEY)
+        return self.sign(leaf)
+
+    def sign(self, leaf: bytes) -> str:
+        """The signature of a leaf that has none yet, as its `signature` says it; empty where there is no own key."""
+        if self._own is None:
+            return ""
+        form = DocumentSignature(self._own.name, self._own.sign(self._message(orjson.loads(leaf)))).form()
+        return f"{form['key']} {form['signature']}"
+
+    def accepted(self, leaf: bytes) -> dict[str, Any] | None:
+        """What an order says whose signature counts; None for any other leaf, which is remembered (rule 4)."""
+        digest = hashlib.sha256(leaf).digest()
+        body: dict[str, Any] = {}
+        with self._lock:
+            if digest in self._refused:
+                return None
+            is_known = digest in self._accepted
+        try:
+            body = dict(orjson.loads(leaf))
+            if is_known:
+                return body
+            self._check(body)
+        except (DocumentRejected, ValueError, TypeError) as error:
+            why = error.message if isinstance(error, DocumentRejected) else "it is no leaf"
+            names = (name for name in RefusedOrder._fields if name != "why")
+            refused = RefusedOrder(
+                **{name: str(body.get(name))[:_SHOWN_CHARACTERS] for name in names}, why=why
+            )
+            with self._lock:
+                if len(self._refused) < _REFUSED_MAX:
+                    self._refused[digest] = refused
+            return None
+        with self._lock:
+            if len(self._accepted) > _KEPT_MAX:
+                self._accepted = set()
+            self._accepted.add(digest)
+        return body
+
+    def refusal(self, leaf: bytes) -> RefusedOrder | None:
+        """Why nobody acts on an order; None where its signature counts."""
+        if self.accepted(leaf) is not None:
+            return None
+        with self._lock:
+            return self._refused.get(hashlib.sha256(leaf).digest())
+
+    def _check(self, body: Mapping[str, Any]) -> None:
+        """Raise `DocumentRejected` where no key that may sign orders signed this."""
+        key, found, data = str(body.get(SIGNATURE, "")).rpartition(" ")
+        if not found:
+            raise DocumentRejected(
+                "it is not signed: give the order again, signed by a key with the role `orders`"
+            )
+        unsigned = {name: value for name, value in body.items() if name != SIGNATURE}
+        signature = read_signature({"key": key, "signature": data})
+        check_signature(self._keys, signature, self._message(unsigned), "the order")
+
+    def _message(self, unsigned: Mapping[str, Any]) -> bytes:
+        return signed_bytes(SCHEMA, self._place | {"leaf": dict(unsigned)})
+
+
+def authenticate(engine: Engine, orders: SignedOrders | None) -> None:
+    """From here on readers of this engine believe these orders alone, and its writers sign theirs; None: rule 3."""
+    engine.update_execution_options(**{ORDERS_OPTION: orders})
+
+
+def orders_of(store: Engine | Connection) -> SignedOrders | None:
+    """Whose orders count here; None where every order does (rule 3)."""
+    found: SignedOrders | None = store.get_execution_options().get(ORDERS_OPTION)
+    return found

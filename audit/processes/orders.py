@@ -1,0 +1,83 @@
+"""Orders in the system log, as whoever acts on them reads them, and what is said of who checks their authors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.database.signed_orders import RefusedOrder, orders_of
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
+from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.ledger import events, logs
+
+NOT_AUTHENTICATED = (
+    "Orders are not authenticated: nobody checks a signature of who asked for an erasure, a restriction, later keys or "
+    "monitoring. Workers behind a control plane write no orders. A worker with a ledger of its own follows "
+    "every order that was written there."
+)
+AUTHENTICATED = (
+    "Orders are authenticated: this process follows an erasure, a restriction, later keys, monitoring, an issuer or a "
+    "legal hold only where a key with the role `orders` signed its leaf."
+)
+
+
+ALL_AUTHENTICATED = (
+    "Orders are authenticated: every worker states that it follows those of its control plane, or those alone whose "
+    "leaf a trusted key signed."
+)
+_NEWEST_SHOWN = 1000
+
+
+class OrderLeaf(NamedTuple):
+    """An order's place in the system log, its time (UTC), and its leaf's bytes."""
+
+    idx: int
+    at_us: int
+    leaf: bytes
+
+
+def order_leaves(
+    connection: Connection, kind: str, *, newest: bool = False, idx: int | None = None
+) -> list[OrderLeaf]:
+    """The orders of a kind that count, oldest first; the `newest` alone, or the one at a place.
+
+    Signed orders stand in the order of the times that were signed: a copy of an old one is old (`signed_orders`, 2).
+    """
+    query = (
+        select(events.c.idx, events.c.at_us, events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.kind == kind, logs.c.name == SYSTEM, has_leaf(events))
+        .order_by(events.c.idx.desc())
+    )
+    if idx is not None:
+        query = query.where(events.c.idx == idx)
+    signed = orders_of(connection)
+    if newest and signed is None:
+        query = query.limit(1)
+    rows: Iterable[Any] = connection.execute(query)
+    found = [OrderLeaf(row.idx, row.at_us, bytes(row.leaf)) for row in rows][::-1]
+    if signed is not None:
+        read = [(one, signed.accepted(one.leaf)) for one in found]
+        found = [one._replace(at_us=int(body["at_us"])) for one, body in read if body is not None]
+        found.sort(key=lambda one: (one.at_us, one.idx))
+    return found[-1:] if newest else found
+
+
+def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:
+    """What is said of the orders that workers follow, from the leaves of their starts."""
+    said = {body.get("orders", "") for body in bodies if body["kind"] == "worker-started"}
+    return ALL_AUTHENTICATED if said and "" not in said else NOT_AUTHENTICATED
+
+
+def unsigned_orders(connection: Connection) -> tuple[RefusedOrder, ...]:
+    """Those of the newest orders on record that nobody acts on, oldest first; none where every order counts."""
+    signed = orders_of(connection)
+    if signed is None:
+        return ()
+    query = select(events.c.leaf).where(events.c.kind.in_(sorted(SIGNED_ORDERS)), has_leaf(events))
+    newest = connection.scalars(query.order_by(events.c.at_us.desc()).limit(_NEWEST_SHOWN)).all()
+    found = (signed.refusal(bytes(leaf)) for leaf in reversed(newest))
+    return tuple(refused for refused in found if refused is not None)

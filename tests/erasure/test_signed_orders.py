@@ -1,0 +1,277 @@
+"""Orders in a ledger that workers write themselves: whoever can write a row there gives no order without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+from sqlalchemy import Connection, Engine, insert, select
+
+from kvcustody.audit.cases.restrictions import restrictions_in_force
+from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
+from kvcustody.audit.events import (
+    BARE,
+    CaseOpened,
+    CaseStepped,
+    EnforcementOrdered,
+    Event,
+    IssuerAssigned,
+    KeysOrdered,
+    LegalHoldChanged,
+)
+from kvcustody.audit.events.leaf_schema import ORDERS, SIGNED_ORDERS
+from kvcustody.audit.processes.enforcement import newest_order, order_at
+from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.audit.query.key_orders import key_orders
+from kvcustody.audit.retention.purge_and_legal_hold import active_holds
+from kvcustody.audit.schema.ledger import erasures, events
+from kvcustody.audit.schema.ledger import logs as log_rows
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
+from kvcustody.governance.erasure.erasure_run import request_event
+from kvcustody.governance.erasure.selector import Selector
+from standins.erasure.signing import EVE, OLGA, ONE, opened_as, orders, put
+from standins.robust.custody_world import CustodyWorld
+
+
+def monitor(at_us: int) -> Event:
+    return EnforcementOrdered(at_us, "monitor", (), 0, "ab" * 16, 1 << 40, "olga", "test")
+
+
+def enforce(at_us: int) -> Event:
+    return EnforcementOrdered(at_us, "enforce", (), 0, "ab" * 16, 0, "olga", "back")
+
+
+def erase_alpha(at_us: int) -> Event:
+    return request_event(Selector("alpha"), "e-1", "olga", at_us + 60_000_000, at_us)
+
+
+FORGERIES: dict[str, Callable[[], SignedOrders | None]] = {
+    "no signature": lambda: None,
+    "a key that nobody trusts": lambda: orders(EVE),
+    "a trusted name and another key": lambda: orders(EVE, name="olga"),
+    "an order for another ledger": lambda: orders(OLGA, ledger="example.com/other"),
+}
+
+
+class Worker:
+    """A worker whose ledger believes Olga alone."""
+
+    def __init__(self, store: Engine, folder: Path) -> None:
+        self.store, self.folder, self.clock = store, folder, VirtualClock()
+        self.signed = orders(ONE)
+        authenticate(store, self.signed)
+        self.world = CustodyWorld(store, folder, worker="one", clock=self.clock).run(10)
+        self.world.writer.flush()
+        self.found: list[str] = []
+        self.inbox = ErasureInbox(
+            store,
+            "one",
+            self.world.writer.offset_us,
+            orders=self.signed,
+            on_refused=lambda refused: self.found.append(str(refused)),
+        )
+        self.inbox.recover_pending(self.world.governor)
+
+    def put(self, make: Callable[[int], Event], signed: SignedOrders | None) -> None:
+        self.clock.advance(1_000_000)
+        put(self.store, self.folder, self.clock, make, signed)
+
+    def look(self) -> int:
+        erased = self.inbox.look(self.world.governor)
+        self.world.settle()
+        return erased
+
+    @property
+    def monitors(self) -> bool:
+        return self.world.governor.ordered.mode == "monitor"
+
+    def believe_everybody(self) -> None:
+        """With the one defence off."""
+        authenticate(self.store, None)
+
+
+@pytest.fixture
+def worker(any_store: Engine, tmp_path: Path) -> Iterator[Worker]:
+    made = Worker(any_store, tmp_path)
+    yield made
+    made.world.close()
+    made.world.writer.close()
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_nobody_without_a_trusted_key_turns_a_worker_to_monitor_or_erases(
+    worker: Worker, forgery: str
+) -> None:
+    for order in (monitor, erase_alpha):
+        worker.put(order, FORGERIES[forgery]())
+    assert worker.look() == 0 and not worker.monitors
+    assert worker.look() == 0
+    kinds = sorted(found.split("`")[1] for found in worker.found)
+    assert kinds == ["enforcement-ordered", "erasure-requested"], "each is found, once"
+    worker.believe_everybody()
+    assert worker.look() == 1 and worker.monitors, "control"
+
+
+def test_what_a_trusted_key_signed_is_followed(worker: Worker) -> None:
+    for order in (monitor, erase_alpha):
+        worker.put(order, orders(OLGA))
+    assert worker.look() == 1 and worker.monitors and worker.found == []
+
+
+def test_a_copy_of_an_older_order_undoes_no_newer_one(worker: Worker) -> None:
+    for order in (monitor, enforce):
+        worker.put(order, orders(OLGA))
+    with worker.store.begin() as connection:
+        old = connection.execute(select(events).where(events.c.kind == "enforcement-ordered")).first()
+        assert old is not None
+        size = connection.scalar(select(log_rows.c.size).where(log_rows.c.id == old.log))
+        copy = old._asdict() | {"idx": size, "sequence": 1 << 40, "at_us": old.at_us + 3_000_000}
+        _off(connection)
+        connection.execute(log_rows.update().where(log_rows.c.id == old.log).values(size=size + 1))
+        connection.execute(insert(events).values(copy))
+    worker.look()
+    assert not worker.monitors
+    worker.believe_everybody()
+    worker.look()
+    assert worker.monitors, "control"
+
+
+def test_an_edited_leaf_is_no_order(worker: Worker) -> None:
+    worker.put(erase_alpha, orders(OLGA))
+    with worker.store.begin() as connection:
+        _off(connection)
+        row = connection.execute(select(events).where(events.c.kind == "erasure-requested")).one()
+        edited = orjson.loads(row.leaf) | {"actor": "dora"}
+        place = (events.c.log == row.log, events.c.idx == row.idx)
+        connection.execute(events.update().where(*place).values(leaf=orjson.dumps(edited)))
+        connection.execute(erasures.update().values(actor="dora"))
+    assert worker.look() == 0 and "the signature does not fit" in worker.found[0]
+    worker.believe_everybody()
+    assert worker.look() == 1, "control"
+
+
+def test_a_row_that_says_more_than_its_signed_leaf_is_no_order(worker: Worker) -> None:
+    small = Selector("alpha", "nobody")
+    worker.put(lambda at_us: request_event(small, "e-1", "olga", at_us + 60_000_000, at_us), orders(OLGA))
+    with worker.store.begin() as connection:
+        _off(connection)
+        connection.execute(erasures.update().values(subject=None, selector="tenant"))
+    assert worker.look() == 0
+    worker.believe_everybody()
+    assert worker.look() == 1, "control"
+
+
+def _off(connection: Connection) -> None:
+    """Without the triggers and keys that keep leaves as they are: who forges here has the file, or owns the tables."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET session_replication_role = replica")
+        return
+    names = (
+        connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
+    )
+    for name in names:
+        connection.exec_driver_sql(f"DROP TRIGGER {name}")
+    connection.exec_driver_sql("DROP INDEX IF EXISTS ix_events_incarnation_sequence")
+
+
+class Read(NamedTuple):
+    """An order of one kind, and what a reader makes of those on record."""
+
+    orders: tuple[Callable[[int], Event], ...]
+    read: Callable[[Connection], Any]
+
+
+def _case(at_us: int) -> Event:
+    return CaseOpened(at_us, "case-1", "acme", "ada", "restriction", "mail", at_us, "UTC", (), "dora")
+
+
+def _step(step: str, **more: str) -> Callable[[int], Event]:
+    words = {"outcome": "", "ground": "", "about": "", "reason": "", "digest": ""} | more
+    return lambda at_us: CaseStepped(at_us, "case-1", "acme", step, actor="dora", **words)
+
+
+def _hold(action: str) -> Callable[[int], Event]:
+    return lambda at_us: LegalHoldChanged(at_us, "h-1", "acme", action, "test", "dora")
+
+
+READERS: dict[str, Read] = {
+    "enforcement": Read((monitor,), newest_order),
+    "one order on enforcement": Read(
+        (monitor,), lambda connection: order_at(connection, 0) or newest_order(connection)
+    ),
+    "keys": Read((lambda at_us: KeysOrdered(at_us, "acme", "destroy", "olga", "test"),), key_orders),
+    "issuers": Read(
+        (lambda at_us: IssuerAssigned(at_us, "evil", BARE, "olga"),), lambda c: known_issuers(c).home
+    ),
+    "a restriction": Read((_case, _step("restrict", ground="18(1)(a)")), restrictions_in_force),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_follows_signed_orders_alone(any_store: Engine, tmp_path: Path, name: str) -> None:
+    made, read = READERS[name]
+    clock = VirtualClock()
+    for number, order in enumerate(made):
+        clock.advance(1_000_000)
+        put(any_store, tmp_path / str(number), clock, order, None)
+    with opened_as(any_store, orders()).connect() as connection:
+        assert not read(connection)
+    with any_store.connect() as connection:
+        assert read(connection), "control"
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_follows_signed_orders(store: Engine, tmp_path: Path, name: str) -> None:
+    made, read = READERS[name]
+    clock = VirtualClock()
+    for number, order in enumerate(made):
+        clock.advance(1_000_000)
+        put(store, tmp_path / str(number), clock, order, orders(OLGA))
+    with store.connect() as believing, opened_as(store, orders()).connect() as connection:
+        assert read(connection) == read(believing) and read(connection)
+
+
+def test_an_unsigned_order_lifts_no_restriction_and_no_hold(store: Engine, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    begun = (_case, _step("restrict", ground="18(1)(a)"), _hold("placed"))
+    ended = (_step("lift-restriction", reason="forged"), _hold("lifted"))
+    for number, order in enumerate((*begun, *ended)):
+        clock.advance(1_000_000)
+        put(store, tmp_path / str(number), clock, order, orders(OLGA) if order in begun else None)
+    with opened_as(store, orders()).connect() as connection:
+        assert restrictions_in_force(connection) and active_holds(connection)
+    with store.connect() as connection:
+        assert not restrictions_in_force(connection) and not active_holds(connection), "control"
+    for number, order in enumerate(ended):
+        clock.advance(1_000_000)
+        put(store, tmp_path / f"signed-{number}", clock, order, orders(OLGA))
+    with opened_as(store, orders()).connect() as connection:
+        assert not restrictions_in_force(connection) and not active_holds(connection)
+
+
+def test_an_unsigned_hold_holds_all_the_same(store: Engine, tmp_path: Path) -> None:
+    """What a purge dropped does not come back."""
+    put(store, tmp_path, VirtualClock(), _hold("placed"), None)
+    with opened_as(store, orders()).connect() as connection:
+        assert [one.hold for one in active_holds(connection)] == ["h-1"]
+
+
+def test_every_kind_of_order_is_signed_but_steps_of_a_release() -> None:
+    """The record that a step names is signed by who took it, and read by its own verifier."""
+    assert {"release-step"} == ORDERS - SIGNED_ORDERS and SIGNED_ORDERS < ORDERS
+
+
+def test_a_signature_is_the_only_new_key_of_a_leaf(store: Engine, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    for name, signed in (("plain", None), ("signed", orders(OLGA))):
+        put(store, tmp_path / name, clock, monitor, signed)
+    with store.connect() as connection:
+        query = select(events.c.leaf).where(events.c.kind == "enforcement-ordered").order_by(events.c.idx)
+        plain, signed_leaf = (orjson.loads(leaf) for leaf in connection.scalars(query))
+    assert signed_leaf.keys() - plain.keys() == {"signature"}
+    key, _, data = signed_leaf["signature"].partition(" ")
+    assert key == "olga" and len(data) == 88
