@@ -102,7 +102,9 @@ def run_service(folder: Path) -> None:
 
 
 class Service:
-    """The service process."""
+    """The service process: a benchmark's `script` that is run with `--serve`."""
+
+    script = Path(__file__)
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -110,7 +112,7 @@ class Service:
         self.keys: dict[str, str] = orjson.loads((folder / "keys.json").read_bytes())
 
     def _begin(self) -> subprocess.Popen[str]:
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(self.folder)]
+        command = [sys.executable, str(self.script.resolve()), "--serve", str(self.folder)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "ready"

@@ -84,6 +84,12 @@ def _one_line(error: Exception) -> str:
 class CustodyGroup(typer.core.TyperGroup):
     """The command group: turns our errors into one line and an exit code."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse U+0000 in an argument: no database takes it."""
+        if any("\0" in text for text in args):
+            raise UsageError("an argument has the character U+0000", ctx=ctx)
+        return list(super().parse_args(ctx, args))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command under rule 1 and rule 2."""
         outer = _MARKED.set(_Marked(False, []))

@@ -34,11 +34,15 @@ class PlainClient:
         async with self._free:
             link = self._idle.pop() if self._idle else await asyncio.open_unix_connection(self._path)
             reader, writer = link
-            writer.write(request + body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            lines = head.lower().split(b"\r\n")
-            size = next(int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:"))
-            answer = Answer(int(head[9:12]), await reader.readexactly(size))
+            try:
+                writer.write(request + body)
+                head = await reader.readuntil(b"\r\n\r\n")
+                lines = head.lower().split(b"\r\n")
+                sizes = (line.partition(b":")[2] for line in lines if line.startswith(b"content-length:"))
+                answer = Answer(int(head[9:12]), await reader.readexactly(int(next(sizes))))
+            except BaseException:
+                writer.close()  # also where nobody waits for the answer any more
+                raise
             self._idle.append(link)
         return answer
 

@@ -6,14 +6,14 @@ ten times a second. In turns, an author asks for one kind of work on a policy of
 as soon as it is answered, or for nothing. Reported for each kind, as medians over the pairs of turns: p99 of the
 auditor with and without the author, their ratio, the longest health answer, and what the author's answers took.
 Goals: the ratio is at most 2, and health answers within 100 ms.
-Run: `python benchmarks/policies/policy_load.py --json benchmarks/results/policy-load-cpu.json` [--pairs 5].
+It ends within four minutes. Run:
+`python benchmarks/policies/policy_load.py --json benchmarks/results/policy-load-cpu.json` [--pairs 5].
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,6 +45,7 @@ from policy import many
 from service import START_US, Service, fill, settings
 
 RATE, HEALTH_RATE = 200, 10
+LATE_SECONDS = 3.0
 RATIO_MAX, HEALTH_MS_MAX = 2.0, 100.0
 KINDS = ("prove", "review", "diff", "simulate")
 
@@ -107,21 +108,32 @@ class Author:
 
 
 async def steady(ask: Callable[[], Awaitable[int]], rate: float, seconds: float) -> tuple[list[float], int]:
-    """(latencies in ms, answers other than 200) of requests at a rate, open loop."""
+    """(latencies in ms, answers other than 200) of requests at a rate, open loop.
+
+    A machine that cannot keep the rate falls behind without end: what is not answered some seconds after the last
+    request was sent is counted with the time that it waited until then.
+    """
     waits: list[float] = []
     wrong = 0
 
     async def one(due: float) -> None:
         nonlocal wrong
-        wrong += await ask() != 200
-        waits.append(1000 * (time.perf_counter() - due))
+        try:
+            wrong += await ask() != 200
+        finally:
+            waits.append(1000 * (time.perf_counter() - due))
 
     begun, tasks = time.perf_counter(), []
     for number in range(int(rate * seconds)):
         due = begun + number / rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         tasks.append(asyncio.create_task(one(due)))
-    await asyncio.gather(*tasks)
+    done, late = await asyncio.wait(tasks, timeout=LATE_SECONDS)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    for task in done:
+        task.result()
     return sorted(waits), wrong
 
 
@@ -195,12 +207,7 @@ def summary(kind: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> di
 class PolicyService(Service):
     """The service of this benchmark: with an author, and a proposal."""
 
-    def _begin(self) -> subprocess.Popen[str]:
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(self.folder)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == "ready"
-        return process
+    script = Path(__file__)
 
 
 def main() -> int:
@@ -209,8 +216,8 @@ def main() -> int:
     bench.add("--serve", type=Path, help="serve this folder (for the benchmark itself)")
     bench.add("--tenants", type=int, default=10_000, help="of the policy; a tenth as many grants")
     bench.add("--events", type=int, default=100_000, help="in the ledger")
-    bench.add("--pairs", type=int, default=5, help="turns with and without the author, of each kind")
-    bench.add("--seconds", type=float, default=20.0, help="of each turn")
+    bench.add("--pairs", type=int, default=2, help="turns with and without the author, of each kind")
+    bench.add("--seconds", type=float, default=12.0, help="of each turn")
     bench.add("--kinds", default=",".join(KINDS), help="of work, with commas")
     options = bench.parse()
     if options.serve is not None:

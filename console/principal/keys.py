@@ -2,7 +2,7 @@
 
 1. A new key is printed once, on stdout, and kept nowhere.
 2. Against a server everybody replaces and revokes their own keys, a bootstrap key issues them, a key custodian's
-   revokes those of others.
+   revokes and keeps those of others.
 """
 
 from __future__ import annotations
@@ -168,6 +168,33 @@ def revoke(
         say(f"revoked: {prefix or 'every key'}{'' if of is None else f' of {of}'}")
 
 
+@keys.command(
+    epilog="Examples:\n\n    kvcustody apikey keep 0f1e2d3c4b5a --of alice\n\n"
+    "    kvcustody apikey keep 0f1e2d3c4b5a --of alice --server https://kv.example --api-key-file custodian.key"
+)
+def keep(
+    prefix: Annotated[str, typer.Argument(help="The key's public prefix: its 12 digits.", metavar="PREFIX")],
+    of: Annotated[str, typer.Option(help="Whose key it is.", metavar="NAME")],
+    days: Annotated[int, typer.Option(min=1, max=366, help="Days until the key ends.")] = 90,
+    config: Config = None,
+    ledger: SettledLedger = None,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Let a key that its principal made outlive the key that it was made with. Its principal cannot do this itself."""
+    if server is not None:
+        body = {"name": of, "prefix": prefix, "days": days}
+        with connect(server, key_file, authority) as connection:
+            found = connection.post("/v1/principals:keep-key", body)["items"]
+    else:
+        with local_book(config, ledger) as (book, by, _):
+            book.keep_key(prefix, principal=of, days=days, by=by)
+            found = [key._asdict() for key in book.keys(of)]
+    _print_keys(found, as_json)
+
+
 def _place(name: str) -> str:
     return f"/v1/principals/{quote(name, safe='')}/keys"
 
@@ -186,11 +213,13 @@ def _print_keys(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", left=6)
+    table = make_table(
+        "", "prefix", "issued", "ends", "last used", "revoked", "bound to", "ends with", left=7
+    )
     for key in found:
         days = [
             readable(key[at], TO_THE_MINUTE, none="")
             for at in ("issued_us", "expires_us", "used_us", "revoked_us")
         ]
-        table.add_row(key["prefix"], *days, key["certificate"] or "")
+        table.add_row(key["prefix"], *days, key["certificate"] or "", key["made_with"] or "")
     stdout().print(table)

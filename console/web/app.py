@@ -44,6 +44,7 @@ from kvcustody.console.web.pages.policy import draft as policy_draft
 from kvcustody.console.web.pages.policy import revision as policy_revision
 from kvcustody.console.web.pages.policy import show as policy_show
 from kvcustody.console.web.pages.principals import disable as principals_disable
+from kvcustody.console.web.pages.principals import keep as principals_keep
 from kvcustody.console.web.pages.principals import revoke as principals_revoke
 from kvcustody.console.web.pages.principals import show as principals_show
 from kvcustody.console.web.pages.privacy.cases import letter as cases_letter
@@ -123,6 +124,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/principals", principals_show),
     ("POST", "/principals/disable", principals_disable),
     ("POST", "/principals/revoke", principals_revoke),
+    ("POST", "/principals/keep", principals_keep),
 )
 
 

@@ -24,13 +24,13 @@ from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from kvcustody.governance.service.settings import is_local
 from kvcustody.guarding_thread import open_question
-from kvcustody.http_exchange import read_bounded
+from kvcustody.http_exchange import deadline_transport, read_bounded
 
 if TYPE_CHECKING:
     import httpx
 
 _KEY_BYTES_MAX = 16_384
-_ANSWER_BYTES_MAX = 1 << 30
+_ANSWER_BYTES_MAX = 256 << 20  # as large as the largest report
 _WHOLE_ANSWER = 10  # times the timeout of a part
 HISTORY = "kvcustody-history"
 
@@ -178,7 +178,7 @@ def _client(server: str, verify: ssl.SSLContext | Literal[False], timeout_second
     limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
     settings: dict[str, Any] = {"timeout": timeout_seconds, "trust_env": False, "follow_redirects": False}
     if server.startswith("unix:"):
-        transport = httpx.HTTPTransport(verify=False, uds=server.removeprefix("unix:"), limits=limits)
+        transport = deadline_transport(verify=False, uds=server.removeprefix("unix:"), limits=limits)
         return httpx.Client(transport=transport, base_url="http://kvcustody", **settings)
     parts = urlsplit(server)
     if (
@@ -190,7 +190,9 @@ def _client(server: str, verify: ssl.SSLContext | Literal[False], timeout_second
         raise ConfigError(f"server `{server}`: must be https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH")
     if parts.scheme == "http" and not is_local(parts.hostname):
         raise ConfigError(f"server `{server}`: without TLS only this machine is talked to")
-    return httpx.Client(base_url=server, verify=verify, limits=limits, **settings)
+    return httpx.Client(
+        base_url=server, transport=deadline_transport(verify=verify, limits=limits), **settings
+    )
 
 
 def _tls(authority: Path | None, certificate: Path | None, certificate_key: Path | None) -> ssl.SSLContext:

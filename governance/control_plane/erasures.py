@@ -11,11 +11,14 @@
 5. Restrictions are kept in a file, which is written as they are heard: where the control plane is away at the
    start, those that this worker heard last hold until it says otherwise, since copies in a file tier outlive a process.
    What was kept and cannot be read is no start.
+6. Destroyed keys that came back with a copy of their file are looked for by the erasures that the control plane has as
+   complete: at the start, or where it is away then, once it answers.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import structlog
@@ -25,7 +28,14 @@ from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
-from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget, HeardOrders
+from kvcustody.governance.erasure.erasure_inbox import (
+    ErasureInbox,
+    ErasureTarget,
+    HeardOrders,
+    Named,
+    completed_erasures,
+)
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
@@ -56,6 +66,7 @@ class RemoteInbox(ErasureInbox):
         self._newest_key_order = 0
         self._enforcement_answer: Enforcement | None = None
         self._restriction_answer = NOBODY_RESTRICTED
+        self._completed_unheard = False  # rule 6: still to be asked for
 
     def stop(self) -> None:
         """Take up nothing more; an open question is left to end with the connection."""
@@ -75,10 +86,25 @@ class RemoteInbox(ErasureInbox):
         facade.restrict(self._restricted)
         return unasked
 
+    def completed(self) -> list[CompletedErasure]:
+        """As for any inbox; none where the control plane is away, and `look` asks again (rule 6)."""
+        try:
+            found = self._connection.get("/v1/worker/erasures", completed="true")["items"]
+        except ServiceError as error:
+            self._completed_unheard = True
+            _unasked(error)
+            return []
+        self._completed_unheard = False
+        return completed_erasures(map(_named, found))
+
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step (rule 3)."""
         try:
-            return super().look(facade)
+            new = super().look(facade)
+            if self._completed_unheard:
+                found = self.completed()
+                facade.call(lambda owner: owner.erasures.destroy_returned(lambda: found, at_start=False))
+            return new
         except ServiceError as error:
             if self._stop.is_set():
                 return 0
@@ -122,16 +148,15 @@ class RemoteInbox(ErasureInbox):
         keys = found["keys"]
         self._newest_key_order = max((item["order"] for item in keys), default=0)
         self._key_answer = newest(OrderedKeys(item["tenant"], item["action"], item["at_us"]) for item in keys)
-        made: list[tuple[Requested, SelectorNames | None]] = []
-        for item in found["items"]:
-            named = (
-                SelectorNames(item.pop("subject_name"), item.pop("session_name"))
-                if item.pop("named")
-                else None
-            )
-            made.append((Requested(**item), named))
-        owed = [] if self._stop.is_set() else made
+        owed = [] if self._stop.is_set() else [_named(item) for item in found["items"]]
         return HeardOrders(owed, self._key_answer, self._enforcement_answer, self._restriction_answer)
+
+
+def _named(item: dict[str, Any]) -> Named:
+    """An erasure as the control plane names it."""
+    who = SelectorNames(item.pop("subject_name"), item.pop("session_name"))
+    is_named = item.pop("named")
+    return Requested(**item), who if is_named else None
 
 
 def _unasked(error: ServiceError) -> int:

@@ -12,6 +12,8 @@
    disk has no room for new evidence (`make_room`). What cannot be written is counted too; the batch was acknowledged
    all the same.
 4. A segment of a dead predecessor counts like an own one; a live process's is never touched.
+5. How many leaves were signed is pinned beside them (`pin_signed`), for the next process too. A pin that cannot be read
+   or written is none: it widens nothing, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import structlog
 from kvcustody.audit.subjects.subject_table import Row
 from kvcustody.audit.writer.spill_file import KEPT, SpillFile, SpillSegment
 from kvcustody.errors import LedgerError
+from kvcustody.files import write_file
 
 _ASKED = 8  # segments at once
 _SYNC_SECONDS = 1.0
@@ -63,6 +66,8 @@ class KeptBatches:
         self._runs: dict[str, tuple[KeptRun, ...]] = {}  # of files that are closed
         self._lock = threading.Lock()
         self._synced = 0.0
+        self._pin = directory / "signed-size"
+        self._signed_size = _pinned(self._pin)
         self.dropped_bytes = 0
         self.failed = ""  # why the last batch was not kept
 
@@ -112,6 +117,14 @@ class KeptBatches:
         """Let go of the oldest file: its disk is full, and new evidence has no other place. False: there is none."""
         with self._lock:
             return self._drop_oldest("the disk is full")
+
+    def pin_signed(self, size: int) -> int:
+        """Keep how many root leaves are signed now; how many were when this was called last (rule 5)."""
+        before, self._signed_size = self._signed_size, size
+        if size != before:
+            with suppress(OSError):
+                write_file(self._pin, b"%d\n" % size)
+        return before
 
     def rewind(self) -> None:
         """Everything is spill again."""
@@ -202,3 +215,10 @@ class KeptBatches:
         if not self.failed:
             _log.warning("an acknowledged batch is not kept", reason=why)
         self.failed = why
+
+
+def _pinned(path: Path) -> int:
+    try:
+        return int(path.read_bytes())
+    except (OSError, ValueError):
+        return 0

@@ -9,7 +9,8 @@
 5. What was acknowledged stays in this worker's files (`kept_batches`) until the control plane has it under a signed
    checkpoint, by a key that is trusted here where one is. Leaves that turn out to be missing there (a database that
    failed over, or was restored, to an earlier state) are handed in again with everything else that was kept; the
-   ledger skips what it has.
+   ledger skips what it has. How many root leaves were signed when it was asked last is kept too: a ledger that went
+   back while no process of this worker ran is seen by the next one.
 6. The control plane writes the leaves that assign issuers and request erasures: they are asked for by calls, erasures
    before any leaf about them is handed in (`own_erasures`).
 """
@@ -75,7 +76,6 @@ class ControlPlaneSink:
         self.keeps = True
         self._trusted = trusted
         self._lost = ""  # why everything that was kept is to be handed in again
-        self._signed_size = 0
         self._refused = ""
         self.unverified = ""  # why no checkpoint counts
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 3)
@@ -182,8 +182,8 @@ class ControlPlaneSink:
                     "a checkpoint is not signed by a trusted key; all is kept", reason=problem.message
                 )
                 return ""
-        size, seen = int(answer["size"]), self._signed_size
-        self._signed_size = size
+        size = int(answer["size"])
+        seen = self.kept.pin_signed(size)
         if size < seen:
             return f"the ledger has `{size}` signed root leaves, and had `{seen}`"
         return f"the ledger contradicts what was signed: {refused}" if refused and not before else ""

@@ -26,14 +26,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, completed, names, pending
-from kvcustody.audit.events import Event, OrphanFound
 from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.errors import CustodyError, ReturnedKeysError, ServiceError
-from kvcustody.governance.erasure.erasure_run import ErasureResult
+from kvcustody.errors import CustodyError, ServiceError
+from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector, selector_of
-from kvcustody.governance.erasure.tier_protocol import RemembersErasures
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.ordering import followed
@@ -47,6 +46,8 @@ _log = structlog.get_logger(__name__)
 
 class ErasureTarget(Protocol):
     """A `Governor` or an `EnginePort`."""
+
+    erasures: ErasureRunner
 
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
         """Take effect now."""
@@ -64,10 +65,14 @@ class ErasureTarget(Protocol):
         """Run a command on the owning thread."""
 
 
-class HeardOrders(NamedTuple):
-    """What a look found: erasures that are owed, each with who is meant, where somebody can still say, and orders."""
+Named = tuple[Requested, SelectorNames | None]
+"""An erasure, and who is meant, where somebody can still say."""
 
-    owed: list[tuple[Requested, SelectorNames | None]]
+
+class HeardOrders(NamedTuple):
+    """What a look found: erasures that are owed, and orders."""
+
+    owed: list[Named]
     keys: tuple[OrderedKeys, ...]  # the last on each tenant's
     enforcement: Enforcement | None  # None: nobody gave an order
     restricted: RestrictedSubjects
@@ -121,31 +126,15 @@ class ErasureInbox:
         facade.restrict(heard.restricted)
         return len(orders)
 
-    def destroy_returned(self, tiers: Iterable[Any], at_us: int) -> list[Event]:
-        """On the owning thread, at the start: the finding where destroyed keys were put back with a copy of their file.
+    def completed(self) -> list[CompletedErasure]:
+        """On any thread: what this worker has answered as complete, so that every older key of it is destroyed.
 
-        By the file's own receipts they are destroyed again already; by the ledger's they are here, where the worker has
-        a ledger of its own to ask.
+        An erasure whose subject nobody can name any more is left out: nobody can say whose key it was.
         """
-        remembering = [tier for tier in tiers if isinstance(tier, RemembersErasures)]
-        returned = max((tier.returned_keys for tier in remembering), default=0)
-        if remembering and self._engine is not None:
-            with self._engine.connect() as connection:
-                returned += sum(self._erase_returned(connection, tier) for tier in remembering)
-        if not returned:
-            return []
-        cause = f"{returned} destroyed keys were in their file again ({ReturnedKeysError.code})"
-        _log.error(cause, code=ReturnedKeysError.code, keys=returned)
-        return [OrphanFound(at_us, 0, 1, "returned key", cause, None, 0, (), "destroyed", "recovered")]
-
-    def _erase_returned(self, connection: Connection, tier: RemembersErasures) -> int:
-        returned = 0
-        for requested in completed(connection, self._worker):
-            known = names(connection, requested, self._keys)
-            if known is not None:  # else nobody can say whose key it was
-                selector = selector_of(requested.tenant, known.subject, known.session, requested.detail)
-                returned += tier.erase_returned(requested.erasure, selector, requested.at_us)
-        return returned
+        assert self._engine is not None
+        with self._engine.connect() as connection:
+            found = completed(connection, self._worker)
+            return completed_erasures((one, names(connection, one, self._keys)) for one in found)
 
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""
@@ -263,6 +252,17 @@ class ErasureInbox:
             "before_us": requested.at_us - self._offset_us,
             "on_record": True,
         }
+
+
+def completed_erasures(found: Iterable[Named]) -> list[CompletedErasure]:
+    """Those of which somebody can still say who is meant."""
+    return [
+        CompletedErasure(
+            one.erasure, selector_of(one.tenant, known.subject, known.session, one.detail), one.at_us
+        )
+        for one, known in found
+        if known is not None
+    ]
 
 
 class _Command:

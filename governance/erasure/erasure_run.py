@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import structlog
 
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.audit.events import (
@@ -25,13 +26,21 @@ from kvcustody.audit.events import (
     ErasureRequested,
     ErasureReread,
     Event,
+    OrphanFound,
 )
 from kvcustody.audit.events.block_runs import FlatRuns
 from kvcustody.clock import Clock
+from kvcustody.errors import ReturnedKeysError
 from kvcustody.governance.erasure.selector import Selector, check_selector
-from kvcustody.governance.erasure.tier_protocol import CopyStore, TierErased
+from kvcustody.governance.erasure.tier_protocol import (
+    CompletedErasure,
+    CopyStore,
+    RemembersErasures,
+    TierErased,
+)
 from kvcustody.policies.document.model import ErasureDuty, OnRunning
 
+_log = structlog.get_logger(__name__)
 _REMEMBERED = 1000
 _POLL_US = 2_000
 _LATE_POLL_US = 1_000_000  # what is on record as partial is looked at rarely
@@ -147,6 +156,28 @@ class ErasureRunner:
         self.tiers: list[CopyStore] = []
         self.pending: dict[str, _Run] = {}
         self._known: OrderedDict[str, ErasureResult] = OrderedDict()
+
+    def destroy_returned(
+        self, completed: Callable[[], Iterable[CompletedErasure]], *, at_start: bool = True
+    ) -> int:
+        """Destroy keys again that were destroyed and put back with a copy of their file; how many there were.
+
+        By the file's own receipts that was done when it was opened; by the erasures that `completed` gives it is done
+        here. What came back is a finding. `at_start`: count those of the receipts too.
+        """
+        tiers = [tier for tier in self.tiers if isinstance(tier, RemembersErasures)]
+        if not tiers:
+            return 0
+        returned = max(tier.returned_keys for tier in tiers) if at_start else 0
+        returned += sum(tier.erase_returned(complete) for complete in completed() for tier in tiers)
+        if returned:
+            cause = f"{returned} destroyed keys were in their file again ({ReturnedKeysError.code})"
+            _log.error(cause, code=ReturnedKeysError.code, keys=returned)
+            now_us = self._clock.now_us()
+            self._emit(
+                [OrphanFound(now_us, 0, 1, "returned key", cause, None, 0, (), "destroyed", "recovered")]
+            )
+        return returned
 
     def begin(
         self,

@@ -72,6 +72,14 @@ class ComparedElsewhere(Protocol):
         """Have each compare its store with its index, and end what differs; what they find goes on record later."""
 
 
+class CompletedErasure(NamedTuple):
+    """An erasure that destroyed every key that its selector covers from before `at_us` (UTC)."""
+
+    erasure: str
+    selector: Selector
+    at_us: int
+
+
 @runtime_checkable
 class RemembersErasures(Protocol):
     """A tier whose keys may come back with an older copy of their file, which it shares with its process's others."""
@@ -80,8 +88,8 @@ class RemembersErasures(Protocol):
     def returned_keys(self) -> int:
         """How many keys were there again by the file's own receipts; they are destroyed again."""
 
-    def erase_returned(self, erasure: str, selector: Selector, at_us: int) -> int:
-        """Carry out a completed erasure again where a key from before it (UTC) is there; how many keys."""
+    def erase_returned(self, complete: CompletedErasure) -> int:
+        """Carry out an erasure again where a key from before it is there; how many keys."""
 
 
 class CopyStore(Protocol):

@@ -40,7 +40,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError
 from kvcustody.files import private_folder as make_private
 from kvcustody.governance.identity.principal import check_tenant_name
-from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
+from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key, recorded_keys
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.policies_in_effect import PoliciesInEffect, policies_in_effect
@@ -77,7 +77,7 @@ from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonD
 from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
 from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
 from kvcustody.governance.service.schedules.schedule_book import ScheduleBook
-from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
+from kvcustody.governance.service.schedules.signed_verdicts import ReportsHere, SignedVerdicts
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.migrations.upgrade import upgrade
@@ -182,6 +182,13 @@ class Service:
                 )
             )
         )
+        self.verdicts = SignedVerdicts(
+            ReportsHere(
+                folder / "jobs",
+                lambda: [period.key for period in recorded_keys(self.engine)],
+                lambda: self.signer is not None,
+            )
+        )
         self.measuring = stack.enter_context(closing(ServiceMetrics(self)))
         self.jobs = stack.enter_context(
             closing(JobRunner(self.engine, clock, folder / "jobs", owner=settings.name))
@@ -221,7 +228,6 @@ class Service:
             self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
         )
         stack.callback(self.sinks.close)
-        self.verdicts = SignedVerdicts(folder / "jobs")
         self.schedules = ScheduleBook(self.engine, clock, self.record, settings)
         self.scheduler = ReportScheduler(self, self.schedules)
         stack.callback(self.scheduler.close)

@@ -40,7 +40,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
-from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure, HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.copy_event import CopyEvent
@@ -843,11 +843,12 @@ class SealedTier:
         """How many destroyed keys were in the file of shred keys again when it was opened."""
         return self._shred.returned
 
-    def erase_returned(self, erasure: str, selector: Selector, at_us: int) -> int:
-        """Carry out an erasure that was complete again where a key from before it (`at_us`, UTC) is there; how many.
+    def erase_returned(self, complete: CompletedErasure) -> int:
+        """Carry out an erasure again where a key from before it is there; how many keys.
 
         It destroyed every such key: one that is there was put back with an older copy of the file.
         """
+        erasure, selector, at_us = complete
         ids = self._subject_keys(selector)
         if ids is None and selector == Selector(tenant=selector.tenant):
             ids = {owner.subject for owner in self._owners if _may_be_of(owner, selector, None)}

@@ -26,6 +26,7 @@ from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.agent import start_agent
 from kvcustody.governance.custody_events import worker_stopped
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.orphans.ledger_join import recover
@@ -75,6 +76,7 @@ class EngineWorker:
         self.clock = clock
         self._stack = stack
         self._closed = False
+        self.completed: Callable[[], list[CompletedErasure]] = list  # what the ledger knows as erased
 
     def recover(self) -> Scanned:
         """On the engine's thread, between steps: a full scan with repair, joined with the ledger where possible."""
@@ -176,12 +178,14 @@ def open_engine_worker(
         )
         port.may_monitor = settings.monitoring == "allowed"
         port.erasures.tiers += plugins.open_tiers(settings)
+        port.erasures.destroy_returned(inbox.completed)
         inbox.look(port)
         inbox.start(port, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
         follow_release(standing, port, clock, stack, lease_seconds=settings.policy_lease_seconds)
         start_agent(connection, port, writer, clock, stack, bytes_per_block=plan.bytes_per_block)
         worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
+        worker.completed = inbox.completed
         _log.info(
             "worker started",
             worker=settings.worker_name,

@@ -145,7 +145,7 @@ def open_worker(
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
         governor.may_monitor = settings.monitoring == "allowed"
-        writer.submit(inbox.destroy_returned(governor.erasures.tiers, clock.now_us()))
+        governor.erasures.destroy_returned(inbox.completed)
         inbox.recover_pending(governor)
         if settings.scan_online:
             governor.scan_online()

@@ -108,3 +108,4 @@ def _open_tiers(cache: GovernedRadixCache, settings: Settings, plan: TierPlan) -
         tiers, port.measures.cost, worker.clock, shape.block_tokens, always=plan.moves_always
     )
     cache.custody.tiers = SlotTiers(transfers, port, memory, size)
+    port.erasures.destroy_returned(worker.completed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from kvcustody.policies.document.digest import digest
@@ -37,7 +37,7 @@ from kvcustody.policies.table.model import (
     Timeline,
     Unlisted,
 )
-from kvcustody.policies.table.obligations import Obligations, ended, obligations_of
+from kvcustody.policies.table.obligations import Obligations, ObligationsOf, ended
 from kvcustody.policies.table.rule_match import NO_RULING, RuleIndex, Ruling, Rulings
 
 _DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
@@ -66,17 +66,21 @@ class _Compiler:
         self._rules = RuleIndex(policy)
         self._groups = {tenant.id: tenant.group for tenant in policy.tenants}
         self._levels = range(len(policy.classifications))
+        owed = ObligationsOf(policy)
         self._obligations: dict[str | Unlisted, tuple[Obligations, ...]] = {
-            tenant.id: obligations_of(policy, tenant) for tenant in policy.tenants
+            tenant.id: owed(tenant) for tenant in policy.tenants
         }
         if policy.default is not None:
-            self._obligations[UNLISTED] = obligations_of(policy, policy.default)
+            self._obligations[UNLISTED] = owed(policy.default)
+        self._ended = ended(owed(None))
         grants = (*policy.grants, *policy.group_grants())
         self._grants = [g for g in grants if g.id not in revoked and g.group not in revoked]
         self._segments = [s for s in policy.segments if s.id not in revoked]
         self._decisions: dict[tuple[object, ...], Decision] = {}
         # Decisions are interned and kept by `_decisions`, so their identities stand for them.
         self._own_cells: dict[tuple[int, Scope], tuple[Decision, ...]] = {}
+        # Rulings and obligations are kept too, by `_rules` and `_obligations`.
+        self._own_levels: dict[tuple[Action, Scope, int, int], tuple[Decision, ...]] = {}
 
     def tables(self) -> Tables:
         """Every table, complete."""
@@ -93,7 +97,7 @@ class _Compiler:
             grants_by_reader=_grouped(self._grants),
             segments_by_reader=by_reader,
             obligations=self._obligations,
-            ended=ended(obligations_of(policy, None)),
+            ended=self._ended,
             edges=self._edges(),
         )
 
@@ -115,9 +119,19 @@ class _Compiler:
         owed = self._obligations[key]
         row: list[Decision] = []
         for action in Action:
-            for level in self._levels:
-                ruling = rulings.get((action, level), NO_RULING)
-                row += self._own_scopes(action, tenant, ruling, level, owed[level])
+            alike = (action, tenant.scope, id(rulings), id(owed))
+            cells = self._own_levels.get(alike)
+            if cells is None:
+                found = (
+                    self._own_scopes(
+                        action, tenant, rulings.get((action, level), NO_RULING), level, owed[level]
+                    )
+                    for level in self._levels
+                )
+                cells = tuple(chain.from_iterable(found))
+                if action is not Action.ADMIT:  # whose decision names the tenant
+                    self._own_levels[alike] = cells
+            row += cells
         return tuple(row)
 
     def _own_scopes(

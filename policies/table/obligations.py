@@ -147,6 +147,21 @@ def obligations_of(policy: Policy, tenant: TenantPolicy | None) -> tuple[Obligat
     return tuple(result)
 
 
+class ObligationsOf:
+    """`obligations_of` one policy, worked out once for all tenants that say the same: most say nothing of their own."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._known: dict[object, tuple[Obligations, ...]] = {}
+
+    def __call__(self, tenant: TenantPolicy | None) -> tuple[Obligations, ...]:
+        """One `Obligations` a level; the same object for equal ones."""
+        own = None if tenant is None else (tenant.retention, tenant.scrub, tenant.offload, tenant.integrity)
+        if own not in self._known:
+            self._known[own] = obligations_of(self._policy, tenant)
+        return self._known[own]
+
+
 def ended(policy_wide: tuple[Obligations, ...]) -> Obligations:
     """What is owed to a tenant that the policy does not admit: the end of its custody, at its strictest."""
     strictest = combine(*policy_wide)

@@ -9,16 +9,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import httpx
 
 UNIX = "unix:"
 UNPACKED = {"Accept-Encoding": "identity"}
+_SHORTEST_SECONDS = 0.001  # of a socket 0 would mean: does not wait
+_ENDS: ContextVar[float] = ContextVar("kvcustody_exchange_ends", default=math.inf)
 
 
 class HttpReply(NamedTuple):
@@ -81,28 +85,87 @@ def read_bounded(
 ) -> httpx.Response:
     """Send a request over a client that keeps its connections; the answer has its body, and was not unpacked.
 
-    Raises `httpx.HTTPError`, also for an answer that is packed, too long, or not whole within the deadline. The deadline
-    is looked at between parts of the body: a part takes no longer than the client's own timeout.
+    Raises `httpx.HTTPError`, also for an answer that is packed, too long, or not whole within the deadline. Headers too
+    are read within the deadline where the client's transport is a `deadline_transport`.
     """
     import httpx
 
     request.headers.update(UNPACKED)
     ends = time.monotonic() + deadline_seconds
     received = bytearray()
-    answer = client.send(request, stream=True)
+    outer = _ENDS.set(ends)
     try:
-        check_unpacked(answer)
-        for chunk in answer.iter_raw():
-            add_bounded(received, chunk, bytes_max)
-            if time.monotonic() >= ends:
-                raise httpx.ReadTimeout("no answer within the deadline", request=request)
+        answer = client.send(request, stream=True)
+        try:
+            check_unpacked(answer)
+            for chunk in answer.iter_raw():
+                add_bounded(received, chunk, bytes_max)
+                if time.monotonic() >= ends:
+                    raise httpx.ReadTimeout("no answer within the deadline", request=request)
+        finally:
+            answer.close()
     except OSError as error:
         raise httpx.DecodingError(str(error), request=request) from None
     finally:
-        answer.close()
+        _ENDS.reset(outer)
     return httpx.Response(
         answer.status_code, headers=answer.headers, content=bytes(received), request=request
     )
+
+
+def deadline_transport(**how: Any) -> httpx.HTTPTransport:
+    """httpx's transport, over which no part of an exchange lasts past the deadline of `read_bounded` (rule 1)."""
+    import httpx
+
+    transport = httpx.HTTPTransport(**how)
+    pool: Any = transport._pool
+    pool._network_backend = _DeadlineBackend(pool._network_backend)
+    return transport
+
+
+class _DeadlineBackend:
+    """Opens connections of which each read and write ends with the exchange."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, **how: Any) -> _DeadlineStream:
+        return _DeadlineStream(self._backend.connect_tcp(host, port, timeout=_left(timeout), **how))
+
+    def connect_unix_socket(self, path: str, timeout: float | None = None, **how: Any) -> _DeadlineStream:
+        return _DeadlineStream(self._backend.connect_unix_socket(path, timeout=_left(timeout), **how))
+
+    def sleep(self, seconds: float) -> None:
+        self._backend.sleep(seconds)
+
+
+class _DeadlineStream:
+    """One connection; it may serve many exchanges, each with a deadline of its own."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        found: bytes = self._stream.read(max_bytes, timeout=_left(timeout))
+        return found
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, timeout=_left(timeout))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(self, *given: Any, timeout: float | None = None, **how: Any) -> _DeadlineStream:
+        return _DeadlineStream(self._stream.start_tls(*given, timeout=_left(timeout), **how))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _left(timeout: float | None) -> float | None:
+    """How long a part may take: its own timeout, or what is left of the exchange, and never no time at all."""
+    left = max(_ENDS.get() - time.monotonic(), _SHORTEST_SECONDS)
+    return min(left, math.inf if timeout is None else timeout) if left < math.inf else timeout
 
 
 def check_unpacked(answer: httpx.Response) -> None:

@@ -18,6 +18,7 @@ from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.fleet import metrics_samples
 from kvcustody.governance.service.service import Service, open_service
+from standins.postgres import new_ledger
 from standins.service.service_world import Worker, register, settings_in, ship
 
 
@@ -94,6 +95,27 @@ def service(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterato
     shutil.copy(migrated, folder / "ledger.db")
     with open_service(settings_in(folder), documents=ConsoleDocuments()) as opened:
         yield opened
+
+
+@pytest.fixture(
+    scope="module",
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.system("what PostgreSQL alone refuses"))],
+)
+def service_on_each(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, migrated: Path
+) -> Iterator[Service]:
+    """A service on each database, one after the other."""
+    folder = tmp_path_factory.mktemp("on-each")
+    if request.param == "sqlite":
+        shutil.copy(migrated, folder / "ledger.db")
+        with open_service(settings_in(folder), documents=ConsoleDocuments()) as opened:
+            yield opened
+        return
+    with new_ledger(request.getfixturevalue("postgres")) as engine:
+        url = engine.url.render_as_string(hide_password=False)
+        settings = settings_in(folder, database_url=url, subject_keys_url=f"sqlite:///{folder}/people.db")
+        with open_service(settings, documents=ConsoleDocuments()) as opened:
+            yield opened
 
 
 @pytest.fixture(scope="module")

@@ -142,12 +142,17 @@ def _signature(
     """Who signed, and what is wrong; that nobody did is a problem where nothing else shows the figures."""
     if report.signature is None:
         return "", [] if again is not None else [UNSIGNED]
+    return report.signature.key, signature_problems(report, digest, keys)
+
+
+def signature_problems(report: Report, digest: str, keys: Sequence[VerifierKey]) -> list[str]:
+    """What is wrong with the signature of a signed report of this digest, by the log's keys."""
     body = orjson.loads(orjson.dumps(report.to_json()["signature"]))
     try:
-        return report.signature.key, check_signature(body, digest, report.asked.checkpoint, keys)
+        return check_signature(body, digest, report.asked.checkpoint, keys)
     except (LedgerError, ValueError, LookupError, TypeError) as problem:
         text = problem.message if isinstance(problem, LedgerError) else repr(problem)
-        return "", [f"the signature does not verify: {text}"]
+        return [f"the signature does not verify: {text}"]
 
 
 def _checkpoint(report: Report, keys: Sequence[VerifierKey], problems: list[str]) -> SignedCheckpoint:

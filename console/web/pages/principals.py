@@ -8,13 +8,14 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
-from kvcustody.governance.api.models.access import Ending, KeyEnding
+from kvcustody.governance.api.models.access import Ending, KeyEnding, KeyKeeping
 from kvcustody.governance.api.operations import principals as endings_api
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _SHOWN = 200
 _PREFIX_DIGITS = 12
+_KEPT_DAYS = 90
 
 
 def show(visit: PageRequest) -> Response:
@@ -50,6 +51,17 @@ def revoke(visit: PageRequest) -> Response:
     if prefix is None:
         raise not_found()
     endings_api.revoke_keys(visit.caller, visit.service, KeyEnding.model_construct(name=name, prefix=prefix))
+    return redirect("/principals", name=name)
+
+
+def keep(visit: PageRequest) -> Response:
+    """Let a key that its principal made stand alone (rule 1)."""
+    visit.caller.must(Permission.MANAGE_KEYS)
+    name, prefix = _name(visit), visit.text("prefix", _PREFIX_DIGITS)
+    if prefix is None:
+        raise not_found()
+    which = KeyKeeping.model_construct(name=name, prefix=prefix, days=_KEPT_DAYS)
+    endings_api.keep_key(visit.caller, visit.service, which)
     return redirect("/principals", name=name)
 
 

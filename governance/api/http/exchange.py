@@ -14,7 +14,9 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from itertools import chain
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.from_thread
@@ -125,6 +127,20 @@ class Exchange:
         values = self.headers.get(b"host", [])
         if len(values) != 1 or _HOST.fullmatch(values[0]) is None:
             raise ProblemError("malformed", "a request has one `Host`")
+
+    def check_text(self, *, query: bool) -> None:
+        """Raise `malformed` for U+0000 in path, headers or, where asked, the query: text that no database takes.
+
+        A body is text where its operation says so; its model refuses the character there.
+        """
+        asked = unquote_to_bytes(self.scope.get("query_string", b"")) if query else b""
+        parts = (
+            self.path.encode("utf-8", "surrogateescape"),
+            asked,
+            *chain.from_iterable(self.headers.values()),
+        )
+        if any(b"\0" in part for part in parts):
+            raise ProblemError("malformed", "path, query or headers have the character U+0000")
 
     @property
     def certificate(self) -> str | None:

@@ -127,6 +127,9 @@ class Gate:
         caller = None
         try:
             exchange.check_host()
+            exchange.check_text(
+                query=not is_page(self._pages, exchange.path)
+            )  # a page says which field it was
             if operation is not None and operation.action is None:
                 with self._place_of(None, exchange.address):
                     await self._app(exchange.scope, exchange.replay(), exchange.send)

@@ -101,7 +101,7 @@ class Enrolled(Model):
 
 
 class ApiKeyModel(Model):
-    """What may be known of a key."""
+    """What may be known of a key. `made_with`: prefix of the key with which it ends; none: it stands alone."""
 
     model_config = example(
         {
@@ -112,6 +112,7 @@ class ApiKeyModel(Model):
             "used_us": None,
             "revoked_us": None,
             "certificate": None,
+            "made_with": None,
         }
     )
 
@@ -122,6 +123,7 @@ class ApiKeyModel(Model):
     used_us: Utc | None
     revoked_us: Utc | None
     certificate: str | None
+    made_with: str | None
 
 
 class ApiKeyPage(Model):
@@ -183,6 +185,15 @@ class KeyEnding(Ending):
     model_config = example({"name": "alice", "prefix": "0f1e2d3c4b5a"})
 
     prefix: Annotated[str | None, Field(pattern=r"^[0-9a-f]{12}$")] = None
+
+
+class KeyKeeping(PrincipalName):
+    """Which key of whom is to stand alone, and for how many days from now."""
+
+    model_config = example({"name": "alice", "prefix": "0f1e2d3c4b5a", "days": 90})
+
+    prefix: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    days: Annotated[int, Field(strict=True, ge=1, le=366)] = 90
 
 
 class Session(Model):

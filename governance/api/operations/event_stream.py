@@ -2,6 +2,7 @@
 
 1. `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
 2. A caller of one tenant is given that tenant's log alone.
+3. A question that is held open ends as soon as its caller has.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import StreamPage
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
+from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
@@ -69,9 +71,7 @@ async def stream(
     question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
     given = service.cursors.read(question, cursor)
     at = None if given is None else Position(int(given[0]), int(given[1]))
-    found = await _news(service, mine, at, begin, limit, wait)
-    if wait:
-        await run_sync(service.authenticator.check_still_valid, caller)
+    found = await _news(service, caller, mine, at, begin, limit, wait)
     told_as = open_shape(shape)
     answer: dict[str, Any] = {
         "items": [told_as.shape(row) for row in found.rows],
@@ -82,7 +82,13 @@ async def stream(
 
 
 async def _news(
-    service: Service, tenant: str | None, at: Position | None, begin: str, limit: int, wait_seconds: int
+    service: Service,
+    caller: Caller,
+    tenant: str | None,
+    at: Position | None,
+    begin: str,
+    limit: int,
+    wait_seconds: int,
 ) -> CommitOrderPage:
     ends = time.monotonic() + wait_seconds
     log = None if tenant is None else log_of(tenant)
@@ -91,6 +97,11 @@ async def _news(
         with service.reading(tenant) as connection:
             start = at or (newest(connection) if begin == "newest" else START)
             return read_in_commit_order(connection, start, log=log, limit=limit)
+
+    def look_again() -> CommitOrderPage:
+        found = look()
+        service.authenticator.check_still_valid(caller)  # last: nothing is given that was read after the end
+        return found
 
     seal = partial(service.writer.seal, _SEAL_SECONDS)  # the order of commits is that of their seals
     if at is None and begin == "newest":
@@ -106,4 +117,4 @@ async def _news(
             return found
         service.writer.seal_soon()
         await asyncio.sleep(_LOOK_SECONDS)
-        found = await run_sync(look)
+        found = await run_sync(look_again)

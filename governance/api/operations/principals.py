@@ -1,6 +1,7 @@
 """Operations of key custodians on who may ask: see principals and their keys, disable them, refuse their keys.
 
-1. They only take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone.
+1. They take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone. One thing they
+   give: a key that somebody else made for itself is kept beyond the key that it was made with (`keepKey`).
 2. An unknown principal, an unknown key and another principal's key are one answer.
 3. The last who manages keys is ended where the request says that it means so, and not else.
 
@@ -32,6 +33,7 @@ from kvcustody.governance.api.models.access import (
     Enrolment,
     IssuedKeyModel,
     KeyEnding,
+    KeyKeeping,
     KeyRequest,
     OpenApiDocument,
     PrincipalModel,
@@ -59,6 +61,8 @@ def add_principal_endings(api: Api) -> None:
     api.add(disabling, disable, answers=PrincipalModel, problems=("not-found",))
     revoking = _manage("revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True)
     api.add(revoking, revoke_keys, answers=ApiKeyPage, problems=("not-found",))
+    keeping = _manage("keepKey", "POST", "/v1/principals:keep-key", keyed=True, also=(Permission.ENROL,))
+    api.add(keeping, keep_key, answers=ApiKeyPage, problems=("not-found", "conflict"))
 
 
 def keys(service: ServiceDep, name: Named) -> dict[str, Any]:
@@ -88,6 +92,16 @@ def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dic
     else:
         book.revoke_key(which.prefix, principal=which.name, allow_last=allow, by=caller.name)
     service.changed()
+    return {"items": [key._asdict() for key in book.keys(which.name)]}
+
+
+def keep_key(caller: CallerDep, service: ServiceDep, which: KeyKeeping) -> dict[str, Any]:
+    """Let a key that its principal made stand alone: it ends no longer with the key that it was made with.
+
+    Its principal cannot do this itself.
+    """
+    book = service.principals
+    book.keep_key(which.prefix, principal=which.name, days=which.days, by=caller.name)
     return {"items": [key._asdict() for key in book.keys(which.name)]}
 
 
@@ -226,7 +240,8 @@ def rotate_own_key(
 
     It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
     connection. It is revoked with the key you ask with. Asked for in a session, it also expires no later than the key
-    that the session was begun with, or than a session of no key: only an administrator gives a key that outlives it.
+    that the session was begun with, or than a session of no key: only an administrator gives, or keeps, a key that
+    outlives it.
     """
     _enrolled(caller.by)
     book, presented = service.principals, request.scope.get(CERTIFICATE)

@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import Path, Query, Request
+from sqlalchemy import Connection
 
-from kvcustody.audit.erasure.requests_and_answers import names, pending
+from kvcustody.audit.erasure.requests_and_answers import Requested, completed, names, pending
 from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.query.key_orders import key_orders
@@ -139,17 +140,26 @@ async def erasures(
             max_length=64, pattern=r"^[0-9a-f]*$", description="Digest of the restrictions that it follows."
         ),
     ] = None,
+    done: Annotated[
+        bool,
+        Query(
+            alias="completed",
+            description="Instead of erasures that it owes, at once: those of a subject or tenant that it completed.",
+        ),
+    ] = False,
 ) -> dict[str, Any]:
     """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news.
 
     And for whom it enforces its policy, and whose processing is restricted.
     """
+    if done:
+        return await long_poll(service, caller, 0, lambda: _owed(service, caller.name, completed), bool)
     taken = set(known.split(","))
     return await long_poll(
         service,
         caller,
         wait,
-        lambda: _owed(service, caller.name),
+        lambda: _owed(service, caller.name, pending),
         lambda answer: (
             any(item["erasure"] not in taken for item in answer["items"])
             or (keys is not None and any(item["order"] > keys for item in answer["keys"]))
@@ -311,10 +321,12 @@ def _records(service: Service, after: int) -> dict[str, Any]:
     return {"items": [data.decode() for data in records[after : after + _STEPS_MAX]], "total": len(records)}
 
 
-def _owed(service: Service, worker: str) -> dict[str, Any]:
+def _owed(
+    service: Service, worker: str, erasures_of: Callable[[Connection, str], Iterable[Requested]]
+) -> dict[str, Any]:
     with service.reading() as connection:
         made = []
-        for asked in pending(connection, worker):
+        for asked in erasures_of(connection, worker):
             who = names(connection, asked, service.subject_keys)
             named = {
                 "named": who is not None,

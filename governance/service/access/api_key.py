@@ -30,6 +30,7 @@ _FORM = re.compile(rf"{MARK}_([0-9a-f]{{12}})_([0-9A-Za-z]{{{_SECRET_CHARACTERS}
 _CACHED_MAX = 4096
 _CACHED_SECONDS = 300.0
 _DIGEST, _DIGEST_BYTES = "$blake2b$", 32
+_MADE_WITH = re.compile(r"\A\$blake2b\$from=([0-9a-f]{12})\$")
 
 
 class NewKey(NamedTuple):
@@ -105,6 +106,17 @@ def with_source(stored: str, source: str) -> str:
 def made_with(source: str) -> str:
     """How what is stored of every key begins that was made with the key of this prefix (rule 3)."""
     return f"{_DIGEST}from={source}$"
+
+
+def source_of(stored: str) -> str:
+    """The prefix of the key that a key was made with, by what is stored of it (rule 3); empty: with none."""
+    found = _MADE_WITH.match(stored)
+    return "" if found is None else found[1]
+
+
+def without_source(stored: str) -> str:
+    """What is stored of a key that stands alone."""
+    return _MADE_WITH.sub(_DIGEST, stored)
 
 
 def digest_of(key: str) -> str:

@@ -24,6 +24,7 @@ from kvcustody.governance.service.access.principal_table import (
     ApiKeyRecord,
     PrincipalRecord,
     certificate_matches,
+    key_of,
     principal_of,
 )
 from kvcustody.governance.service.problem_details import not_found
@@ -72,7 +73,7 @@ class PrincipalLookup:
         query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000))
-            return [ApiKeyRecord(*row) for row in rows]
+            return [key_of(row) for row in rows]
 
     def known(self, prefix: str, key: str, certificate: str | None = None) -> PrincipalRecord | None:
         """The principal whose key this is, if that was looked up within a second (rule 1); no I/O."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, select
 
 from kvcustody.audit.schema.service import service_keys
+from kvcustody.governance.service.access.api_key import source_of
 from kvcustody.governance.service.access.roles import Role
 
 
@@ -39,6 +40,7 @@ class ApiKeyRecord(NamedTuple):
     used_us: int | None
     revoked_us: int | None
     certificate: str | None = None  # `x5t#S256` of the client certificate that it is bound to
+    made_with: str | None = None  # prefix of the key with which it ends; none: it stands alone
 
 
 class IssuedKey(NamedTuple):
@@ -59,7 +61,14 @@ class KeySource(NamedTuple):
     until_us: int | None
 
 
-KEY_COLUMNS = [service_keys.c[name] for name in ApiKeyRecord._fields]
+_STORED = ApiKeyRecord._fields[:-1]
+KEY_COLUMNS = [*(service_keys.c[name] for name in _STORED), service_keys.c.hash]
+
+
+def key_of(row: Any) -> ApiKeyRecord:
+    """The key of a row of `KEY_COLUMNS`."""
+    stored = {name: getattr(row, name) for name in _STORED}
+    return ApiKeyRecord(**stored, made_with=source_of(row.hash) or None)
 
 
 def principal_of(row: Any) -> PrincipalRecord:

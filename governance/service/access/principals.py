@@ -9,7 +9,8 @@
 5. Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
    tokens keeps (`issuer:name`) the book has a row from the first time that it is disabled.
 6. What was made with a key ends with it: its sessions always, and once it is revoked the keys that were made with it
-   and with those. A key made in a session expires no later than the session's key. An administrator's key stands alone.
+   and with those. A key made in a session expires no later than the session's key. An administrator's key stands
+   alone, and so does from then on a key that another administrator than its principal keeps (`keep_key`).
 7. The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those
    who can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the
    issuer knows them. Of two who end each other at one moment, one is refused.
@@ -32,7 +33,7 @@ from kvcustody.audit.schema.service import service_keys, service_principals, ser
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
-from kvcustody.governance.service.access.api_key import KeyHasher, made_with, with_source
+from kvcustody.governance.service.access.api_key import KeyHasher, made_with, with_source, without_source
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
@@ -40,6 +41,7 @@ from kvcustody.governance.service.access.principal_table import (
     IssuedKey,
     KeySource,
     PrincipalRecord,
+    key_of,
     principal_of,
     roles_text,
     valid_keys,
@@ -242,10 +244,15 @@ class Principals(PrincipalLookup):
                 connection.execute(update(service_keys).where(late).values(expires_us=until_us))
             elif len(valid) >= _KEYS_MAX:
                 raise ProblemError("conflict", f"principal `{name}` has `{_KEYS_MAX}` valid keys; revoke one")
-            row = ApiKeyRecord(
-                made.prefix, name, now_us, issued.expires_us, None, None, certificate
-            )._asdict()
-            connection.execute(insert(service_keys).values(**row, hash=with_source(made.hash, source_key)))
+            row = {
+                "prefix": made.prefix,
+                "principal": name,
+                "issued_us": now_us,
+                "expires_us": issued.expires_us,
+                "certificate": certificate,
+                "hash": with_source(made.hash, source_key),
+            }
+            connection.execute(insert(service_keys).values(row))
         self._known = {}
         return issued
 
@@ -281,7 +288,37 @@ class Principals(PrincipalLookup):
         if changed:
             changed.sort(key=ending.index)
             self._note(self.get(row.principal), "key-revoked", by, ",".join(changed))
-        return ApiKeyRecord(*row)._replace(revoked_us=row.revoked_us or now_us)
+        return key_of(row)._replace(revoked_us=row.revoked_us or now_us)
+
+    def keep_key(self, prefix: str, *, principal: str, days: float, by: str) -> ApiKeyRecord:
+        """Let a key that was made with another stand alone (rule 6), for so many days from now; on record before.
+
+        Raises `conflict` for a key of `by`, for one that stands alone, and for one that is not valid any more.
+        """
+        owner, now_us = self.get(principal), self._clock.utc_us()
+        if owner.name == by:
+            raise ProblemError("conflict", "a key is kept by another than whose it is")
+        where = (service_keys.c.prefix == prefix) & (service_keys.c.principal == owner.name)
+        with self._engine.connect() as connection:
+            row = connection.execute(select(*KEY_COLUMNS).where(where)).first()
+            is_valid = prefix in valid_keys(connection, owner.name, now_us)
+        if row is None:
+            raise not_found()
+        found = key_of(row)
+        if not is_valid or found.made_with is None:
+            why = "stands alone already" if is_valid else "is not valid any more"
+            raise ProblemError("conflict", f"key `{prefix}` {why}")
+        self._claim(by, owner.roles)
+        self._note(owner, "key-kept", by, prefix)
+        expires_us = now_us + int(days * DAY_US)
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            still = where & service_keys.c.revoked_us.is_(None) & (service_keys.c.hash == row.hash)
+            values = {"hash": without_source(row.hash), "expires_us": expires_us}
+            kept = connection.execute(update(service_keys).where(still).values(values)).rowcount
+        self._known = {}
+        if not kept:
+            raise ProblemError("conflict", f"key `{prefix}` is not valid any more")
+        return found._replace(expires_us=expires_us, made_with=None)
 
     def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[ApiKeyRecord]:
         """Refuse every key of a principal from now on, and end its sessions; on record afterwards."""

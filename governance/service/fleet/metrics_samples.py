@@ -30,7 +30,7 @@ from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.inbox.read_inbox import InboxContents
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
-from kvcustody.governance.service.schedules.made_reports import report_figures, undelivered
+from kvcustody.governance.service.schedules.made_reports import Verdicts, report_figures, undelivered
 from kvcustody.governance.service.settings import ServiceSettings
 
 _FRESH_SECONDS = 10.0
@@ -55,6 +55,7 @@ class MeasuredService(Protocol):
     fleet: Fleet
     signer: CheckpointSigner | None
     attempts: AttemptsReporter
+    verdicts: Verdicts
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""
@@ -154,7 +155,7 @@ class ServiceMetrics:
             denials = denials_by_rule(connection)
             orphans = orphans_by_class(connection)
             waiting = unsealed(connection, now_us)
-            reports = [*_of_reports(connection, now_us)]
+            reports = [*_of_reports(connection, now_us, self._service.verdicts)]
         shown = frozenset(tenants.leaves)
         added: Counter[Place] = Counter()
         for tenant, number in tenants.leaves.items():
@@ -222,9 +223,9 @@ def _of_inbox(found: InboxContents, now_us: int) -> Iterator[Sample]:
     yield "ledger_unwitnessed_seconds", (), found.unwitnessed_us / MICROSECONDS
 
 
-def _of_reports(connection: Connection, now_us: int) -> Iterator[Sample]:
+def _of_reports(connection: Connection, now_us: int, verdicts: Verdicts) -> Iterator[Sample]:
     """Schedules, what they made, and what was not taken."""
-    for name, by_state in report_figures(connection).items():
+    for name, by_state in report_figures(connection, verdicts).items():
         for state, number in sorted(by_state.items()):
             yield name, (state,), number
     failing = undelivered(connection)

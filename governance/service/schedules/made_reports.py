@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -90,8 +91,8 @@ class Verdict(NamedTuple):
         return cls(report.digest(), report.opinion.kind, reasons, signed)
 
 
-Verdicts = Callable[[Connection, Any], Verdict | None]
-"""The verdict of a row; None where nothing but the row says it."""
+Verdicts = Callable[[Connection, Sequence[Any]], Mapping[str, Verdict]]
+"""The verdicts of rows, by report; one is missing where nothing but the row says it."""
 
 
 def add_report(
@@ -153,10 +154,8 @@ def made_reports(
     ):
         delivery = Delivery(*(getattr(row, name) for name in Delivery._fields))
         handed.setdefault(row.report, []).append(delivery)
-    return [
-        _made(row, handed.get(row.report, ()), verdicts(connection, row) if row.state == "made" else None)
-        for row in rows
-    ]
+    said = verdicts(connection, [row for row in rows if row.state == "made"])
+    return [_made(row, handed.get(row.report, ()), said.get(row.report)) for row in rows]
 
 
 class Undelivered(NamedTuple):
@@ -210,12 +209,14 @@ def undelivered(connection: Connection) -> list[Undelivered]:
     return sorted(found, key=lambda each: (each.since_us, each.report, each.destination))
 
 
-def report_figures(connection: Connection) -> dict[str, dict[str, int]]:
-    """How many schedules, reports by opinion and deliveries there are, by state."""
-    figures: dict[str, dict[str, int]] = {}
+def report_figures(connection: Connection, verdicts: Verdicts) -> dict[str, dict[str, int]]:
+    """How many schedules, reports by the opinion of their verdicts, and deliveries there are, by state."""
+    columns = (_reports.report, _reports.schedule, _reports.job, _reports.digest)
+    rows = connection.execute(select(*columns).where(_reports.state == "made")).all()
+    opinions = Counter(verdict.opinion for verdict in verdicts(connection, rows).values())
+    figures: dict[str, dict[str, int]] = {"reports": dict(opinions)}
     for name, column in (
         ("report_schedules", service_report_schedules.c.state),
-        ("reports", _reports.opinion),
         ("report_deliveries", _deliveries.state),
     ):
         query = select(column, func.count()).where(column.is_not(None)).group_by(column)

@@ -257,6 +257,10 @@ class ReportScheduler:
             self._failed(row, "somebody stopped it", times=0)
         elif job.state == "failed":
             self._failed(row, job.error or "failed", times=_MAKING_TRIES_MAX)
+        elif job.result is not None and not job.result["digest"]:
+            self._failed(
+                row, "the report that was made is not there, or its signature does not verify", times=0
+            )
         elif job.result is not None:
             self._made(row, job.result)
 

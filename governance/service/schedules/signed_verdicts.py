@@ -2,7 +2,9 @@
 
 1. A verdict that is shown is that of `report.json` in the folder of its job, which must be of the digest that its row
    names; what else the row says of it is not looked at.
-2. Where the file is not here (another process made it, or it was removed), a scheduled report's verdict is that of the
+2. The report's signature is verified, by the keys that the ledger names. Where this process signs reports, one without
+   a signature is none.
+3. Where the file is not here (another process made it, or it was removed), a scheduled report's verdict is that of the
    leaf `scheduled-report-made`, and any other has none.
 """
 
@@ -10,52 +12,72 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.verify.report.verify_report import open_report
+from kvcustody.audit.tlog.signed_note import VerifierKey
+from kvcustody.audit.verify.report.verify_report import open_report, signature_problems
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.jobs import Job
 from kvcustody.governance.service.schedules.made_reports import Verdict
 
 DOCUMENT = "report.json"
 _BYTES_MAX = 256 << 20
-_KEPT_MAX = 256
+_KEPT_MAX = 4096
 _JOB = re.compile("[0-9a-f]{32}")
 _KIND = "scheduled-report-made"
 
 
+class ReportsHere(NamedTuple):
+    """The folder of the jobs of this process, the log's keys that the ledger names, and whether it signs reports."""
+
+    folder: Path
+    keys: Callable[[], Sequence[VerifierKey]]
+    signs: Callable[[], bool]
+
+
 class SignedVerdicts:
-    """The verdicts behind rows; `folder` is that of the jobs of this process, None where there is none."""
+    """The verdicts behind rows; without `here` those of leaves alone."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
-        self._kept: OrderedDict[tuple[str, int, int], Verdict] = OrderedDict()
+    def __init__(self, here: ReportsHere | None = None) -> None:
+        self._here = here
+        self._kept: OrderedDict[tuple[str, int, int, int, int], Verdict] = OrderedDict()
 
-    def __call__(self, connection: Connection, row: Any) -> Verdict | None:
-        """The verdict of a row of `service_reports` (rules 1 and 2)."""
-        found = self.of_job(row.job)
-        if found is None:
-            return self._of_leaf(connection, row.report) if row.schedule is not None else None
-        return found if found.digest == row.digest else None
+    def __call__(self, connection: Connection, rows: Sequence[Any]) -> dict[str, Verdict]:
+        """The verdicts of rows of `service_reports`, by report; of a report without one there is none."""
+        found = {row.report: self.of_job(row.job) for row in rows}
+        elsewhere = {row.report for row in rows if found[row.report] is None and row.schedule is not None}
+        shown = {
+            row.report: verdict
+            for row in rows
+            if (verdict := found[row.report]) is not None and verdict.digest == row.digest
+        }
+        return shown | _of_leaves(connection, elsewhere)
 
     def of_job(self, job: str | None) -> Verdict | None:
-        """The verdict of the report that a job made; None where it is not here, or is no report."""
-        if self._folder is None or job is None or _JOB.fullmatch(job) is None:
+        """The verdict of the report that a job made; None where it is not here, or is no report of ours."""
+        if self._here is None or job is None or _JOB.fullmatch(job) is None:
             return None
-        path = self._folder / job / DOCUMENT
+        path = self._here.folder / job / DOCUMENT
         try:
             status = path.stat()
             if status.st_size > _BYTES_MAX:
                 return None
-            key = (job, status.st_mtime_ns, status.st_size)
+            key = (job, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             if key not in self._kept:
-                self._kept[key] = Verdict.of(open_report(path.read_bytes()))
+                report = open_report(path.read_bytes())
+                if report.signature is not None:
+                    if signature_problems(report, report.digest(), self._here.keys()):
+                        return None
+                elif self._here.signs():
+                    return None
+                self._kept[key] = Verdict.of(report)
                 while len(self._kept) > _KEPT_MAX:
                     self._kept.popitem(last=False)
             return self._kept[key]
@@ -69,14 +91,22 @@ class SignedVerdicts:
         verdict = self.of_job(job.job) or Verdict("", "", [], None)
         return job._replace(result={**job.result, **verdict._asdict()})
 
-    def _of_leaf(self, connection: Connection, report: str) -> Verdict | None:
-        query = (
-            select(events.c.leaf)
-            .where(events.c.kind == _KIND, has_leaf(events))
-            .order_by(events.c.at_us.desc())
-        )
-        for leaf in connection.execution_options(yield_per=200).scalars(query):
-            found = orjson.loads(leaf)
-            if found["report"] == report:
-                return Verdict(found["digest"], found["opinion"], [], found["signed_by"] or None)
-        return None
+
+def _of_leaves(connection: Connection, reports: set[str]) -> dict[str, Verdict]:
+    """The verdicts of scheduled reports by their leaves, the newest of each, in one pass that ends with the last."""
+    found: dict[str, Verdict] = {}
+    if not reports:
+        return found
+    query = (
+        select(events.c.leaf).where(events.c.kind == _KIND, has_leaf(events)).order_by(events.c.at_us.desc())
+    )
+    with connection.execution_options(yield_per=200).scalars(query) as leaves:
+        for leaf in leaves:
+            body = orjson.loads(leaf)
+            if body["report"] in reports and body["report"] not in found:
+                found[body["report"]] = Verdict(
+                    body["digest"], body["opinion"], [], body["signed_by"] or None
+                )
+                if len(found) == len(reports):
+                    break
+    return found

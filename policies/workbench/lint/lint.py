@@ -29,7 +29,7 @@ from kvcustody.policies.document.problems import PolicyRejected, Problem, Proble
 from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest
-from kvcustody.policies.table.obligations import obligations_of
+from kvcustody.policies.table.obligations import ObligationsOf
 from kvcustody.policies.workbench.lint.dead_rules import Finding, lint_rules
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner, without_effect
 from kvcustody.policies.workbench.prove.specification import Declared
@@ -232,7 +232,8 @@ def _lint_retention(policy: Policy) -> Iterator[Finding]:
 
 def _lint_parents(policy: Policy) -> Iterator[Finding]:
     """A block ends with its parent: what stands on a segment's blocks is not kept longer than they are."""
-    owed = {tenant.id: obligations_of(policy, tenant) for tenant in policy.tenants}
+    owed_by = ObligationsOf(policy)
+    owed = {tenant.id: owed_by(tenant) for tenant in policy.tenants}
     for segment in policy.segments:
         ceiling = owed[segment.owner][segment.level].absolute_us
         readers = owed if segment.tenants is None else segment.tenants

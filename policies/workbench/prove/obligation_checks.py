@@ -13,7 +13,7 @@ from itertools import product
 
 from kvcustody.policies.document.model import Action, Grant, Policy, Scope, Tier, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.obligations import Obligations, TierDuty, combine, ended, obligations_of
+from kvcustody.policies.table.obligations import Obligations, ObligationsOf, TierDuty, combine, ended
 from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.policies.workbench.prove.specification import Declared
@@ -73,10 +73,11 @@ def check_duties(
     policy = declared.policy
     if table.policy.classifications != policy.classifications:
         return  # ISO-8 has said so
-    strictest = ended(obligations_of(policy, None))
+    owed_by = ObligationsOf(policy)
+    strictest = ended(owed_by(None))
     for tenant in tenants:
         entry = declared.admitted(tenant)
-        owed = (strictest,) * len(policy.classifications) if entry is None else obligations_of(policy, entry)
+        owed = (strictest,) * len(policy.classifications) if entry is None else owed_by(entry)
         for level, least in enumerate(owed):
             findings.duties_checked += 1
             got = table.obligations(tenant, level)

@@ -32,7 +32,7 @@ from kvcustody.policies.table.model import (
     Unlisted,
     source_edges,
 )
-from kvcustody.policies.table.obligations import obligations_of
+from kvcustody.policies.table.obligations import ObligationsOf
 from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.model import Proof, Searched
 from kvcustody.policies.workbench.prove.obligation_checks import (
@@ -112,12 +112,17 @@ class _Search:
         self._tenants = (*sorted(names), *FRESH)
         self._levels = range(max(len(policy.classifications), len(table.policy.classifications)))
         self._findings = Findings(policy.classifications)
-        self._owed = {tenant.id: obligations_of(policy, tenant) for tenant in policy.tenants}
+        owed = ObligationsOf(policy)
+        self._owed = {tenant.id: owed(tenant) for tenant in policy.tenants}
         self._instants: set[int] = set()
         self._owners: dict[str | Unlisted, set[str]] = {}
         for reader, owner in table.entries():
             self._owners.setdefault(reader, set()).add(owner)
         self._absent = "each asked"
+        self._compared: dict[
+            tuple[int, int], tuple[Decision, frozenset[str], bool]
+        ] = {}  # of one pair, by identity
+        self._own_cells = list(product(Action, self._levels, Scope))
 
     def run(self, progress: Progress | None) -> None:
         """Ask everything."""
@@ -130,9 +135,9 @@ class _Search:
             self._absent = "each asked, in bulk"
         for done, reader in enumerate(self._tenants):
             self._own(reader)
-            for owner in self._tenants if pairs <= ABSENT_EACH_MAX else self._opened_to(reader):
-                if reader != owner:
-                    self._across(reader, owner, tuple(Via))
+            owners = self._tenants if pairs <= ABSENT_EACH_MAX else self._opened_to(reader)
+            for owner in owners if pairs > ABSENT_BULK_MAX else {reader: None, **dict.fromkeys(owners)}:
+                self._across(reader, owner, tuple(Via) if reader != owner else (Via.GRANT, Via.SEGMENT))
             if ABSENT_EACH_MAX < pairs <= ABSENT_BULK_MAX:
                 self._bulk(reader)
             if progress is not None:
@@ -190,15 +195,15 @@ class _Search:
     def _own(self, tenant: str) -> None:
         """A tenant's own domains; such an answer does not depend on time, so one instant is asked."""
         decide, findings = self._table.decide, self._findings
-        for action, level, scope in product(Action, self._levels, Scope):
+        findings.cells += len(self._own_cells)
+        for action, level, scope in self._own_cells:
             decision = decide(AccessRequest(action, tenant, tenant, level, scope, Via.OWN), 0)
-            findings.cells += 1
             if decision.permitted:
                 self._judge_own(Request(action, tenant, tenant, level, scope, Via.OWN, 0), decision)
-        self._across(tenant, tenant, (Via.GRANT, Via.SEGMENT))
 
     def _across(self, reader: str, owner: str, vias: tuple[Via, ...]) -> None:
         """Every cell of a pair, at each instant that either side can tell apart, by each source and by any."""
+        self._compared.clear()
         timelines = self._table.timelines(reader, owner)
         edges, declared = source_edges(timelines), self._declared.edges(reader, owner)
         every = {edge for each in (*edges.values(), *declared.values()) for edge in each}
@@ -252,11 +257,20 @@ class _Search:
         if request.reader != request.owner and self._policy.profile.isolating:
             findings.breaks("ISO-5", request, f"the profile is `{self._policy.profile}`", decision)
         named = declared.open(request)
-        if not named or not set(decision.reasons) <= named:
+        if not named or not self._are_named(request, decision, named):
             findings.breaks(self._which(request, decision), request, self._instead(request), decision)
         if not self._may_be_kept(request):
             findings.breaks("ISO-9", request, "the owner's obligations rule it out", decision)
         self._judge_rules(request, decision)
+
+    def _are_named(self, request: Request, decision: Decision, named: frozenset[str]) -> bool:
+        """Whether all that a decision names is declared. Of many grants the same sets are compared again and again."""
+        if request.source is not None:
+            return named.issuperset(decision.reasons)
+        pair = (id(decision), id(named))
+        if pair not in self._compared:
+            self._compared[pair] = decision, named, named.issuperset(decision.reasons)
+        return self._compared[pair][-1]
 
     def _may_be_kept(self, request: Request) -> bool:
         """Whether the owner's obligations leave room for publishing, retaining or offloading."""

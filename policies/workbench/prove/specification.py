@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import (
@@ -36,6 +37,15 @@ class DeclaredCopies(NamedTuple):
     running_us: int
     encrypt: bool
     match: frozenset[str]
+
+
+class _Between(NamedTuple):
+    """The grants of one pair that are live between two of their edges, by the edge before; which open a level."""
+
+    pair: tuple[str, str]
+    edges: list[int]
+    live: dict[int, list[Grant]]
+    open: dict[tuple[int, int], frozenset[str]]
 
 
 class Declared:
@@ -68,7 +78,7 @@ class Declared:
                 self._forbids_of.setdefault(name, []).append(place)
         self._forbidden_by: dict[tuple[object, ...], list[str]] = {}
         self._declared_copies: dict[tuple[object, ...], DeclaredCopies] = {}
-        self._live: tuple[tuple[str, str], dict[int, list[Grant]]] = ("", ""), {}
+        self._between = _Between(("", ""), [], {}, {})
 
     def admitted(self, tenant: str) -> TenantPolicy | None:
         """The tenant's entry, or that of unlisted ones; None when it is refused."""
@@ -100,32 +110,38 @@ class Declared:
         declared |= {segment.id: {segment.expires_us} for segment in self.segments(reader, owner)}
         return {source: {edge for edge in edges if edge is not None} for source, edges in declared.items()}
 
-    def open(self, request: Request) -> set[str]:
-        """The ids of the grants and segments that are live for this request and open what it asks."""
+    def open(self, request: Request) -> frozenset[str]:
+        """The ids of the grants and segments that are live for this request and open what it asks.
+
+        Equal answers to requests without a source are one object, for the pair that was asked about last.
+        """
+        if request.via is Via.GRANT and request.source is not None:
+            named = self._named_grants.get((request.reader, request.owner, request.source), [])
+            return frozenset(grant.id for grant in named if _opens(grant, request))
         if request.via is Via.GRANT:
-            named = (request.reader, request.owner, request.source or "")
-            live = request.source is None
-            asked = self._live_grants(request) if live else self._named_grants.get(named, [])
-            return {grant.id for grant in asked if _opens(grant, request)}
+            return self._open_grants(request)
         if request.via is Via.SEGMENT:
             mine = self.segments(request.reader, request.owner)
-            return {segment.id for segment in mine if _shows(segment, request)}
-        return set()
+            return frozenset(segment.id for segment in mine if _shows(segment, request))
+        return frozenset()
 
-    def _live_grants(self, request: Request) -> list[Grant]:
-        """The grants of a pair that are live at an instant, kept for the pair that was asked about last."""
-        pair, now_us = (request.reader, request.owner), request.now_us
-        if self._live[0] != pair:
-            self._live = pair, {}
-        live = self._live[1]
-        if now_us not in live:
-            live[now_us] = [
-                grant
-                for grant in self.grants(*pair)
-                if (grant.from_us is None or grant.from_us <= now_us)
-                and (grant.until_us is None or now_us < grant.until_us)
-            ]
-        return live[now_us]
+    def _open_grants(self, request: Request) -> frozenset[str]:
+        """The grants of a pair that open what is asked: between two of their edges they are the same ones."""
+        if request.action is not Action.REUSE or request.scope < Scope.TENANT or request.level < 0:
+            return frozenset()
+        pair = (request.reader, request.owner)
+        if self._between.pair != pair:
+            edges = {edge for each in self.grants(*pair) for edge in (each.from_us, each.until_us)}
+            self._between = _Between(pair, sorted(edge for edge in edges if edge is not None), {}, {})
+        between = self._between
+        place = bisect_right(between.edges, request.now_us)
+        if place not in between.live:
+            between.live[place] = [grant for grant in self.grants(*pair) if _is_live(grant, request.now_us)]
+        if (place, request.level) not in between.open:
+            live = between.live[place]
+            ids = frozenset(grant.id for grant in live if request.level <= grant.at_most)
+            between.open[place, request.level] = ids
+        return between.open[place, request.level]
 
     def labels(self, tenant: str, route: str | None) -> frozenset[tuple[str, str]]:
         """The labels of a request with a plain route (or none): its tenant's and those of each rule that matches."""
@@ -237,13 +253,18 @@ def route_matches(pattern: str, route: str) -> bool:
     return re.fullmatch(body + ("(/.*)?" if open_ended else "/?"), route, re.IGNORECASE) is not None
 
 
+def _is_live(grant: Grant, now_us: int) -> bool:
+    return (grant.from_us is None or grant.from_us <= now_us) and (
+        grant.until_us is None or now_us < grant.until_us
+    )
+
+
 def _opens(grant: Grant, request: Request) -> bool:
     return (
         request.action is Action.REUSE
         and request.scope >= Scope.TENANT
         and 0 <= request.level <= grant.at_most
-        and (grant.from_us is None or grant.from_us <= request.now_us)
-        and (grant.until_us is None or request.now_us < grant.until_us)
+        and _is_live(grant, request.now_us)
     )
 
 

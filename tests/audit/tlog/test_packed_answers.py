@@ -24,7 +24,7 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access import jwks
 from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key
-from kvcustody.http_exchange import exchange, read_bounded
+from kvcustody.http_exchange import deadline_transport, exchange, read_bounded
 
 UNPACKED_BYTES = 48 << 20
 MOST_BYTES = 8 << 20  # what a refusal may take: a sixth of what is unpacked
@@ -171,3 +171,36 @@ def test_a_long_answer_is_read_no_further_than_its_bound() -> None:
             read_bounded(client, request, deadline_seconds=60, bytes_max=1_000_000)
         with pytest.raises(httpx.ReadTimeout, match="within the deadline"):
             read_bounded(client, request, deadline_seconds=0, bytes_max=1_000_000)
+
+
+@pytest.mark.parametrize("bounded", [True, False], ids=["deadline transport", "control: httpx's own"])
+def test_headers_that_trickle_end_with_the_exchange(bounded: bool) -> None:
+    """Each byte begins the timeout of a part anew: without the deadline the client goes on reading."""
+    stop, sent = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def trickle() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65_536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nx-slow: ")
+                for _ in range(200):
+                    if stop.wait(0.02):
+                        break
+                    connection.sendall(b"a")
+                sent.set()
+                connection.sendall(b"\r\ncontent-length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        transport = deadline_transport() if bounded else httpx.HTTPTransport()
+        with httpx.Client(transport=transport, timeout=20, trust_env=False) as client:
+            request = client.build_request("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/")
+            if bounded:
+                with pytest.raises(httpx.TimeoutException):
+                    read_bounded(client, request, deadline_seconds=0.2, bytes_max=1_000)
+            else:
+                read_bounded(client, request, deadline_seconds=0.2, bytes_max=1_000)
+            assert sent.is_set() is not bounded, "it was read to the end of the headers, or not"
+        stop.set()
+        thread.join()

@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
+from kvcustody.governance.service.access.principal_table import KeySource
 from standins.console.web_world import World, policy_source, write_draft
 
 pytestmark = pytest.mark.system
@@ -159,8 +160,17 @@ def test_an_owner_takes_a_grant_back(sign_in: SignIn, world: World) -> None:
 def test_a_custodian_ends_somebody(sign_in: SignIn, world: World) -> None:
     """One key goes at a click, the principal once its name was typed; the last custodian stays."""
     prefix = world.keys["tenant-viewer@labs"].split("_")[1]
+    made = world.service.principals.issue_key(
+        "tenant-viewer@labs", days=1, source=KeySource(prefix, None), by="tenant-viewer@labs"
+    )
     custodian = sign_in("key-custodian")
     custodian.goto("/console/principals?name=tenant-viewer%40labs")
+    kept = custodian.get_by_role("row").filter(
+        has=custodian.get_by_role("button", name=f"Keep {made.prefix}")
+    )
+    expect(kept).to_contain_text(prefix)
+    custodian.get_by_role("button", name=f"Keep {made.prefix}").click()
+    expect(custodian.get_by_role("button", name=f"Keep {made.prefix}")).to_have_count(0)
     custodian.get_by_role("button", name=f"Revoke {prefix}").click()
     expect(custodian.get_by_role("row").filter(has_text=prefix)).to_contain_text("revoked")
     custodian.get_by_label("Type its name").fill("somebody else")

@@ -6,7 +6,6 @@ controls put those back too, or leave the look out: then everything opens again,
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,63 +13,21 @@ import pytest
 from sqlalchemy import Engine
 from structlog.testing import capture_logs
 
-from kvcustody.audit.events import ErasureCompleted, ErasureRequested, OrphanFound, WorkerStarted
+from kvcustody.audit.events import ErasureCompleted, ErasureRequested, WorkerStarted
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.keys import shred_keys
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.tiers.tier import shred_name
 from standins import builders
-from standins.governance.tier_place import Place
 from standins.redteam.key_ends import ENDS
-
-OBJECTS = 5
-RECEIPTS = "shred.keys.destroyed"
-
-
-class _Deployment:
-    """A tier on files, of which copies can be taken and put back."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.place = Place(folder, "nvme")
-        self.label = self.place.label("acme", "ada")
-        for number in range(OBJECTS):
-            assert self.place.keep(self.label, f"p{number}", 4) == 4
-
-    def stop(self) -> None:
-        self.place.store.close()  # type: ignore[attr-defined]
-        self.place.world.close()
-
-    def start(self) -> None:
-        self.place.world.open()
-        self.place.open()
-
-    def copy(self, *, receipts: bool = False) -> Path:
-        """A copy of the tier's folder and of the file of keys, while nothing runs."""
-        copy = self.folder.with_name("copy")
-        leave = shutil.ignore_patterns() if receipts else shutil.ignore_patterns(RECEIPTS)
-        self.stop()
-        shutil.copytree(self.folder, copy, ignore=leave)
-        self.start()
-        return copy
-
-    def put_back(self, copy: Path, *, receipts: bool) -> None:
-        self.stop()
-        shutil.rmtree(self.folder / "tier")
-        if receipts:
-            (self.folder / RECEIPTS).unlink(missing_ok=True)
-        shutil.copytree(copy, self.folder, dirs_exist_ok=True)
-        self.start()
-
-    def opened(self) -> int:
-        return sum(self.place.bring(self.label, f"p{number}", 4) > 0 for number in range(OBJECTS))
+from standins.redteam.put_back import OBJECTS, Deployment, check_at_start
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[_Deployment]:
-    made = _Deployment(tmp_path / "worker")
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path / "worker")
     yield made
     made.stop()
     made.place.staging.close()
@@ -79,7 +36,7 @@ def deployment(tmp_path: Path) -> Iterator[_Deployment]:
 @pytest.mark.parametrize("end", ["subject", "bucket"])
 @pytest.mark.parametrize("remembers", [True, False], ids=["receipts", "control: no look at receipts"])
 def test_keys_that_their_receipts_name_are_destroyed_again(
-    deployment: _Deployment, end: str, remembers: bool, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, end: str, remembers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = deployment.copy()
     ENDS[end](deployment.place, deployment.label)
@@ -95,7 +52,7 @@ def test_keys_that_their_receipts_name_are_destroyed_again(
 
 @pytest.mark.parametrize("remembers", [True, False], ids=["ledger", "control: the ledger is put back too"])
 def test_keys_that_the_ledger_knows_as_erased_are_destroyed_again(
-    deployment: _Deployment, remembers: bool, tmp_path: Path, migrated: Path
+    deployment: Deployment, remembers: bool, tmp_path: Path, migrated: Path
 ) -> None:
     """Receipts and keys are of one copy. With the ledger of that time, too, nothing is left that could tell."""
     place, boot = deployment.place, deployment.place.world.clock
@@ -108,8 +65,7 @@ def test_keys_that_the_ledger_knows_as_erased_are_destroyed_again(
         assert deployment.opened() == 0
         deployment.put_back(copy, receipts=True)
         assert deployment.place.tier.returned_keys == 0
-        found = ErasureInbox(engine, "worker-1", 0).destroy_returned([deployment.place.tier], 1)
-    assert [event.orphan for event in found if isinstance(event, OrphanFound)] == ["returned key"] * remembers
+        check_at_start(deployment, ErasureInbox(engine, "worker-1", 0), ["returned key"] * remembers)
     assert deployment.opened() == (0 if remembers else OBJECTS)
 
 
@@ -129,17 +85,18 @@ def _erased(engine: Engine, spill: Path, now_us: int) -> None:
 
 
 def test_a_key_that_was_made_after_the_erasure_stays(
-    deployment: _Deployment, tmp_path: Path, migrated: Path
+    deployment: Deployment, tmp_path: Path, migrated: Path
 ) -> None:
     tier, shred = deployment.place.tier, deployment.place.world.shred
     before_us = deployment.place.world.clock.utc_us()
     assert shred.find_subject(shred_name("acme", "ada")) is not None
-    assert tier.erase_returned("e-1", Selector(tenant="acme", subject="ada"), before_us) == 0
+    complete = CompletedErasure("e-1", Selector(tenant="acme", subject="ada"), before_us)
+    assert tier.erase_returned(complete) == 0
     assert deployment.opened() == OBJECTS
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["order on record", "control: no order"])
-def test_epochs_that_an_order_on_record_ended_end_again(deployment: _Deployment, ordered: bool) -> None:
+def test_epochs_that_an_order_on_record_ended_end_again(deployment: Deployment, ordered: bool) -> None:
     """The key store is put back: the ledger's order on keys is followed at each start."""
     world, label = deployment.place.world, deployment.label
     copy = deployment.copy()

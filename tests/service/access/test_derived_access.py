@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from kvcustody.clock import MICROSECONDS
+from kvcustody.governance.api.operations import event_stream
 from kvcustody.governance.service.access import principals as book_module
 from kvcustody.governance.service.access.api_key import prefix_of
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
@@ -15,6 +19,12 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.access.sessions import Sessions
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import Server, recorded
+
+
+@pytest.fixture(scope="module")
+def service(service_on_each: Service) -> Service:
+    return service_on_each
 
 
 def session_of(client: Any, key: str) -> dict[str, str]:
@@ -144,6 +154,54 @@ def test_revoking_a_key_ends_every_key_that_was_made_with_it(
     assert works(client, late)
 
 
+def kept(client: Any, asker: str, name: str, key: str, days: int = 30) -> int:
+    body = {"name": name, "prefix": prefix_of(key), "days": days}
+    return int(client("POST", "/v1/principals:keep-key", asker, json=body).status_code)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "control: not kept"])
+def test_a_key_that_another_administrator_keeps_outlives_the_key_it_was_made_with(
+    service: Service, client, people, keeps: bool
+) -> None:
+    name = f"kept-{keeps}"
+    key = people.add(name, Role.AUDITOR)
+    child = rotated(client, headers=session_of(client, key))["key"]
+    grandchild = rotated(client, child)["key"]
+    if keeps:
+        assert kept(client, people["key-custodian"], name, child) == 200
+        assert kept(client, people["key-custodian"], name, child) == 409, "it stands alone"
+    made_with = {found.prefix: found.made_with for found in service.principals.keys(name)}
+    parent = None if keeps else prefix_of(key)
+    assert made_with == {
+        prefix_of(key): None,
+        prefix_of(child): parent,
+        prefix_of(grandchild): prefix_of(child),
+    }
+    by_revoking(service, key)
+    assert [works(client, found) for found in (key, child, grandchild)] == [False, keeps, keeps]
+    if keeps:
+        expires_us = service.principals.expiry(str(prefix_of(child)))
+        assert expires_us is not None
+        assert expires_us > service.clock.utc_us() + 29 * 86_400 * MICROSECONDS
+        by_revoking(service, child)
+        assert not works(client, grandchild), "what was made with it ends with it still"
+
+
+def test_nobody_keeps_a_key_of_their_own_or_one_that_has_ended(service: Service, client, people) -> None:
+    """Custodians too: with the one defence off, whoever stole a custodian's key keeps what they made with it."""
+    key = people.add("carla", Role.KEY_CUSTODIAN)
+    child = rotated(client, headers=session_of(client, key))["key"]
+    assert kept(client, key, "carla", child) == 409
+    assert kept(client, child, "carla", child) == 409
+    assert kept(client, people["auditor"], "carla", child) == 403
+    assert kept(client, people["key-custodian"], "auditor", child) == 404, "another's key is absent"
+    assert kept(client, people["key-custodian"], "carla", child) == 200, "control: another custodian keeps it"
+    other = rotated(client, headers=session_of(client, key))["key"]
+    by_revoking(service, key)
+    assert kept(client, people["key-custodian"], "carla", other) == 409 and not works(client, other)
+    assert ("key-kept", "key-custodian") in recorded(service, "carla")
+
+
 def test_a_thief_who_revokes_the_stolen_key_keeps_nothing(service: Service, client, people) -> None:
     """The key that asks is spared by its own request; whoever revokes the first key later ends it all the same."""
     key = people.add("kim", Role.AUDITOR)
@@ -182,6 +240,48 @@ def test_an_answer_that_is_held_open_ends_with_its_session_and_its_token(
     for ended in (caller, token._replace(until_us=service.clock.utc_us())):
         with pytest.raises(ProblemError):
             service.authenticator.check_still_valid(ended)
+
+
+def test_a_stream_that_is_held_open_in_a_session_ends_with_the_key(
+    service: Service, client, people, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a socket, within its wait. Control: the same question of another key stays open meanwhile."""
+    asked: list[object] = []
+    read = event_stream.read_in_commit_order
+
+    def reading(*given: Any, **how: Any) -> Any:
+        asked.append(given)
+        return read(*given, **how)
+
+    monkeypatch.setattr(event_stream, "read_in_commit_order", reading)
+    key = people.add("streams", Role.TENANT_VIEWER, "acme")
+    cookie = {"Cookie": session_of(client, key)["Cookie"]}
+    path, answers = "/v1/audit/stream?begin=newest&wait=30", dict[str, int]()
+    server = Server(service)
+
+    def ask(who: str, headers: dict[str, str]) -> None:
+        answers[who] = httpx.get(server.address + path, headers=headers, timeout=60).status_code
+
+    stays = people.add("stays", Role.TENANT_VIEWER, "acme")
+    held = [
+        threading.Thread(target=ask, args=("ended", cookie)),
+        threading.Thread(target=ask, args=("stays", {"Authorization": f"Bearer {stays}"})),
+    ]
+    try:
+        for thread in held:
+            thread.start()
+        while len(asked) < 6:  # each has looked, and looks again
+            assert all(thread.is_alive() for thread in held)
+            time.sleep(0.02)
+        by_revoking(service, key)
+        held[0].join(20)
+        assert answers == {"ended": 401}
+        service.stopping.set()
+        held[1].join(20)
+        assert answers == {"ended": 401, "stays": 200}
+    finally:
+        service.stopping.clear()
+        server.close()
 
 
 def test_a_link_ends_when_its_principal_is_narrowed(service: Service, people) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import orjson
 import pytest
 from sqlalchemy import update
+from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.service import service_workers
+from kvcustody.console.main import app
 from kvcustody.errors import IdentityError
 from kvcustody.files import private_folder
 from kvcustody.governance.api.http.session_cookie import PLAIN_COOKIE, SECURE_COOKIE, cookie_of
@@ -127,6 +129,32 @@ def test_text_that_no_database_takes_is_refused_with_its_place(
     answer = client("POST", path, people[who], json=body)
     assert answer.status_code == 422, answer.text
     assert any(place in error["at"] and "U+0000" in error["what"] for error in answer.json()["errors"])
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/principals/a%00b", {}),
+        ("/v1/audit/events?tenant=a%00b", {}),
+        ("/v1/audit/events?a%00b=c", {}),
+        ("/v1/audit/events", {"If-None-Match": "a\0b"}),
+    ],
+)
+def test_u0000_in_path_query_or_headers_is_refused(
+    service_on_each: Any, make_client: Any, make_people: Any, path: str, headers: dict[str, str]
+) -> None:
+    """Control: another character at the same place is no malformed request."""
+    client, people = make_client(service_on_each), make_people(service_on_each)
+    who = people.add(f"who-{len(service_on_each.principals.listed())}", Role.AUDITOR)
+    answer = client("GET", path, who, headers=headers)
+    assert (answer.status_code, "U+0000" in answer.text) == (400, True), answer.text
+    others = {name: value.replace("\0", "1") for name, value in headers.items()}
+    assert "U+0000" not in client("GET", path.replace("%00", "1"), who, headers=others).text
+
+
+def test_u0000_in_an_argument_of_a_command_is_refused() -> None:
+    answer = CliRunner().invoke(app, ["case", "list", "--tenant", "a\0b"])
+    assert answer.exit_code == 2 and "U+0000" in answer.output
 
 
 @pytest.mark.parametrize("name", ["control-plane", "governor", "local", "Governor", "LOCAL"])

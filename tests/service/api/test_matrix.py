@@ -68,6 +68,12 @@ ROWS = {
     "listKeys": Row("/v1/principals/auditor/keys", every="bootstrap key-custodian"),
     "disablePrincipal": Row("/v1/principals:disable", every="key-custodian", body={"name": "nobody"}, ok=404),
     "revokeKeys": Row("/v1/principals:revoke-keys", every="key-custodian", body={"name": "nobody"}, ok=404),
+    "keepKey": Row(
+        "/v1/principals:keep-key",
+        every="bootstrap key-custodian",
+        body={"name": "nobody", "prefix": "0" * 12},
+        ok=404,
+    ),
     "enablePrincipal": Row("/v1/principals:enable", every="bootstrap", body={"name": "auditor"}),
     "enrolPrincipal": Row(
         "/v1/principals", every="bootstrap", body={"name": "new-{fresh}", "roles": ["dpo"]}, ok=201

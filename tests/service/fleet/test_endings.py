@@ -10,17 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
-from sqlalchemy import select
 from typer.testing import CliRunner
 
-from kvcustody.audit.schema.ledger import events
 from kvcustody.console.main import app
 from kvcustody.governance.service.access.api_key import prefix_of
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins.service.service_world import recorded
 from standins.service.web_signers import rsa_signer
 
 UNKNOWN = {"headers": {"Authorization": "Bearer kvcs_0"}}
@@ -30,14 +28,6 @@ UNKNOWN = {"headers": {"Authorization": "Bearer kvcs_0"}}
 def custodian(people) -> str:
     people.add("second-custodian", Role.KEY_CUSTODIAN)  # so that no test ends the last one
     return str(people["key-custodian"])
-
-
-def recorded(service: Service, name: str) -> list[tuple[str, str]]:
-    """(action, actor) of what is on record of a principal, in order."""
-    query = select(events.c.leaf).where(events.c.kind == "principal-changed").order_by(events.c.idx)
-    with service.reading() as connection:
-        bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
-    return [(body["action"], body["actor"]) for body in bodies if body["principal"] == name]
 
 
 def test_a_disabled_principal_is_an_unknown_one_at_once(service: Service, client, people, custodian) -> None:

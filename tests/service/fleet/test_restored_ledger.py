@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from kvcustody.audit.schema.ledger import events, incarnations, logs
@@ -224,6 +225,38 @@ def test_what_a_failover_lost_is_handed_in_again_once(make_world: Any, signed: b
     assert any("the ledger" in cause for cause in told), told
     assert world.kinds("replay-completed")[-1]["added"] > 0
     ledger.close()
+
+
+@pytest.mark.parametrize("pins", [True, False], ids=["pinned", "control: no pin"])
+def test_a_ledger_that_went_back_while_no_worker_ran_is_seen_by_the_next_process(
+    make_world: Any, pins: bool
+) -> None:
+    """Everything that this worker kept is signed, so no leaf of its own is missing: the pinned size alone tells."""
+    world: World = make_world(NEVER)
+    ledger = world.open()
+    signed_and_kept(world, ledger)
+    world.save()
+    signed_and_kept(world, ledger)
+    ledger.close()
+    if not pins:
+        (world.folder / "spill" / "signed-size").unlink()
+    world.fail_over()
+    ledger = world.open()
+    with capture_logs() as logs:
+        ledger.check_kept()
+        assert ledger.flush(20)
+        ledger.close()
+    told = [entry["reason"] for entry in logs if "lost what it had acknowledged" in entry["event"]]
+    assert [("had" in reason) for reason in told] == [True] * pins, told
+
+
+def signed_and_kept(world: World, ledger: RemoteLedger) -> None:
+    """The worker has worked, all of it is signed, and the worker has heard so."""
+    work(world, ledger)
+    assert world.service.signer is not None
+    world.service.signer.sign_once()
+    ledger.check_kept()
+    assert not world.kept()
 
 
 def test_what_is_signed_is_kept_no_longer_and_what_is_not_stays(make_world: Any) -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.service import service_jobs, service_reports
+from kvcustody.audit.verify.report.verify_report import open_report
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.schedules import report_scheduler
+from kvcustody.governance.service.schedules import report_scheduler, signed_verdicts
 from kvcustody.governance.service.schedules.folder_delivery import FolderDelivery
-from kvcustody.governance.service.schedules.made_reports import Verdict, made_reports
-from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
+from kvcustody.governance.service.schedules.made_reports import Verdict, made_reports, report_figures
+from kvcustody.governance.service.schedules.signed_verdicts import DOCUMENT, SignedVerdicts
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder
 from standins.service.schedules_world import LATER, made, move_back, on_record, reports, set_rows, settled
@@ -324,6 +326,58 @@ def test_a_verdict_is_the_reports_and_not_its_rows(
     assert handed["deliveries"][0]["state"] == "delivered"
 
 
+@pytest.mark.parametrize("verifies", [True, False], ids=["signature verified", "control: not verified"])
+@pytest.mark.parametrize("signed", [True, False], ids=["signature kept", "signature removed"])
+def test_a_forged_report_in_the_place_of_the_signed_one_has_no_verdict(
+    world: World, monkeypatch: pytest.MonkeyPatch, signed: bool, verifies: bool
+) -> None:
+    """Whoever has the jobs' folder and the database writes a report that is its row's, but for the signature."""
+    schedule = world.schedule("auditor", destinations=[])
+    move_back(world.service, schedule["schedule"], 31)
+    [real] = world.settled(schedule)
+    [path] = (world.service.settings.state_path / "jobs").glob(f"{real['job']}/{DOCUMENT}")
+    report = open_report(path.read_bytes())
+    assert report.signature is not None and real["opinion"] != "adverse"
+    forged = report._replace(
+        opinion=report.opinion._replace(kind="adverse"), signature=report.signature if signed else None
+    )
+    path.write_bytes(forged.to_bytes())
+    set_rows(world.service, digest=forged.digest(), schedule=None)
+    if not verifies:
+        monkeypatch.setattr(signed_verdicts, "signature_problems", lambda *given: [])
+        monkeypatch.setattr(world.service, "signer", None)
+    with world.service.reading() as connection:
+        [found] = made_reports(connection, only=real["report"], verdicts=world.service.verdicts)
+        figures = report_figures(connection, world.service.verdicts)["reports"]
+    assert found.opinion == (None if verifies else "adverse")
+    assert figures == ({} if verifies else {"adverse": 1})
+
+
+def test_a_page_reads_the_leaves_of_reports_once_and_the_metric_counts_verdicts(world: World) -> None:
+    """What rows say of opinions is counted nowhere."""
+    schedule = world.schedule("auditor", destinations=[])
+    move_back(world.service, schedule["schedule"], 100)
+    made = world.settled(schedule)
+    assert len(made) > 1
+    set_rows(world.service, opinion="forged")
+    elsewhere, asked = SignedVerdicts(), []
+
+    def counted(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "scheduled-report-made" in str(_[0]) or "events.leaf" in statement:
+            asked.append(statement)
+
+    event.listen(world.service.engine, "before_cursor_execute", counted)
+    try:
+        with world.service.engine.connect() as connection:
+            found = made_reports(connection, verdicts=elsewhere)
+            figures = report_figures(connection, elsewhere)["reports"]
+    finally:
+        event.remove(world.service.engine, "before_cursor_execute", counted)
+    assert len(asked) == 2, asked
+    opinions = Counter(one["opinion"] for one in made)
+    assert Counter(one.opinion for one in found if one.state == "made") == opinions == figures
+
+
 def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: World) -> None:
     """And one that is in no leaf, and whose file is gone, has none."""
     schedule = world.schedule("auditor", destinations=[])
@@ -343,8 +397,10 @@ def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: W
     assert found.opinion is None and found.error
 
 
-def believe_the_row(connection: Any, row: Any) -> Verdict:
-    return Verdict(row.digest, row.opinion, orjson.loads(row.reasons), row.signed_by)
+def believe_the_row(connection: Any, rows: Any) -> dict[str, Verdict]:
+    return {
+        row.report: Verdict(row.digest, row.opinion, orjson.loads(row.reasons), row.signed_by) for row in rows
+    }
 
 
 def test_a_tenants_viewer_has_nothing_handed_over(world: World, share: Path) -> None:

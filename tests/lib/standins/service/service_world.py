@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import uvicorn
+from sqlalchemy import select
 
 from kvcustody.audit.events import (
     Context,
@@ -22,6 +24,7 @@ from kvcustody.audit.events import (
     leaves,
 )
 from kvcustody.audit.events.block_runs import gather
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.ingest.check_leaves import write_batch
@@ -133,6 +136,14 @@ def ship(client: Any, key: str, worker: Worker, batch: Batch) -> Any:
 
 def register(client: Any, key: str, worker: Worker) -> Any:
     return client("PUT", worker.path, key, json={"offset_us": OFFSET_US})
+
+
+def recorded(service: Service, name: str) -> list[tuple[str, str]]:
+    """(action, actor) of what is on record of a principal, in order."""
+    query = select(events.c.leaf).where(events.c.kind == "principal-changed").order_by(events.c.idx)
+    with service.reading() as connection:
+        bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
+    return [(body["action"], body["actor"]) for body in bodies if body["principal"] == name]
 
 
 class Server:
