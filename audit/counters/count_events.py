@@ -25,11 +25,13 @@ from kvcustody.times import HOUR_US
 
 LEAVES, EVENTS, DENIED = "leaves", "events", "denied"
 ATTACHED, WRITTEN, BLOCKS, BYTES = "attached_blocks", "written_blocks", "blocks", "bytes"
+ASSIGNED, GIVEN = "assigned_blocks", "given_blocks"  # whose custody is not the tenant's that was handed them
 COPIES = "copies"
 COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
 MONITORED = "request-monitored"
 MONITORED_TOKENS = ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
+ASSIGNMENT = "blocks-assigned"
 ORPHANS: Final = "orphan-found"
 
 
@@ -134,6 +136,8 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     _add(cells, kind, EVENTS, who, first)
     if kind in _ACTING:
         _count_requests(found, group, cells, who, zip(logs, hours, strict=True))
+    elif kind == ASSIGNMENT:
+        _count_assigned(group, cells, who)
     elif kind in COPY_KINDS:
         _count_copies(group, cells, who)
     elif kind == "receipt":
@@ -171,6 +175,14 @@ def _count_requests(
             cell = _cell(found, (True, log, hour))
             name = (kind, DENIED, rule, f"{revision} {owner}", classification)
             cell[name] = cell.get(name, 0) + number
+
+
+def _count_assigned(group: LeafGroup, cells: _Cells, who: _Who) -> None:
+    """Blocks that one tenant was handed and another holds: each log has its own side."""
+    columns, sizes = group.columns, group.extents[_RUNS].blocks
+    for measure, party in ((ASSIGNED, "owner"), (GIVEN, "tenant")):
+        logs = zip(sizes, columns["log"], columns[party], strict=True)
+        _add(cells, group.kind, measure, who, [blocks * (log == log_of(name)) for blocks, log, name in logs])
 
 
 def _count_copies(group: LeafGroup, cells: _Cells, who: _Who) -> None:

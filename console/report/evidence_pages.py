@@ -275,7 +275,14 @@ def _decisions(report: Report) -> list[Block]:
         ),
         *_more(len(decided.counts) - _LISTED, "decisions"),
         Table(
-            ("permitted by", "residencies", "of these with a hit at their opening"),
+            ("reader", "owner", "reused through", "requests", "blocks", "tokens"),
+            [(*item[:3], *map(count, item[3:])) for item in decided.crossed[:_LISTED]]
+            or [("no tenant reused another's blocks", "", "", "", "", "")],
+            left=3,
+        ),
+        *_more(len(decided.crossed) - _LISTED, "pairs of tenants"),
+        Table(
+            ("rules that the leaves name", "residencies", "of these with a hit at their opening"),
             [
                 (item.rules, count(item.residencies), count(item.attached))
                 for item in decided.residencies[:_LISTED]

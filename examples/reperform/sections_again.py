@@ -280,6 +280,8 @@ def decided(facts: Facts) -> Body:
     since, until = facts.period
     counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     opened: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    met: set[tuple[str, int]] = set()
+    crossed: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for body in facts.bodies:
         kind, at_us = body["kind"], int(body["at_us"])
         own = body["log"] == f"{PREFIX}{body.get('tenant') or body.get('reader')}"
@@ -294,6 +296,15 @@ def decided(facts: Facts) -> Body:
             rules = ", ".join(body["reasons"]) or "none named"
             opened[rules][0] += 1
             opened[rules][1] += any(True for _ in listed(body["runs"]))
+        leaf = body["incarnation"], body["sequence"]
+        if (
+            kind == "hit-counters" and since <= at_us < until and leaf not in met
+        ):  # it is in both parties' logs
+            met.add(leaf)
+            if body["effect"] == "permit" and body["blocks"]:
+                row = crossed[body["tenant"], body["owner"], body["rule"]]
+                for place, name in enumerate(("requests", "blocks", "tokens")):
+                    row[place] += body[name]
     openings = sum(body["kind"] == "residency-opened" and body["part"] == 1 for body in facts.inside)
     return {
         "counts": [
@@ -311,6 +322,12 @@ def decided(facts: Facts) -> Body:
                 openings,
                 sum(number for number, _ in opened.values()),
             )
+        ],
+        "crossed": [
+            dict(zip(("reader", "owner", "rule"), key, strict=True))
+            | dict(zip(("requests", "blocks", "tokens"), row, strict=True))
+            for key, row in sorted(crossed.items())
+            if key[0] != key[1]
         ],
     }
 
