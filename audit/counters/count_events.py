@@ -31,7 +31,7 @@ COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
 MONITORED = "request-monitored"
 MONITORED_TOKENS = ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
-ASSIGNMENT = "blocks-assigned"
+ASSIGNMENT, HIT_COUNTERS = "blocks-assigned", "hit-counters"
 ORPHANS: Final = "orphan-found"
 
 
@@ -55,7 +55,7 @@ _Cells = Sequence[dict[HourFigure, int]]  # of each leaf, where its figures stan
 _Who = Sequence[tuple[str, str]]  # outcome and classification of each
 
 OUTCOMES = {
-    **dict.fromkeys(("decision", "hit-counters", MONITORED), "effect"),
+    **dict.fromkeys(("decision", HIT_COUNTERS, MONITORED), "effect"),
     **dict.fromkeys(("residency-released", "blocks-released", "custody-ended"), "cause"),
     **dict.fromkeys(("erasure-requested",), "selector"),
     **dict.fromkeys(("erasure-completed",), "outcome"),
@@ -87,7 +87,7 @@ COUNTED_KEYS = frozenset(
     }
 )
 """The keys of leaves that figures are made of."""
-_ACTING = {"decision": "reader", "hit-counters": "tenant"}
+_ACTING = {"decision": "reader", HIT_COUNTERS: "tenant"}
 _RUNS = "runs"
 
 
@@ -162,7 +162,7 @@ def _count_requests(
     pairs = zip(columns["log"], columns[_ACTING[kind]], strict=True)
     acting = [log == log_of(tenant) for log, tenant in pairs]
     requests = columns.get("requests", [1] * len(acting))
-    if kind == "hit-counters":
+    if kind == HIT_COUNTERS:
         rules: Iterable[str] = columns["rule"]
         for measure in ("requests", "blocks", "tokens"):
             own = [value if counts else 0 for value, counts in zip(columns[measure], acting, strict=True)]

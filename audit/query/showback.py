@@ -17,16 +17,18 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, select
 
-from kvcustody.audit.counters.count_events import MONITORED
+from kvcustody.audit.counters.count_events import HIT_COUNTERS, MONITORED
 from kvcustody.audit.database.snapshot import AsOf, is_in
+from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.events.registry import EARLIER
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_assignments, read_opened, unit_keys
@@ -34,8 +36,8 @@ from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
     custody_ends,
     events,
-    hit_counters,
     incarnations,
+    logs,
     releases,
     residencies,
     workers,
@@ -329,23 +331,28 @@ def crossed_reuse(
     party: str | None = None,
     state: AsOf | None = None,
 ) -> list[CrossedReuse]:
-    """Reuse across tenants that was counted in [since, until), of one party or of all, as both parties' logs have it.
+    """Reuse across tenants that was counted in [since, until), of one party or of all.
 
-    A counter counts where it ends. Writers end one at every whole minute (UTC).
+    Both parties' logs have it: of one party its own log is read, of all those of the readers. A counter counts where
+    it ends. Writers end one at every whole minute (UTC).
     """
-    column = hit_counters.c
+    column = events.c
     query = (
-        select(
-            *(column.tenant, column.owner, column.rule),
-            *(func.sum(size) for size in (column.requests, column.blocks, column.tokens)),
-        )
-        .where(
-            is_in(state, hit_counters), has_leaf(hit_counters), column.effect == "permit", column.blocks > 0
-        )
-        .where(column.at_us >= since_us, column.at_us < until_us, column.tenant != column.owner)
-        .group_by(column.tenant, column.owner, column.rule)
+        select(column.leaf, logs.c.name)
+        .join(logs, logs.c.id == column.log)
+        .where(is_in(state, events), has_leaf(events), column.kind == HIT_COUNTERS)
+        .where(column.at_us >= since_us, column.at_us < until_us)
     )
     if party is not None:
-        query = query.where(or_(column.tenant == party, column.owner == party))
-    found = connection.execute(query)
-    return sorted(CrossedReuse(*row[:3], *map(int, row[3:])) for row in found)
+        query = query.where(logs.c.name == log_of(party))
+    sums: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for leaf, log in connection.execute(query):
+        body = orjson.loads(bytes(leaf))
+        reader, owner = body["tenant"], body["owner"]
+        if body["effect"] == "permit" and reader != owner and log == log_of(party or reader):
+            sums[reader, owner, body["rule"]].update({name: int(body[name]) for name in _SIZES})
+    found = ((*who, *(row[name] for name in _SIZES)) for who, row in sums.items())
+    return sorted(CrossedReuse(*row) for row in found if row[4])
+
+
+_SIZES = ("requests", "blocks", "tokens")

@@ -20,6 +20,7 @@ from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.writer.projection import IncarnationRow, project
 from standins.audit.recorded_events import CONTEXT, KIND_OF, OLDER, PLACE, RECORDED, WRITTEN, event_of
 
+
 def rows_of(data: list[bytes]) -> dict[str, list[Any]]:
     """Every row of these leaves, by table; their log is 1."""
     found: dict[str, list[Any]] = {}
