@@ -438,8 +438,10 @@ def _qualifying(made: Body, *, is_adverse: bool) -> Iterator[Body]:
             if off:
                 yield one(f"identity:{each['name']}", off, off * 100 > max(each["left"], each["right"]))
     for each in made["activity"]["erasures"]:
-        if each["unanswered"] or each["outcome"] != "complete":
-            yield one(f"erasure:{each['erasure']}", len(each["unanswered"]) or each["remaining"])
+        if each["state"] in ("late", "missed"):
+            yield one(f"erasure:{each['erasure']}", max(1, len(each["unanswered"])))
+        elif each["remaining"] and each["outcome"] != "complete" and each["state"] != "open":
+            yield one(f"erasure:{each['erasure']}", each["remaining"])
     for each in made["activity"]["cases"]:
         if each["state"] in ("missed", "late"):
             yield one(f"case:{each['case_id']}", 1)
