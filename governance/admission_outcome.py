@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 
 
 class Admission(NamedTuple):
-    """A request is in. `blocks` is its block table so far (int64, read-only); `hit_tokens` need no prefill."""
+    """A request is in. `blocks` is its block table so far (int64, read-only); `hit_tokens` need no prefill.
+
+    `earlier_tokens` of them are its own work from before it was preempted, or its parent's: no benefit of the cache.
+    """
 
     request_id: Hashable
     hit_tokens: int
     blocks: NDArray[np.int64]
     slot: int
+    earlier_tokens: int = 0
 
 
 _TOO_LARGE = "prompt and new tokens need"

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.pool.accounting import EndedRun
+from kvcustody.allocator.pool.accounting import Domain, EndedRun
 from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.pool.integrity import MismatchedBlocks
 from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.audit.coverage.conservation import TierCounts
 from kvcustody.audit.events import (
+    BlocksAssigned,
     BlocksReleased,
     CustodyEnded,
     Event,
@@ -47,6 +48,7 @@ def residency_opened(
     written: Runs,
     reasons: tuple[str, ...],
     revision: int,
+    earlier_blocks: int = 0,
 ) -> ResidencyOpened:
     """The residency as it began: who, under which decision, which blocks it attached and which it was handed."""
     domain = residency.domain
@@ -67,6 +69,15 @@ def residency_opened(
         written,
         model,
         residency.trace,
+        earlier_blocks,
+    )
+
+
+def blocks_assigned(at_us: int, residency: Residency, domain: Domain, runs: FlatRuns) -> BlocksAssigned:
+    """Blocks that the residency was handed in the domain of another tenant, who is charged for them."""
+    label = label_of(domain)
+    return BlocksAssigned(
+        at_us, residency.id, residency.account.name, label.tenant, label.classification, runs
     )
 
 

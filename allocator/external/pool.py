@@ -239,6 +239,8 @@ class ExternalPool:
         residency.handed.append((blocks, first))
         if domain is not residency.domain:
             residency.is_mixed = True
+            if domain.owner is not residency.account:
+                residency.assigned.append((blocks, first, domain))
 
     def _claim(self, blocks: Blocks, now_us: int) -> int:
         """Check that nobody uses `blocks`; returns the first of as many new generations."""

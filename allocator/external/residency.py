@@ -25,6 +25,7 @@ class ExternalResidency(Residency):
     __slots__ = (
         "active_since_us",
         "asked_us",
+        "assigned",
         "attached",
         "attached_generations",
         "began_us",
@@ -33,6 +34,7 @@ class ExternalResidency(Residency):
         "comparison",
         "computes_us",
         "dropped",
+        "earlier",
         "expected",
         "granted_blocks",
         "handed",
@@ -41,6 +43,7 @@ class ExternalResidency(Residency):
         "is_mixed",
         "is_opened",
         "is_reserved",
+        "is_resumed",
         "is_running",
         "keys",
         "monitored",
@@ -75,7 +78,10 @@ class ExternalResidency(Residency):
         self.attached: Blocks = NO_BLOCKS
         self.attached_generations: NDArray[np.int64] = NO_BLOCKS
         self.handed: list[tuple[Blocks, int]] = []  # each hand-out with its first generation
+        self.assigned: list[tuple[Blocks, int, Domain]] = []  # hand-outs of others' domains that no leaf says
         self.dropped: NDArray[np.int64] = NO_BLOCKS  # generations: a block may come back to the same request
+        self.earlier: NDArray[np.int64] = NO_BLOCKS  # generations that it had before it was preempted
+        self.is_resumed = False  # it began once and was preempted
         self.passed: list[NDArray[np.int64]] = []  # generations let go of while running
         self.recorded = 0  # hand-outs that the opening lists
         self.recorded_until = 0  # generations below are on record
@@ -114,6 +120,11 @@ class ExternalResidency(Residency):
     def reads_own_alone(self) -> bool:
         """Its look-up found only blocks of its own domain readable."""
         return not isinstance(self.expected, np.ndarray)
+
+    @property
+    def earlier_blocks(self) -> int:
+        """How many of the blocks it attached it had before it was preempted."""
+        return int(np.isin(self.attached_generations, self.earlier).sum()) if len(self.earlier) else 0
 
     def blocks(self) -> Blocks:
         """Every block it refers to now."""

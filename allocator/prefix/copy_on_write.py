@@ -40,6 +40,7 @@ class Forks:
         # The path, not the parent's table: where the parent has a duplicate, the block ends with the parent.
         child.table = np.concatenate(path[::-1])
         child.block_count = child.hit_blocks = child.published = parent.block_count
+        child.earlier_blocks = child.hit_blocks
         child.active_until_us = parent.active_until_us
         child.recorded_until = self.pool.next_generation
         child.spans = [_copy(span) for span in parent.spans]

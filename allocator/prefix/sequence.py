@@ -46,6 +46,7 @@ class RunningSequence:
         "ceiling_us",
         "domain",
         "duplicates",
+        "earlier_blocks",
         "extra_written",
         "fence",
         "first_generation",
@@ -85,6 +86,7 @@ class RunningSequence:
         self.table: Blocks = EMPTY
         self.block_count = 0
         self.hit_blocks = 0
+        self.earlier_blocks = 0  # of them, its own work before it was preempted, or its parent's
         self.ceiling_us = (
             NEVER_US  # of what it publishes, where a tier filled blocks of it: none of that lives longer
         )
@@ -122,13 +124,14 @@ class RunningSequence:
             parts.append((first, last, self.domain))
         return parts
 
-    def foreign_blocks(self) -> dict[Domain, int]:
-        """How many blocks of its path are of each domain other than its own, from its end to its beginning."""
+    def foreign_blocks(self, *, first: int = 0) -> dict[Domain, int]:
+        """How many blocks of its path, from `first` on, are of each other domain than its own, from its end on."""
         found: dict[Domain, int] = {}
         node = self.leaf
         while node is not None:
-            if node.domain is not self.domain:
-                found[node.domain] = found.get(node.domain, 0) + node.length
+            count = min(node.length, node.depth + node.length - first)
+            if node.domain is not self.domain and count > 0:
+                found[node.domain] = found.get(node.domain, 0) + count
             node = node.parent
         return found
 

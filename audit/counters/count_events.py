@@ -25,11 +25,13 @@ from kvcustody.times import HOUR_US
 
 LEAVES, EVENTS, DENIED = "leaves", "events", "denied"
 ATTACHED, WRITTEN, BLOCKS, BYTES = "attached_blocks", "written_blocks", "blocks", "bytes"
+ASSIGNED, GIVEN = "assigned_blocks", "given_blocks"  # whose custody is not the tenant's that was handed them
 COPIES = "copies"
 COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
 MONITORED = "request-monitored"
 MONITORED_TOKENS = ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
+ASSIGNMENT, HIT_COUNTERS = "blocks-assigned", "hit-counters"
 ORPHANS: Final = "orphan-found"
 
 
@@ -53,7 +55,7 @@ _Cells = Sequence[dict[HourFigure, int]]  # of each leaf, where its figures stan
 _Who = Sequence[tuple[str, str]]  # outcome and classification of each
 
 OUTCOMES = {
-    **dict.fromkeys(("decision", "hit-counters", MONITORED), "effect"),
+    **dict.fromkeys(("decision", HIT_COUNTERS, MONITORED), "effect"),
     **dict.fromkeys(("residency-released", "blocks-released", "custody-ended"), "cause"),
     **dict.fromkeys(("erasure-requested",), "selector"),
     **dict.fromkeys(("erasure-completed",), "outcome"),
@@ -85,7 +87,7 @@ COUNTED_KEYS = frozenset(
     }
 )
 """The keys of leaves that figures are made of."""
-_ACTING = {"decision": "reader", "hit-counters": "tenant"}
+_ACTING = {"decision": "reader", HIT_COUNTERS: "tenant"}
 _RUNS = "runs"
 
 
@@ -134,6 +136,8 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     _add(cells, kind, EVENTS, who, first)
     if kind in _ACTING:
         _count_requests(found, group, cells, who, zip(logs, hours, strict=True))
+    elif kind == ASSIGNMENT:
+        _count_assigned(group, cells, who)
     elif kind in COPY_KINDS:
         _count_copies(group, cells, who)
     elif kind == "receipt":
@@ -158,7 +162,7 @@ def _count_requests(
     pairs = zip(columns["log"], columns[_ACTING[kind]], strict=True)
     acting = [log == log_of(tenant) for log, tenant in pairs]
     requests = columns.get("requests", [1] * len(acting))
-    if kind == "hit-counters":
+    if kind == HIT_COUNTERS:
         rules: Iterable[str] = columns["rule"]
         for measure in ("requests", "blocks", "tokens"):
             own = [value if counts else 0 for value, counts in zip(columns[measure], acting, strict=True)]
@@ -171,6 +175,14 @@ def _count_requests(
             cell = _cell(found, (True, log, hour))
             name = (kind, DENIED, rule, f"{revision} {owner}", classification)
             cell[name] = cell.get(name, 0) + number
+
+
+def _count_assigned(group: LeafGroup, cells: _Cells, who: _Who) -> None:
+    """Blocks that one tenant was handed and another holds: each log has its own side."""
+    columns, sizes = group.columns, group.extents[_RUNS].blocks
+    for measure, party in ((ASSIGNED, "owner"), (GIVEN, "tenant")):
+        logs = zip(sizes, columns["log"], columns[party], strict=True)
+        _add(cells, group.kind, measure, who, [blocks * (log == log_of(name)) for blocks, log, name in logs])
 
 
 def _count_copies(group: LeafGroup, cells: _Cells, who: _Who) -> None:

@@ -16,6 +16,8 @@ import orjson
 from sqlalchemy import CompoundSelect, Connection, func, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
+    ASSIGNED,
+    ASSIGNMENT,
     ATTACHED,
     BLOCKS,
     BYTES,
@@ -23,6 +25,7 @@ from kvcustody.audit.counters.count_events import (
     COPY_KINDS,
     DENIED,
     EVENTS,
+    GIVEN,
     LEAVES,
     MONITORED,
     MONITORED_TOKENS,
@@ -40,7 +43,11 @@ _NAMED = 500  # logs that are asked for by id; of more all names are read
 
 
 class TenantTotals(NamedTuple):
-    """What the ledger holds about one tenant."""
+    """What the ledger holds about one tenant.
+
+    `held_blocks` are in its custody: handed out to it or assigned to it by others' requests, less what it was handed in
+    others' segments and what has ended. Growth that no leaf lists yet is not among them.
+    """
 
     tenant: str
     residencies: int
@@ -49,6 +56,9 @@ class TenantTotals(NamedTuple):
     written_blocks: int
     ended_blocks: int
     leaves: int
+    assigned_blocks: int
+    given_blocks: int
+    held_blocks: int
 
 
 class Denials(NamedTuple):
@@ -101,9 +111,10 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
     """Totals by tenant, in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+    measures = (EVENTS, ATTACHED, WRITTEN, ASSIGNED, GIVEN, BLOCKS)
     kinds = ("residency-opened", "residency-released", "blocks-attached", "blocks-released", "custody-ended")
     for number, kind, measure, _, _, value in _read(
-        connection, _Wanted((EVENTS, ATTACHED, WRITTEN, BLOCKS), kinds, False, log)
+        connection, _Wanted(measures, (*kinds, ASSIGNMENT), False, log)
     ):
         sums[number][kind, measure] += value
     by_name = {name: sums[number] for number, name in _names(connection, sums).items()}
@@ -114,15 +125,20 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
         by_measure = Counter[str]()
         for (_, measure), value in found.items():
             by_measure[measure] += value
+        handed_out, ended = by_measure[WRITTEN], found["custody-ended", BLOCKS]
+        assigned, given = by_measure[ASSIGNED], by_measure[GIVEN]
         made.append(
             TenantTotals(
                 each,
                 found["residency-opened", EVENTS],
                 found["residency-released", EVENTS],
                 by_measure[ATTACHED],
-                by_measure[WRITTEN],
-                found["custody-ended", BLOCKS],
+                handed_out,
+                ended,
                 sizes[each],
+                assigned,
+                given,
+                handed_out + assigned - given - ended,
             )
         )
     return tuple(made)

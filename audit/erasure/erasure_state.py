@@ -3,15 +3,16 @@
 1. `open`: before its deadline, and some worker that owes an answer has not said that all is gone. `missed`: the same
    past the deadline. `complete`: every one has said so by the deadline. `late`: every one has, some after it.
 2. Who owes an answer, and who has given it, is as `requests_and_answers` has it. Nothing here reads a clock.
+3. A worker said that all is gone when it first said so, unless it said later that something is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod
@@ -46,6 +47,21 @@ def state_of(asked: AskedErasure, owed: Sequence[str], done: Mapping[str, int], 
     return ErasureState.LATE if last_us > asked.deadline_us else ErasureState.COMPLETE
 
 
+def completed_by(answers: Iterable[tuple[str, str, str, int]]) -> dict[str, dict[str, int]]:
+    """By erasure: the workers that said that all is gone, and when (rule 3).
+
+    `answers` are erasure, worker, outcome and moment, in order.
+    """
+    done: dict[str, dict[str, int]] = {}
+    for erasure, worker, outcome, at_us in answers:
+        said = done.setdefault(erasure, {})
+        if outcome == "complete":
+            said.setdefault(worker, at_us)
+        else:
+            said.pop(worker, None)
+    return done
+
+
 def read_states(
     connection: Connection, asked: Sequence[AskedErasure], now_us: int, periods: Mapping[str, WorkPeriod]
 ) -> dict[str, ErasureState]:
@@ -53,21 +69,15 @@ def read_states(
     found: dict[str, ErasureState] = {}
     for place in range(0, len(asked), _AT_ONCE):
         part = asked[place : place + _AT_ONCE]
-        done: dict[str, dict[str, int]] = {}
         result = erasure_results.c
         query = (
-            select(result.erasure, workers.c.name, func.min(result.at_us))
+            select(result.erasure, workers.c.name, result.outcome, result.at_us)
             .join(incarnations, incarnations.c.id == result.incarnation)
             .join(workers, workers.c.id == incarnations.c.worker)
-            .where(
-                result.erasure.in_([one.erasure for one in part]),
-                result.outcome == "complete",
-                has_leaf(erasure_results),
-            )
-            .group_by(result.erasure, workers.c.name)
+            .where(result.erasure.in_([one.erasure for one in part]), has_leaf(erasure_results))
+            .order_by(result.at_us, result.log, result.idx)
         )
-        for erasure, worker, at_us in connection.execute(query):
-            done.setdefault(erasure, {})[worker] = at_us
+        done = completed_by(tuple(row) for row in connection.execute(query))
         for one in part:
             owed = owing(periods, one.at_us)
             found[one.erasure] = state_of(one, owed, done.get(one.erasure, {}), now_us)

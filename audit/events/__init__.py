@@ -89,6 +89,7 @@ from kvcustody.audit.events.copy_events import (
     TransferDecided,
 )
 from kvcustody.audit.events.custody_events import (
+    BlocksAssigned,
     BlocksAttached,
     BlocksReleased,
     CustodyChanged,
@@ -159,6 +160,7 @@ __all__ = [
     "ZEROED",
     "AccessRecorded",
     "AttemptsRefused",
+    "BlocksAssigned",
     "BlocksAttached",
     "BlocksReleased",
     "CaseOpened",

@@ -17,17 +17,14 @@ from typing import NamedTuple, TypeVar
 from kvcustody.audit.events.batch import EMPTY, IncarnationStart, LeafBatch, LeafGroup, read_leaves
 from kvcustody.audit.events.canonical_leaf import LEAF_BYTES_MAX, Context, Leaf, parse
 from kvcustody.audit.events.column_encoder import Item, Written, leaves_of, written
-from kvcustody.audit.events.control_events import DecisionRecorded
 from kvcustody.audit.events.custody_events import CustodyChanged
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import FOLDED, SCHEMAS
-from kvcustody.audit.events.ledger_events import HitCounters
-from kvcustody.audit.events.registry import KINDS
+from kvcustody.audit.events.registry import ACTING, KINDS
 from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.errors import LedgerError
 
 _CHUNK = 256  # events of one kind between offers of the interpreter lock
-_TWO_LOGS = (DecisionRecorded, HitCounters)
 _ValueT = TypeVar("_ValueT")
 
 
@@ -138,12 +135,12 @@ class BatchEncoder:
         try:
             schema = SCHEMAS[kind]
             done = written(schema, [items[place] for place in places], self._context)
-            if max(map(len, done.data)) <= LEAF_BYTES_MAX and kind not in _TWO_LOGS:
+            if max(map(len, done.data)) <= LEAF_BYTES_MAX and kind not in ACTING:
                 draft.take(schema.name, places, done)
                 return
             made = {}
             for number, (place, data) in enumerate(zip(places, done.data, strict=True)):
-                if len(data) > LEAF_BYTES_MAX or kind in _TWO_LOGS:
+                if len(data) > LEAF_BYTES_MAX or kind in ACTING:
                     made[place] = leaves_of(items[place][1], done.rows[number])
         except Exception as problem:  # rule 1: whatever a caller put into an event
             if len(places) > 1:

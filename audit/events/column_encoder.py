@@ -21,17 +21,7 @@ from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES
 from kvcustody.audit.events.control_events import ReportKeyRecorded, SigningKeyRecorded
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema, check_copies
-from kvcustody.audit.events.registry import (
-    COPIES,
-    ROWS,
-    SCHEMA,
-    SIGNATURE,
-    TOTALS,
-    TRACE,
-    UNSAID,
-    log_of,
-    logs_of,
-)
+from kvcustody.audit.events.registry import COPIES, ROWS, SCHEMA, SPARSE, TOTALS, TRACE, log_of, logs_of
 from kvcustody.errors import LedgerError
 
 Item = tuple[int, Event]
@@ -169,15 +159,14 @@ def _columns(schema: LeafSchema, items: Sequence[Item], context: Context) -> _Sa
     tenants = columns.get("tenant")
     names = {None: log_of(None)} if tenants is None else {tenant: log_of(tenant) for tenant in set(tenants)}
     logs = [names[tenant] for tenant in tenants or [None] * len(items)]
+    for key in SPARSE:
+        if key in columns:
+            said[key] = [value or UNSET for value in columns[key]] if any(columns[key]) else repeat(UNSET)
     if TRACE in columns:
-        said[TRACE] = repeat(UNSET)
         if any(columns[TRACE]):
-            said[TRACE] = [trace or UNSET for trace in columns[TRACE]]
             columns[TRACE] = [trace or None for trace in columns[TRACE]]
         else:
             del columns[TRACE]
-    for key in columns.keys() & UNSAID:
-        said[key] = [text or UNSET for text in columns[key]]
     columns["log"] = logs
     columns["sequence"] = [sequence for sequence, _ in items]
     said |= {"schema": repeat(SCHEMA), "kind": repeat(schema.name), "outage": repeat(schema.outage)}

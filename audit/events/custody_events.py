@@ -19,6 +19,7 @@ from kvcustody.audit.events.event import (
     MaybeServed,
     MaybeWords,
     OneOf,
+    OwnerTenant,
     OwnLife,
     ServedTenant,
     Trace,
@@ -32,7 +33,9 @@ class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"
     """A request entered the cache: who, why, until when, what it attached and what it was handed (class B).
 
     `attached` existed before; `written` is what admission handed out, on record before anything is computed.
-    `model` is the first 16 hex digits of the ModelIdentity's digest; empty where it is not known.
+    `model` is the first 16 hex digits of the ModelIdentity's digest; empty where it is not known. `earlier_blocks`: how
+    many of `attached`, in their order, the request had before it was preempted, or has from the request it forked from.
+    They are its own work, so they saved it nothing.
     """
 
     residency: int
@@ -49,6 +52,7 @@ class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"
     written: Runs = ()
     model: Words = ""
     trace: Trace = ""
+    earlier_blocks: int = 0
 
 
 class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitored"):
@@ -71,6 +75,20 @@ class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitore
     refused_tokens: int
     forecast_tokens: int
     trace: Trace = ""
+
+
+class BlocksAssigned(WorkersLifecycleEvent, frozen=True, tag="blocks-assigned"):
+    """Blocks that a residency of `tenant` was handed belong to `owner`: it fills a segment of that tenant (class B).
+
+    The leaf that hands them out lists them too; their custody, its charge and its end are the owner's. Written in both
+    logs, so that each says by itself what its tenant holds.
+    """
+
+    residency: int
+    tenant: ServedTenant
+    owner: OwnerTenant
+    classification: Words
+    runs: Runs
 
 
 class BlocksAttached(WorkersLifecycleEvent, frozen=True, tag="blocks-attached"):

@@ -3,7 +3,7 @@
 1. An event's fields give the keys of its leaf (`_key`), the types of their values, the canonical bytes (keys in
    order, `row`), the check of a leaf that comes from elsewhere (`decode`) and the columns that rows are made of.
 2. A field with a default was added after the first version, or may have been: a leaf that lacks it says the default.
-   A leaf that is written has every field, but for a trace or a text of `UNSAID` where there is none, and for lists
+   A leaf that is written has every field, but for those of `registry.SPARSE` that have their default, and for lists
    without an item.
 3. Keys that nothing here knows are passed over, as a later version may have added them; whoever must refuse them
    compares bytes (`batch.read_leaves`).

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvcustody.audit.events import case_events, control_events, copy_events, custody_events, ledger_events
 from kvcustody.audit.events.control_events import DecisionRecorded
+from kvcustody.audit.events.custody_events import BlocksAssigned
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.ledger_events import HitCounters
 
@@ -49,7 +50,12 @@ COPIES = (
 )  # equally long, as moments beside them: one place a copy
 COPY_MOMENTS = ("due_boot_us", "stored_boot_us", "ended_boot_us", "destroyed_boot_us")
 TRACE, SIGNATURE = "trace", "signature"
-UNSAID = (SIGNATURE, "orders")  # texts that a leaf lacks where they are empty, as it lacks a trace
+EARLIER = "earlier_blocks"
+SPARSE = (TRACE, SIGNATURE, "orders", EARLIER)  # keys that a leaf lacks where its event has nothing to say
+
+
+ACTING: dict[type[Event], str] = {DecisionRecorded: "reader", HitCounters: "tenant", BlocksAssigned: "tenant"}
+"""Kinds that are written in two logs, and the field that names who acted; `owner` is the other party."""
 
 
 def log_of(tenant: str | None) -> str:
@@ -59,7 +65,8 @@ def log_of(tenant: str | None) -> str:
 
 def logs_of(event: Event) -> tuple[str, ...]:
     """The logs an event is written in: both parties' when one tenant reads another's blocks."""
-    if isinstance(event, (DecisionRecorded, HitCounters)):
-        reader = event.reader if isinstance(event, DecisionRecorded) else event.tenant
-        return (log_of(reader),) if event.owner == reader else (log_of(reader), log_of(event.owner))
+    acting = ACTING.get(type(event))
+    if acting is not None:
+        parties = getattr(event, acting), getattr(event, "owner")  # noqa: B009 - the base has no owner
+        return tuple(dict.fromkeys(map(log_of, parties)))
     return (log_of(getattr(event, "tenant", None)),)

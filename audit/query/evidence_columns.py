@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +15,17 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, literal, select
 
+from kvcustody.audit.counters.count_events import ASSIGNMENT
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.events.change_items import runs_of_items
-from kvcustody.audit.schema.all_tables import is_leaf_of, kinds_of
+from kvcustody.audit.events.registry import EARLIER
+from kvcustody.audit.schema.all_tables import is_leaf_of, is_place, kinds_of
 from kvcustody.audit.schema.ledger import events, residencies
 from kvcustody.errors import LedgerError
+
+_Cut = Callable[[Sequence[bytes]], Sequence[Any]]
 
 
 class Evidence(NamedTuple):
@@ -131,14 +136,44 @@ def read_opened(
     *,
     ordered: bool = True,
     with_rules: bool = False,
+    with_earlier: bool = False,
 ) -> tuple[Evidence, Evidence]:
     """Openings of residencies with the runs that they attached, and with those that they were handed.
 
-    `with_rules`: a text column `rules` more, the JSON list of rules that the leaf names.
+    `with_rules`: a text column `rules` more, the JSON list of rules that the leaf names. `with_earlier`: a column of
+    numbers `earlier_blocks` more.
     """
-    cut = _rules_of if with_rules else None
-    attached, written = _read(connection, residencies, columns, where, ("runs", "written"), ordered, cut)
+    cuts: dict[str, _Cut] = {"rules": _rules_of} if with_rules else {}
+    cuts |= {EARLIER: _earlier_of} if with_earlier else {}
+    attached, written = _read(connection, residencies, columns, where, ("runs", "written"), ordered, cuts)
     return attached, written
+
+
+class Assignments(NamedTuple):
+    """Blocks whose custody is another tenant's than the one that was handed them: sorted keys, and whose each is."""
+
+    keys: Int64s
+    owner: Int64s  # a place in `parties`
+    parties: list[tuple[str, str]]  # tenant and classification
+
+    def of(self, keys: Int64s) -> Int64s:
+        """The place in `parties` of each of these keys; -1: it is its writer's."""
+        if not len(self.keys):
+            return np.full(len(keys), -1)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[at] == keys, self.owner[at], -1)
+
+
+def read_assignments(connection: Connection, life: int) -> Assignments:
+    """What the `blocks-assigned` leaves of an incarnation say: each is in two logs and is read in both."""
+    query = select(events.c.leaf).where(
+        events.c.incarnation == life, events.c.kind == ASSIGNMENT, is_place(events)
+    )
+    leaves = [bytes(leaf) for leaf in connection.scalars(query)]
+    rows, pairs = _flat(run_lists(leaves, "runs"), 0)
+    parties = [(body["owner"], body["classification"]) for body in map(orjson.loads, leaves)]
+    keys, first = np.unique(unit_keys(pairs.pools, pairs.generations), return_index=True)
+    return Assignments(keys, rows[first], parties)
 
 
 def _read(
@@ -148,7 +183,7 @@ def _read(
     where: ColumnElement[bool],
     lists: tuple[str, ...],
     ordered: bool,
-    cut: Callable[[Sequence[bytes]], list[bytes]] | None = None,
+    cuts: Mapping[str, _Cut] = MappingProxyType({}),
 ) -> list[Evidence]:
     number = table.c.item if "item" in table.c else literal(0)
     query = (
@@ -159,7 +194,7 @@ def _read(
     if ordered:
         query = query.order_by(*table.primary_key.columns)
     numeric = {str(column.key): isinstance(column.type, Integer | Boolean) for column in columns}
-    made = EvidenceBuilder(numeric | ({} if cut is None else {"rules": False}), len(lists))
+    made = EvidenceBuilder(numeric | {name: name == EARLIER for name in cuts}, len(lists))
     with gc_paused():
         for rows in _some_at_once(connection, query):
             columns_read: list[Sequence[Any]] = list(zip(*rows, strict=True))
@@ -169,8 +204,7 @@ def _read(
                 columns_read = [list(compress(column, is_there)) for column in columns_read]
                 found = [list(compress(each, is_there)) for each in found]
             *values, leaves, _ = columns_read
-            texts = [] if cut is None else [cut(leaves)]
-            made.add([*values, *texts], found)
+            made.add([*values, *(cut(leaves) for cut in cuts.values())], found)
     return made.evidence()
 
 
@@ -248,6 +282,12 @@ def _rules_of(leaves: Sequence[bytes]) -> list[bytes]:
     return [data[at : data.find(_AFTER_RULES, at)] for data, at in zip(leaves, starts, strict=True)]
 
 
+def _earlier_of(leaves: Sequence[bytes]) -> list[int]:
+    """How many blocks of each opening are the request's own earlier work: few leaves have any."""
+    return [int(data.partition(_EARLIER)[2].split(b",", 1)[0]) if _EARLIER in data else 0 for data in leaves]
+
+
+_EARLIER = f'"{EARLIER}":'.encode()
 _RULES, _AFTER_RULES = b'"reasons":', b',"residency":'
 _NONE = (b"", b"[]")
 _ROWS_AT_ONCE = 20_000  # so many leaves are held at once, beside what is kept of all

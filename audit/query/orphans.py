@@ -17,7 +17,14 @@ from sqlalchemy import Connection, and_, func, literal_column, select
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.processes.work_periods import at_work, read_work_periods
-from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.query.evidence_columns import (
+    Assignments,
+    Evidence,
+    read,
+    read_assignments,
+    read_opened,
+    unit_keys,
+)
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
     custody_ends,
@@ -219,12 +226,16 @@ def _units(
         and_(receipts.c.incarnation == life, receipts.c.high > 0, receipts.c.shard == 0),
     )
     proven = _keys(proofs)
-    unended = [lost for part in (handed, later) for lost in _lost(part, np.concatenate((known, proven)), who)]
+    assigned = read_assignments(connection, life)
+    excluded = np.concatenate((known, proven))
+    unended = [lost for part in (handed, later) for lost in _lost(part, excluded, who, assigned)]
     writers: dict[int, tuple[str, str]] = {}
     for part in (handed, later):
         owners = part.column("residency")[part.owner].tolist()
         for key, residency in zip(_keys(part).tolist(), owners, strict=True):
             writers[key] = who.get(residency, ("", "unknown"))
+    parties = map(assigned.parties.__getitem__, assigned.owner.tolist())
+    writers |= zip(assigned.keys.tolist(), parties, strict=True)
     stray = ~np.isin(proven, ends)
     return tuple(unended), _by_writer(proofs, stray, writers)
 
@@ -243,16 +254,21 @@ def _keys(found: Evidence) -> Int64s:
     return unit_keys(found.pairs.pools, found.pairs.generations)
 
 
-def _lost(found: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]]) -> list[LostUnits]:
-    """Units of `found`, whose rows are residencies, that are not among the known ones, by writer."""
+def _lost(
+    found: Evidence, known: Int64s, who: Mapping[int, tuple[str, str]], assigned: Assignments
+) -> list[LostUnits]:
+    """Units of `found`, whose rows are residencies, that are not among the known ones, by residency and owner."""
     missing = ~np.isin(_keys(found), known)
     if not missing.any():
         return []
     residency = found.column("residency")[found.owner]
+    place = assigned.of(_keys(found))
     made = []
     for number in np.unique(residency[missing]).tolist():
         mine = missing & (residency == number)
-        made += _parts(found, mine, *who.get(number, ("", "unknown")))
+        for party in np.unique(place[mine]).tolist():
+            owner = who.get(number, ("", "unknown")) if party < 0 else assigned.parties[party]
+            made += _parts(found, mine & (place == party), *owner)
     return made
 
 

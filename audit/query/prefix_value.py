@@ -25,10 +25,11 @@ from kvcustody.audit.query.showback import (
     Cost,
     LifeEvidence,
     WorkingLife,
+    hits_in,
     keys_of,
     lives_at_work,
+    monitored_residencies,
     places_in,
-    places_in_prompt,
     read_life,
 )
 
@@ -62,7 +63,8 @@ def prefix_values(
     for life in lives_at_work(connection, since_us):
         evidence = read_life(connection, life.id, until_us)
         if evidence.attached.size:
-            rows = _of_life(life, evidence, (since_us, until_us), costs.get(life.name))
+            monitored = monitored_residencies(connection, life.id)
+            rows = _of_life(life, evidence, (since_us, until_us), monitored, costs.get(life.name))
             found = nlargest(
                 limit, [*found, *(row for row in rows if tenant in (None, row.tenant))], key=_worth
             )
@@ -74,9 +76,13 @@ def _worth(row: PrefixValue) -> tuple[bool, float, int]:
 
 
 def _of_life(
-    life: WorkingLife, evidence: LifeEvidence, period: tuple[int, int], cost: Cost | None
+    life: WorkingLife,
+    evidence: LifeEvidence,
+    period: tuple[int, int],
+    monitored: Int64s,
+    cost: Cost | None,
 ) -> list[PrefixValue]:
-    attached, handed, joined, grown = evidence
+    attached, handed, grown = evidence
     people = zip(attached.texts("tenant"), attached.texts("classification"), strict=True)
     who = dict(zip(attached.column("residency").tolist(), people, strict=True))
     written = np.concatenate((keys_of(handed), keys_of(grown)))
@@ -86,7 +92,7 @@ def _of_life(
     order = np.argsort(written, kind="stable")
     known, first = np.unique(written[order], return_index=True)
     writers = writers[order][first]
-    keys, readers, places, times = _hits(life, attached, joined, period)
+    keys, readers, places, times = _hits(life, attached, period, monitored)
     at, is_known = places_in(known, keys)
     if not len(at):
         return []
@@ -122,16 +128,11 @@ def _of_life(
 
 
 def _hits(
-    life: WorkingLife, attached: Evidence, joined: Evidence, period: tuple[int, int]
+    life: WorkingLife, attached: Evidence, period: tuple[int, int], monitored: Int64s
 ) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Keys, readers, places in the prompt and boot times of what was attached in the period."""
-    parts = []
-    for part, moment in ((attached, "opened_boot_us"), (joined, "attached_boot_us")):
-        at_us = part.column(moment)
-        chosen = ((at_us + life.offset_us >= period[0]) & (at_us + life.offset_us < period[1]))[part.owner]
-        rows = part.owner[chosen]
-        parts.append(
-            (keys_of(part)[chosen], part.column("residency")[rows], places_in_prompt(rows), at_us[rows])
-        )
-    keys, readers, places, times = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return keys, readers, places, times
+    """Keys, readers, places in the prompt and boot times of what saved a prefill in the period."""
+    since_us, until_us = (at_us - life.offset_us for at_us in period)
+    hits = hits_in(attached, (since_us, until_us), monitored)
+    rows = attached.owner[hits.which]
+    readers, times = (attached.column(name)[rows] for name in ("residency", "opened_boot_us"))
+    return keys_of(attached)[hits.which], readers, hits.place, times

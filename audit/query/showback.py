@@ -1,12 +1,14 @@
 """Showback: what each tenant had of the cache in a period, and what reuse saved it, from the ledger.
 
     rows = showback(connection, since_us, until_us, costs)      # by tenant
+    pairs = crossed_reuse(connection, since_us, until_us)       # by reader, owner and what opened the blocks
 
-1. Block-seconds are of whoever the custody was charged to: its end's owner, and until its end the one who wrote it.
+1. Block-seconds are of whoever the custody is charged to: the owner of a segment that was filled, else the requester.
    They count from when a block was handed out, growth of a request from when the request opened, to its end, or to the
    end of the period or of the process.
 2. A hit is of the reader; where the owner of the blocks is another tenant, it was *taken* from that one, who *gave*
-   it. Requests count in the period in which they opened, later joins in that of the join.
+   it. Requests count in the period in which they opened. What a request had before it was preempted, shares with the
+   one it forked from, or computed itself before it joined another's copy saved nothing, and is no hit.
 3. Seconds are what those tokens' prefill would have taken by the measured cost of the worker (`Cost`), each block at
    its place in the prompt. Where no cost is known, they are None: nothing is guessed.
 4. Every figure is a function of ledger rows and arguments: a bill repeats. Leaves that retention has dropped count no
@@ -15,6 +17,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -23,15 +26,18 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, select
 
-from kvcustody.audit.counters.count_events import MONITORED
+from kvcustody.audit.counters.count_events import HIT_COUNTERS, MONITORED
+from kvcustody.audit.database.snapshot import AsOf, is_in
+from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import Int64s
-from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.events.registry import EARLIER
+from kvcustody.audit.query.evidence_columns import Evidence, read, read_assignments, read_opened, unit_keys
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
-    attachments,
     custody_ends,
     events,
     incarnations,
+    logs,
     releases,
     residencies,
     workers,
@@ -127,11 +133,10 @@ def lives_at_work(connection: Connection, since_us: int) -> list[WorkingLife]:
 
 
 class LifeEvidence(NamedTuple):
-    """What one process's residencies attached at their opening, were handed then, joined and grew by."""
+    """What one process's residencies attached at their opening, were handed then, and grew by."""
 
     attached: Evidence
     handed: Evidence
-    joined: Evidence
     grown: Evidence
 
 
@@ -143,13 +148,7 @@ def read_life(connection: Connection, life: int, until_us: int) -> LifeEvidence:
         (column.residency, column.part, column.opened_boot_us, column.tenant, column.classification),
         and_(column.incarnation == life, column.opened_us < until_us),
         ordered=False,
-    )
-    joined = read(
-        connection,
-        attachments,
-        (attachments.c.residency, attachments.c.attached_boot_us, attachments.c.tenant),
-        attachments.c.incarnation == life,
-        ordered=False,
+        with_earlier=True,
     )
     grown = read(
         connection,
@@ -158,7 +157,7 @@ def read_life(connection: Connection, life: int, until_us: int) -> LifeEvidence:
         and_(releases.c.incarnation == life, releases.c.written),
         ordered=False,
     )
-    return LifeEvidence(attached, handed, joined, grown)
+    return LifeEvidence(attached, handed, grown)
 
 
 def _row(name: str, code: int, sums: _Sums, length_us: int) -> ShowbackRow:
@@ -179,7 +178,7 @@ def _count_life(
     sums: _Sums,
 ) -> None:
     since, until, stopped = (at - offset_us for at in period)
-    attached, handed, joined, grown = read_life(connection, life, until + offset_us)
+    attached, handed, grown = read_life(connection, life, until + offset_us)
     if not attached.size:
         return
     ends = read(
@@ -194,6 +193,11 @@ def _count_life(
     keys, begun, owner = keys[order], begun[order], owner[order]
     keys, first = np.unique(keys, return_index=True)
     begun, owner = begun[first], owner[first]
+    assigned = read_assignments(connection, life)
+    place = assigned.of(keys)
+    if (place >= 0).any():
+        parties = np.array([sums.code(name) for name, _ in assigned.parties], np.int64)
+        owner = np.where(place >= 0, parties[place], owner)
     ended = np.full(len(keys), min(until, stopped), dtype=np.int64)
     end_keys = keys_of(ends)
     at, is_known = places_in(keys, end_keys)
@@ -204,8 +208,7 @@ def _count_life(
     for code, seconds in enumerate(held.tolist()):
         sums.held[code] += seconds
     watched = monitored_residencies(connection, life)
-    for part, moment in ((attached, "opened_boot_us"), (joined, "attached_boot_us")):
-        _count_hits(part, part.column(moment), (since, until), (keys, owner), watched, cost, sums)
+    _count_hits(attached, (since, until), (keys, owner), watched, cost, sums)
 
 
 def monitored_residencies(connection: Connection, life: int) -> Int64s:
@@ -237,26 +240,22 @@ def _written(
 
 
 def _count_hits(
-    part: Evidence,
-    at_us: Int64s,
+    attached: Evidence,
     period: tuple[int, int],
     owners: tuple[Int64s, Int64s],
     monitored: Int64s,
     cost: Cost | None,
     sums: _Sums,
 ) -> None:
-    since, until = period
-    enforced = ~np.isin(part.column("residency"), monitored)
-    chosen = ((at_us >= since) & (at_us < until) & enforced)[part.owner]
-    rows, keys = part.owner[chosen], keys_of(part)[chosen]
+    hits = hits_in(attached, period, monitored)
+    rows, keys, place = attached.owner[hits.which], keys_of(attached)[hits.which], hits.place
     if not len(rows):
         return
     known, owner = owners
     at = np.minimum(np.searchsorted(known, keys), max(0, len(known) - 1))
-    reader = _tenants(part, sums)[rows]
+    reader = _tenants(attached, sums)[rows]
     whose = np.where(known[at] == keys, owner[at], reader) if len(known) else reader
     crosses = whose != reader
-    place = places_in_prompt(rows)
     seconds = cost.seconds(place) if cost is not None else np.zeros(len(rows))
     if cost is None:
         sums.unknown.update(np.unique(np.concatenate((reader, whose))).tolist())
@@ -273,9 +272,31 @@ def keys_of(part: Evidence) -> Int64s:
     return unit_keys(part.pairs.pools, part.pairs.generations)
 
 
-def places_in_prompt(rows: Int64s) -> Int64s:
-    """Where each block stands in its prompt, given the ascending row of each: leaves list them in their order."""
-    return np.arange(len(rows)) - np.searchsorted(rows, rows)
+class Hits(NamedTuple):
+    """The entries of `attached` that saved a prefill, and where each stands in its prompt."""
+
+    which: NDArray[np.bool_]
+    place: Int64s
+
+
+def hits_in(attached: Evidence, period: tuple[int, int], monitored: Int64s) -> Hits:
+    """What openings in [since, until), boot time, attached under the policy, without their own earlier work (rule 2).
+
+    Leaves list blocks in the order of the prompt, and a long list goes on in the leaf's next part.
+    """
+    at_us, residency, part = map(attached.column, ("opened_boot_us", "residency", "part"))
+    counts = np.bincount(attached.owner, minlength=attached.size)
+    before = np.zeros(attached.size, np.int64)
+    if (part > 1).any():
+        order = np.lexsort((part, residency))
+        total = np.cumsum(counts[order]) - counts[order]
+        first = np.searchsorted(residency[order], residency[order])
+        before[order] = total - total[first]
+    place = np.arange(len(attached.owner)) - np.searchsorted(attached.owner, attached.owner)
+    place += before[attached.owner]
+    chosen = (at_us >= period[0]) & (at_us < period[1]) & ~np.isin(residency, monitored)
+    which = chosen[attached.owner] & (place >= attached.column(EARLIER)[attached.owner])
+    return Hits(which, place[which])
 
 
 def _tenants(part: Evidence, sums: _Sums) -> NDArray[np.int64]:
@@ -289,3 +310,49 @@ def places_in(known: Int64s, keys: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
     at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
     found = known[at] == keys
     return at[found], found
+
+
+class CrossedReuse(NamedTuple):
+    """What one tenant reused of another's through one grant or segment."""
+
+    reader: str
+    owner: str
+    rule: str
+    requests: int
+    blocks: int
+    tokens: int
+
+
+def crossed_reuse(
+    connection: Connection,
+    since_us: int,
+    until_us: int,
+    *,
+    party: str | None = None,
+    state: AsOf | None = None,
+) -> list[CrossedReuse]:
+    """Reuse across tenants that was counted in [since, until), of one party or of all.
+
+    Both parties' logs have it: of one party its own log is read, of all those of the readers. A counter counts where
+    it ends. Writers end one at every whole minute (UTC).
+    """
+    column = events.c
+    query = (
+        select(column.leaf, logs.c.name)
+        .join(logs, logs.c.id == column.log)
+        .where(is_in(state, events), has_leaf(events), column.kind == HIT_COUNTERS)
+        .where(column.at_us >= since_us, column.at_us < until_us)
+    )
+    if party is not None:
+        query = query.where(logs.c.name == log_of(party))
+    sums: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for leaf, log in connection.execute(query):
+        body = orjson.loads(bytes(leaf))
+        reader, owner = body["tenant"], body["owner"]
+        if body["effect"] == "permit" and reader != owner and log == log_of(party or reader):
+            sums[reader, owner, body["rule"]].update({name: int(body[name]) for name in _SIZES})
+    found = ((*who, *(row[name] for name in _SIZES)) for who, row in sums.items())
+    return sorted(CrossedReuse(*row) for row in found if row[4])
+
+
+_SIZES = ("requests", "blocks", "tokens")

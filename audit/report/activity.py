@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
+from kvcustody.audit.coverage.block_uses import NEVER
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, completed_by, state_of
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import LIVES, WorkPeriod, work_periods
 from kvcustody.audit.report.leaf_counts import LeafCounts
@@ -47,15 +49,20 @@ class ReportedErasure(NamedTuple):
     reason: str
     unanswered: tuple[
         str, ...
-    ] = ()  # workers that were at work at the request and did not say that it is complete
+    ] = ()  # workers that were at work at the request and did not say that all is gone
     due_us: int = 0  # UTC; 0: no deadline
-    completed_us: int = 0  # when the last of those who owed an answer said that it is complete; 0: not yet
+    completed_us: int = 0  # when the last of those who owed an answer said that all is gone; 0: not yet
+    state: str = ErasureState.OPEN  # as of the report's checkpoint
 
     @property
     def is_on_time(self) -> bool:
-        """Everybody answered that it is complete, before it was due."""
-        done = not self.unanswered and self.outcome == "complete"
-        return done and (not self.due_us or self.completed_us <= self.due_us)
+        """Everybody answered that all is gone, before it was due."""
+        return self.state == ErasureState.COMPLETE
+
+    @property
+    def is_late(self) -> bool:
+        """It was due, and not everybody had answered by then: the answer came later, or is still owed."""
+        return self.state in (ErasureState.LATE, ErasureState.MISSED)
 
 
 class FindingCount(NamedTuple):
@@ -82,9 +89,10 @@ def read_activity(
     since_us: int,
     until_us: int,
     *,
+    now_us: int,
     tenant: str | None,
 ) -> Activity:
-    """The activity of a period."""
+    """The activity of a period; `now_us`: when the last leaf under the checkpoint was written."""
     own = _own_log(connection, tenant)
 
     def within(table: Table) -> ColumnElement[bool]:
@@ -98,7 +106,7 @@ def read_activity(
         kinds[item.kind] = kinds.get(item.kind, 0) + item.in_period
     return Activity(
         tuple(KindCount(kind, leaves) for kind, leaves in sorted(kinds.items()) if leaves),
-        tuple(_erasures(connection, within(erasures), as_of, work_periods(overview.of_kind(*LIVES)))),
+        tuple(_erasures(connection, within(erasures), as_of, work_periods(overview.of_kind(*LIVES)), now_us)),
         _findings(connection, within(orphan_findings)),
         read_reported_cases(connection, as_of, since_us, until_us, tenant=tenant),
     )
@@ -115,6 +123,7 @@ def _erasures(
     within: ColumnElement[bool],
     as_of: AsOf,
     periods: dict[str, WorkPeriod],
+    now_us: int,
 ) -> list[ReportedErasure]:
     result = erasure_results.c
     said = _answered(connection, as_of, periods)
@@ -131,6 +140,8 @@ def _erasures(
         last, answers = outcomes.get(row.erasure), said.get(row.erasure, {})
         owed = owing(periods, row.at_us)
         silent = tuple(name for name in owed if name not in answers)
+        due_us = row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0
+        asked = AskedErasure(row.erasure, row.at_us, due_us or NEVER)
         made.append(
             ReportedErasure(
                 row.erasure,
@@ -144,8 +155,9 @@ def _erasures(
                 last.remaining if last else 0,
                 last.reason if last else "",
                 silent,
-                row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0,
+                due_us,
                 max((answers[name] for name in owed if name in answers), default=0) if not silent else 0,
+                state_of(asked, owed, answers, now_us),
             )
         )
     return sorted(made, key=lambda item: (item.at_us, item.erasure))
@@ -154,22 +166,19 @@ def _erasures(
 def _answered(
     connection: Connection, as_of: AsOf, periods: dict[str, WorkPeriod]
 ) -> dict[str, dict[str, int]]:
-    """By erasure: the workers whose last answer is that it is complete, and when they said it."""
+    """By erasure: the workers that said that all is gone, and when."""
     result = erasure_results.c
     query = (
-        select(result.erasure, result.outcome, result.at_us, incarnations.c.uuid)
+        select(result.erasure, incarnations.c.uuid, result.outcome, result.at_us)
         .join(incarnations, incarnations.c.id == result.incarnation)
         .where(as_of.has(erasure_results), has_leaf(erasure_results))
         .order_by(result.at_us, result.log, result.idx)
     )
-    last = {(row.erasure, row.uuid): (row.outcome, row.at_us) for row in connection.execute(query)}
-    made: dict[str, dict[str, int]] = {}
-    for (erasure, life), (outcome, at_us) in last.items():
-        if outcome == "complete" and life in periods:
-            worker = periods[life].worker
-            answers = made.setdefault(erasure, {})
-            answers[worker] = max(at_us, answers.get(worker, 0))
-    return made
+    return completed_by(
+        (erasure, periods[life].worker, outcome, at_us)
+        for erasure, life, outcome, at_us in connection.execute(query)
+        if life in periods
+    )
 
 
 def _findings(connection: Connection, within: ColumnElement[bool]) -> tuple[FindingCount, ...]:

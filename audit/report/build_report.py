@@ -213,7 +213,7 @@ def _build(
         exceptions=listed,
         exceptions_left_out=left_out,
         activity=read_activity(
-            connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
+            connection, state, overview, asked.since_us, asked.until_us, now_us=now_us, tenant=asked.tenant
         ),
         decided=read_decisions(
             connection, lives, state, overview, (asked.since_us, asked.until_us), tenant=asked.tenant

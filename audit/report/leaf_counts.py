@@ -13,6 +13,7 @@ import orjson
 from sqlalchemy import Connection, and_, case, func, literal_column, not_, or_, select
 
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.events.registry import ACTING, KINDS
 from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs
@@ -24,7 +25,7 @@ READ_KINDS = (
     "policy-activated",
     *("gap", "withdrawn", "spill-started", "replay-completed"),
 )
-_TWO_LOGS = ("decision", "hit-counters")
+_TWO_LOGS = tuple(KINDS[kind].name for kind in ACTING)
 
 
 class LeafCount(NamedTuple):

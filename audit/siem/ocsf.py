@@ -61,6 +61,7 @@ TABLE: dict[str, OcsfClass] = {
     "hit-counted": OcsfClass(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
     "hit-counters": OcsfClass(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
     "residency-opened": OcsfClass(DATASTORE, 5, "Write"),
+    "blocks-assigned": OcsfClass(DATASTORE, 5, "Write"),
     "blocks-attached": OcsfClass(DATASTORE, 1, "Read"),
     "residency-released": OcsfClass(DATASTORE, OTHER, "Release"),
     "blocks-released": OcsfClass(DATASTORE, OTHER, "Release"),

@@ -48,6 +48,7 @@ from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.figure_rows import wrong_sums_over_logs, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
+from kvcustody.audit.verify.held_rows import wrong_holdings
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.audit.verify.sequence_rows import wrong_spans
@@ -151,6 +152,10 @@ def fsck(
     _check_notes(connection, report, heads, keys, kept)
     figures = [*wrong_sums_over_logs(connection), *wrong_spans(connection)]
     figures += [] if report.problems else wrong_verdicts(connection)
+    figures += [] if report.problems or report.purged else wrong_holdings(connection)
+    report.unproved += ["who holds what was not added up: retention dropped hand-outs or ends"] * bool(
+        report.purged
+    )
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
     report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]

@@ -19,12 +19,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, Engine, func, select
 
 from kvcustody.audit.copies.copy_rows import ENDED, open_copies
@@ -39,7 +40,7 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.events.block_runs import Pairs, Run, gather
 from kvcustody.audit.processes.open_processes import OpenProcess, open_processes
-from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.query.evidence_columns import Evidence, read, read_assignments, read_opened, unit_keys
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, releases, residencies, workers
@@ -313,21 +314,25 @@ def _open_custody(
     still = ~np.isin(keys, unit_keys(ended.pairs.pools, ended.pairs.generations))
     codes: dict[tuple[str, str], int] = {}
     people = zip(written.texts("tenant"), written.column("residency").tolist(), strict=True)
-    rows = np.array(
-        [
-            codes.setdefault((tenant, classes.get(residency, "unknown")), len(codes))
-            for tenant, residency in people
-        ],
-        np.int64,
-    )
+    rows = _numbers(((tenant, classes.get(residency, "unknown")) for tenant, residency in people), codes)
+    assigned = read_assignments(connection, incarnation)
+    place = assigned.of(keys)
+    owner = rows[written.owner]
+    if (place >= 0).any():
+        owner = np.where(place >= 0, _numbers(assigned.parties, codes)[place], owner)
     for who, code in codes.items():
-        theirs = still & (rows[written.owner] == code)
+        theirs = still & (owner == code)
         runs: tuple[Run, ...] = ()
         for pool in np.unique(written.pairs.pools[theirs]).tolist():
             chosen = theirs & (written.pairs.pools == pool)
             runs += gather(written.pairs.blocks[chosen], generations[chosen], pool)
         if runs:
             yield _Custody(*who, runs)
+
+
+def _numbers(people: Iterable[tuple[str, str]], codes: dict[tuple[str, str], int]) -> NDArray[np.int64]:
+    """The number of each party; one that has none gets the next."""
+    return np.array([codes.setdefault(who, len(codes)) for who in people], np.int64)
 
 
 def _joined(first: Evidence, second: Evidence) -> Evidence:

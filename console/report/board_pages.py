@@ -247,7 +247,7 @@ def sources_section(report: Report) -> Section:
                         "erasures",
                         "requests and answers",
                         bounds,
-                        f"{count(sum(bool(one.unanswered) for one in report.activity.erasures))} unanswered",
+                        f"{count(sum(one.is_late for one in report.activity.erasures))} late",
                         "each answer is its worker's own leaf",
                     ),
                     (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from kvcustody.audit.cases.case_record import CaseState
 from kvcustody.audit.coverage.custody_units import DEVICE_TIER
+from kvcustody.audit.report.activity import ReportedErasure
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.sampling.population import PopulationMember
 from kvcustody.audit.report.sections.cases import ReportedCase
@@ -208,41 +209,43 @@ def _case_table(found: Sequence[ReportedCase], bad: frozenset[int] = frozenset()
     )
 
 
+def listed_erasures(report: Report) -> list[ReportedErasure]:
+    """Every one that is late, answered or not, and others while there is room."""
+    every = report.activity.erasures
+    late = [item for item in every if item.is_late]
+    others = [item for item in every if not item.is_late]
+    return [*late, *others[: max(0, _LISTED - len(late))]]
+
+
+def _erasure_table(report: Report) -> Table:
+    listed = listed_erasures(report)
+    columns = ("erasure", "tenant", "selector", "pseudonym", "asked", "due", "answered", "state")
+    rows = [
+        (
+            *(item.erasure, item.tenant or "", item.selector, item.pseudonym or "", second(item.at_us)),
+            second(item.due_us) or "no deadline",
+            second(item.completed_us) or f"not by {', '.join(item.unanswered[:3])}",
+            item.state,
+            *(count(item.blocks), count(item.remaining), item.reason),
+        )
+        for item in listed
+    ]
+    return Table(
+        (*columns, "blocks ended", "remaining", "why"),
+        rows or [("none asked for", *[""] * 10)],
+        left=8,
+        widths=(0.1, 0.08, 0.07, 0.12, 0.12, 0.12, 0.12, 0.07, 0.06, 0.07, 0.07),
+        bad=frozenset(place for place, item in enumerate(listed) if item.is_late),
+    )
+
+
 def activity_section(report: Report) -> Section:
     """Decisions, erasures, orphan findings and recorded events of the period."""
     activity = report.activity
     blocks: list[Block] = [
         *_decisions(report),
-        Table(
-            (
-                "erasure",
-                "tenant",
-                "selector",
-                "pseudonym",
-                "asked",
-                "outcome",
-                "blocks ended",
-                "remaining",
-                "why",
-            ),
-            [
-                (
-                    *(
-                        item.erasure,
-                        item.tenant or "",
-                        item.selector,
-                        item.pseudonym or "",
-                        second(item.at_us),
-                    ),
-                    *(item.outcome, count(item.blocks), count(item.remaining), item.reason),
-                )
-                for item in activity.erasures[:_LISTED]
-            ]
-            or [("none asked for", *[""] * 8)],
-            left=9,
-            widths=(0.12, 0.1, 0.08, 0.15, 0.17, 0.1, 0.06, 0.09, 0.13),
-        ),
-        *_more(len(activity.erasures) - _LISTED, "erasures"),
+        _erasure_table(report),
+        *_more(len(activity.erasures) - len(listed_erasures(report)), "erasures, none of them late,"),
         _case_table(activity.cases),
         *_more(len(activity.cases) - _LISTED, "cases"),
         Table(
@@ -275,7 +278,14 @@ def _decisions(report: Report) -> list[Block]:
         ),
         *_more(len(decided.counts) - _LISTED, "decisions"),
         Table(
-            ("permitted by", "residencies", "of these with a hit at their opening"),
+            ("reader", "owner", "reused through", "requests", "blocks", "tokens"),
+            [(*item[:3], *map(count, item[3:])) for item in decided.crossed[:_LISTED]]
+            or [("no tenant reused another's blocks", "", "", "", "", "")],
+            left=3,
+        ),
+        *_more(len(decided.crossed) - _LISTED, "pairs of tenants"),
+        Table(
+            ("rules that the leaves name", "residencies", "of these with a hit at their opening"),
             [
                 (item.rules, count(item.residencies), count(item.attached))
                 for item in decided.residencies[:_LISTED]

@@ -19,8 +19,9 @@ from kvcustody.audit.explore.by_time import find_by_time
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.events import Cursor, EventFilter, EventRow
 from kvcustody.console.report.render.number_format import moment
+from kvcustody.console.web.event_sentences import sentence_of
 from kvcustody.console.web.page_request import PageRequest
-from kvcustody.console.web.pages.audit import asked_of, is_newest, summary_of
+from kvcustody.console.web.pages.audit import asked_of, is_newest
 from kvcustody.governance.api.http.gate import HISTORY
 from kvcustody.governance.api.operations.audit import wanted_of
 from kvcustody.governance.service.access.roles import Permission
@@ -86,7 +87,7 @@ def _csv(rows: tuple[EventRow, ...], first: bool) -> bytes:
             row.log,
             row.idx,
             row.kind,
-            summary_of(row.body),
+            sentence_of(row.body),
             row.leaf.decode(),
         )
         table.writerow(

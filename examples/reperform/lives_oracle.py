@@ -244,6 +244,7 @@ def unscanned(bodies: Iterable[Body], periods: dict[str, AtWork], period: Period
 def erasures(bodies: list[Body], periods: dict[str, AtWork], period: Period) -> list[Body]:
     """Erasures that were asked for in a period, and how they were answered."""
     answers: dict[str, list[Body]] = defaultdict(list)
+    now_us = max((int(body["at_us"]) for body in bodies), default=0)
     for body in bodies:
         if body["kind"] == "erasure-completed":
             answers[body["erasure"]].append(body)
@@ -251,22 +252,27 @@ def erasures(bodies: list[Body], periods: dict[str, AtWork], period: Period) -> 
     for body in bodies:
         if body["kind"] == "erasure-requested" and period.has(body):
             said = sorted(answers[body["erasure"]], key=lambda one: int(one["at_us"]))
-            made.append(_erasure(body, said, periods))
+            made.append(_erasure(body, said, periods, now_us))
     return sorted(made, key=lambda one: (one["at_us"], one["erasure"]))
 
 
-def _erasure(body: Body, said: list[Body], periods: dict[str, AtWork]) -> Body:
+def _erasure(body: Body, said: list[Body], periods: dict[str, AtWork], now_us: int) -> Body:
     at_us = int(body["at_us"])
-    last = {one["incarnation"]: one for one in said}
     done: dict[str, int] = {}
-    for uuid, one in last.items():
-        if one["outcome"] == "complete" and uuid in periods:
-            worker = periods[uuid].worker
-            done[worker] = max(int(one["at_us"]), done.get(worker, 0))
+    for one in said:
+        if one["incarnation"] not in periods:
+            continue
+        worker = periods[one["incarnation"]].worker
+        if one["outcome"] == "complete":
+            done.setdefault(worker, int(one["at_us"]))
+        else:
+            done.pop(worker, None)
     owed = sorted({one.worker for one in periods.values() if one.at(at_us)})
     silent = [worker for worker in owed if worker not in done]
     deadline = int(body["deadline_boot_us"] or 0)
     newest = said[-1] if said else {}
+    due_us = at_us + deadline - int(body["boot_us"]) if deadline else 0
+    completed_us = 0 if silent else max((done[worker] for worker in owed), default=0)
     return {
         **{name: body[name] for name in ("erasure", "tenant", "selector", "actor")},
         "pseudonym": body["session"] or body["subject"],
@@ -276,15 +282,22 @@ def _erasure(body: Body, said: list[Body], periods: dict[str, AtWork]) -> Body:
         "remaining": int(newest.get("remaining", 0)),
         "reason": newest.get("reason", ""),
         "unanswered": silent,
-        "due_us": at_us + deadline - int(body["boot_us"]) if deadline else 0,
-        "completed_us": 0 if silent else max((done[worker] for worker in owed), default=0),
+        "due_us": due_us,
+        "completed_us": completed_us,
+        "state": state_of(due_us, completed_us if owed else at_us, is_open=bool(silent), now_us=now_us),
     }
 
 
+def state_of(due_us: int, answered_us: int, *, is_open: bool, now_us: int) -> str:
+    """How an erasure stands, in one word."""
+    if is_open:
+        return "missed" if due_us and now_us > due_us else "open"
+    return "late" if due_us and answered_us > due_us else "complete"
+
+
 def is_on_time(erasure: Body) -> bool:
-    """Everybody answered that it is complete, before it was due."""
-    done = not erasure["unanswered"] and erasure["outcome"] == "complete"
-    return done and (not erasure["due_us"] or erasure["completed_us"] <= erasure["due_us"])
+    """Everybody answered that all is gone, before it was due."""
+    return bool(erasure["state"] == "complete")
 
 
 def findings(bodies: Iterable[Body], period: Period) -> list[Body]:

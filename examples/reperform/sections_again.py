@@ -281,6 +281,8 @@ def decided(facts: Facts) -> Body:
     since, until = facts.period
     counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     opened: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    met: set[tuple[str, int]] = set()
+    crossed: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for body in facts.bodies:
         kind, at_us = body["kind"], int(body["at_us"])
         own = body["log"] == f"{PREFIX}{body.get('tenant') or body.get('reader')}"
@@ -295,6 +297,15 @@ def decided(facts: Facts) -> Body:
             rules = ", ".join(body["reasons"]) or "none named"
             opened[rules][0] += 1
             opened[rules][1] += any(True for _ in listed(body["runs"]))
+        leaf = body["incarnation"], body["sequence"]
+        if (
+            kind == "hit-counters" and since <= at_us < until and leaf not in met
+        ):  # it is in both parties' logs
+            met.add(leaf)
+            if body["effect"] == "permit" and body["blocks"]:
+                row = crossed[body["tenant"], body["owner"], body["rule"]]
+                for place, name in enumerate(("requests", "blocks", "tokens")):
+                    row[place] += body[name]
     openings = sum(body["kind"] == "residency-opened" and body["part"] == 1 for body in facts.inside)
     return {
         "counts": [
@@ -312,6 +323,12 @@ def decided(facts: Facts) -> Body:
                 openings,
                 sum(number for number, _ in opened.values()),
             )
+        ],
+        "crossed": [
+            dict(zip(("reader", "owner", "rule"), key, strict=True))
+            | dict(zip(("requests", "blocks", "tokens"), row, strict=True))
+            for key, row in sorted(crossed.items())
+            if key[0] != key[1]
         ],
     }
 
@@ -422,8 +439,10 @@ def _qualifying(made: Body, *, is_adverse: bool) -> Iterator[Body]:
             if off:
                 yield one(f"identity:{each['name']}", off, off * 100 > max(each["left"], each["right"]))
     for each in made["activity"]["erasures"]:
-        if each["unanswered"] or each["outcome"] != "complete":
-            yield one(f"erasure:{each['erasure']}", len(each["unanswered"]) or each["remaining"])
+        if each["state"] in ("late", "missed"):
+            yield one(f"erasure:{each['erasure']}", max(1, len(each["unanswered"])))
+        elif each["remaining"] and each["outcome"] != "complete" and each["state"] != "open":
+            yield one(f"erasure:{each['erasure']}", each["remaining"])
     for each in made["activity"]["cases"]:
         if each["state"] in ("missed", "late"):
             yield one(f"case:{each['case_id']}", 1)

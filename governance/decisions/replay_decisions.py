@@ -13,6 +13,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.counters.read_figures import denials_by_rule
+from kvcustody.audit.events.registry import EARLIER
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.ledger import events, hit_counters, residencies, tenants
 from kvcustody.governance.monitoring.enforcement import MONITORED
@@ -34,7 +35,8 @@ def recorded_requests(
     if revision is not None:
         query = query.where(residencies.c.revision == revision)
     for row in connection.execution_options(yield_per=1_000).execute(query):
-        reasons = tuple(orjson.loads(row.leaf)["reasons"])
+        leaf = orjson.loads(row.leaf)
+        reasons = tuple(leaf["reasons"])
         if MONITORED in reasons:
             continue
         yield Recorded(
@@ -42,7 +44,7 @@ def recorded_requests(
             row.classification,
             row.opened_us,
             reasons,
-            row.attached_blocks,
+            row.attached_blocks - leaf.get(EARLIER, 0),
             row.written_blocks,
         )
 

@@ -69,7 +69,14 @@ from kvcustody.governance.external.check_invariants import check
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.erase_in_engine import PortErasure
 from kvcustody.governance.external.namespace_keys import NO_PATH, NamespaceTree, TreePath, look_up_tree
-from kvcustody.governance.external.residency_events import NO_IDENTITY, ends, opened, receipts, written
+from kvcustody.governance.external.residency_events import (
+    NO_IDENTITY,
+    assigned,
+    ends,
+    opened,
+    receipts,
+    written,
+)
 from kvcustody.governance.external.scan_books import EngineScanSource
 from kvcustody.governance.external.stats import pool_counts, port_stats
 from kvcustody.governance.external.withdraw_changed import withdraw_changed
@@ -652,6 +659,7 @@ class EnginePort(Authority[ExternalPool]):
             attached_tokens,
             now_us - residency.asked_us,
             now_us - max(residency.began_us, residency.computes_us),  # what a tier took is no prefill
+            earlier=min(attached_tokens, residency.earlier_blocks * self.block_tokens),
         )
 
     def count_tokens(self, tokens_of: Callable[[Hashable], int]) -> None:
@@ -865,7 +873,10 @@ class EnginePort(Authority[ExternalPool]):
         if cause == "aborted":
             self.measures.cancelled(self._clock.now_us() - now_us)
         forget = self.pool.release(residency, cause, now_us, fence)
-        self._outbox.append(residency_released(residency, runs, cause, now_us))
+        self._outbox += (
+            residency_released(residency, runs, cause, now_us),
+            *assigned(residency, self.pool),
+        )
         forget += self.pool.enforce_residency_cap(account, now_us)
         self._evict(forget)
         return True
@@ -910,6 +921,8 @@ class EnginePort(Authority[ExternalPool]):
         again.active_since_us = residency.active_since_us
         again.asked_us, again.prompt_tokens = residency.asked_us, residency.prompt_tokens
         again.trace = residency.trace
+        again.is_resumed = residency.is_opened or residency.is_resumed
+        again.earlier = np.union1d(residency.generations(), residency.earlier)
         again.priorities = residency.priorities
         if prompt is not None and isinstance(chain, KeyChain):
             again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1, kinds=chain.kinds)
@@ -1273,7 +1286,7 @@ class EnginePort(Authority[ExternalPool]):
         starting, self._starting = self._starting, []
         revision = self.table.revision
         for residency in starting:
-            self._outbox.append(opened(residency, self.pool, revision))
+            self._outbox += (opened(residency, self.pool, revision), *assigned(residency, self.pool))
             if isinstance(residency.monitored, MonitoredRequest):
                 self._count_monitored(residency, residency.monitored)
             else:
@@ -1308,23 +1321,27 @@ class EnginePort(Authority[ExternalPool]):
 
     def _count(self, residency: ExternalResidency) -> None:
         counters, plan, chain = self._counters(residency.tenant), residency.facts, residency.keys
-        counters.count_start(
-            plan.session if isinstance(plan, Plan) else None,
-            chain.prompt.tokens if isinstance(chain, KeyChain) else None,
-            len(residency.attached),
-        )
-        attached = residency.attached
+        attached, earlier = residency.attached, residency.earlier_blocks
+        if residency.is_resumed:
+            counters.hit_blocks += len(attached) - earlier
+        else:
+            counters.count_start(
+                plan.session if isinstance(plan, Plan) else None,
+                chain.prompt.tokens if isinstance(chain, KeyChain) else None,
+                len(attached),
+            )
         counters.stale_blocks += residency.stale_blocks
         counters.verified_blocks += residency.compared_blocks
         if isinstance(chain, KeyChain) and not chain.kinds and self.table.policy.eviction.kinds:
             counters.without_kinds += 1
         hits = len(attached)
         born_us = int(_newest(self.pool.born_us.take(attached))) if hits else residency.began_us
-        self.measures.began(hits, residency.began_us - born_us, residency.began_us - residency.asked_us)
+        self.measures.began(
+            hits - earlier, residency.began_us - born_us, residency.began_us - residency.asked_us
+        )
         if len(residency.attached) and isinstance(plan, Plan) and (plan.grants or plan.segments):
-            counters.granted_hit_blocks += self._count_crossed(
-                plan, residency, self.pool.tag[residency.attached]
-            )
+            new = ~np.isin(residency.attached_generations, residency.earlier)
+            counters.granted_hit_blocks += self._count_crossed(plan, residency, self.pool.tag[attached[new]])
 
     def _count_crossed(
         self, plan: Plan[ExternalPool], residency: ExternalResidency, tags: NDArray[np.int32]

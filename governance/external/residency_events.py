@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
@@ -16,7 +17,13 @@ from kvcustody.audit.events import (
     Runs,
 )
 from kvcustody.audit.events.block_runs import FlatRuns, Run
-from kvcustody.governance.custody_events import blocks_passed, custody_ended, residency_opened, scrub_receipts
+from kvcustody.governance.custody_events import (
+    blocks_assigned,
+    blocks_passed,
+    custody_ended,
+    residency_opened,
+    scrub_receipts,
+)
 from kvcustody.governance.decisions.access_plan import AdmissionFacts, Plan, label_of
 from kvcustody.governance.decisions.reuse_decision import via_reasons
 from kvcustody.governance.external.accounts import ANONYMOUS
@@ -48,7 +55,25 @@ def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> R
         written=tuple(Run(blocks, first, pool.number) for blocks, first in residency.handed),
         reasons=reasons,
         revision=revision,
+        earlier_blocks=residency.earlier_blocks,
     )
+
+
+def assigned(
+    residency: ExternalResidency, pool: ExternalPool, among: NDArray[np.int64] | None = None
+) -> list[Event]:
+    """What it was handed for a segment of another tenant, as leaves list it: once, or only what is `among` these."""
+    pending, residency.assigned = residency.assigned, []
+    made: list[Event] = []
+    for blocks, first, domain in pending:
+        generations = np.arange(first, first + len(blocks))
+        chosen = np.ones(len(blocks), np.bool_) if among is None else np.isin(generations, among)
+        if chosen.any():
+            runs = FlatRuns(blocks[chosen], generations[chosen], pool.number)
+            made.append(blocks_assigned(residency.began_us, residency, domain, runs))
+        rest = np.flatnonzero(~chosen)
+        residency.assigned += [(blocks[at : at + 1], first + int(at), domain) for at in rest]
+    return made
 
 
 def _anonymous(domain: Domain) -> AdmissionFacts:
@@ -87,6 +112,8 @@ def ends(pool: ExternalPool, now_us: int) -> list[Event]:
         passed, pool.released = pool.released, []
         for gone in passed:
             events += blocks_passed(gone, pool.number)
+            if isinstance(gone.residency, ExternalResidency) and gone.residency.assigned:
+                events += assigned(gone.residency, pool, gone.generations)
     events += [custody_ended(custody, pool.number, now_us) for custody in pool.queue.take_ended()]
     return events
 

@@ -66,6 +66,7 @@ from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.scan_books import GovernorScanSource
 from kvcustody.governance.governor.sequence_events import (
+    opening_events,
     path_domains,
     sequence_joined,
     sequence_opened,
@@ -253,11 +254,12 @@ class Governor(Authority[BlockManager]):
                 return self._without_room(
                     plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us
                 )
-            begun.monitored = monitored
+            earlier = NEVER_US if is_resumed else self._asked.earlier_blocks(handle)
+            begun.earlier_blocks, begun.monitored = min(begun.hit_blocks, earlier or 0), monitored
             begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
             if begun.hit_blocks and monitored is None and (plan.grants or plan.segments):
                 reasons += tuple(id_ for one in begun.foreign_blocks() for id_ in via_reasons(plan, one))
-            opening = sequence_opened(plan, begun, manager, reasons, self.table.revision, now_us)
+            opening = opening_events(plan, begun, manager, reasons, self.table.revision, now_us)
             answer = _admission(begun, self.block_tokens)
         except Exception:
             if isinstance(begun, RunningSequence):
@@ -267,7 +269,7 @@ class Governor(Authority[BlockManager]):
         self._live[handle] = begun
         begun.asked_us = self._asked.take(handle, now_us if asked_us is None else asked_us)
         begun.prompt_tokens = 0 if is_resumed else prompt.tokens
-        self._outbox.append(opening)
+        self._outbox += opening
         if monitored is not None:
             self._begin_monitored(
                 begun, monitored, prompt.tokens, kinds, now_us, extra=(lookahead_tokens, can_preempt)
@@ -277,7 +279,9 @@ class Governor(Authority[BlockManager]):
             manager, begun, prompt, latency, takes_partial=takes_partial
         ):
             answer = _admission(begun, self.block_tokens)
-        self._measure(begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds))
+        self._measure(
+            begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is None
+        )
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------
@@ -445,13 +449,17 @@ class Governor(Authority[BlockManager]):
         now_us: int,
         *,
         says_kinds: bool,
+        is_new: bool,
     ) -> None:
-        has_keys, hits = plan.has_keys, begun.hit_blocks
+        has_keys, hits = plan.has_keys, begun.hit_blocks - begun.earlier_blocks
         if has_keys and not says_kinds and self.table.policy.eviction.kinds:
             counters.without_kinds += 1
-        counters.count_start(plan.session, prompt.tokens if has_keys else None, hits)
+        if is_new:
+            counters.count_start(plan.session, prompt.tokens if has_keys else None, hits)
+        else:
+            counters.hit_blocks += hits
         if plan.grants or plan.segments:
-            for domain, blocks in begun.foreign_blocks().items():
+            for domain, blocks in begun.foreign_blocks(first=begun.earlier_blocks).items():
                 counters.granted_hit_blocks += blocks
                 self._reuse.crossed(plan, domain, blocks, blocks * self.block_tokens)
         counters.stale_blocks += found.stale_blocks
@@ -537,9 +545,9 @@ class Governor(Authority[BlockManager]):
     def _has_first_token(self, sequence: RunningSequence, now_us: int) -> None:
         attached = (sequence.hit_blocks + sequence.restored_blocks) * self.block_tokens + sequence.tail_tokens
         began_us = sequence.residency.opened_us
-        self.measures.first_token(
-            sequence.prompt_tokens - attached, attached, now_us - sequence.asked_us, now_us - began_us
-        )
+        earlier = sequence.earlier_blocks * self.block_tokens
+        computed, waited_us = sequence.prompt_tokens - attached, now_us - sequence.asked_us
+        self.measures.first_token(computed, attached, waited_us, now_us - began_us, earlier=earlier)
         sequence.prompt_tokens = 0
 
     def slots(self, request_ids: Sequence[Hashable]) -> NDArray[np.int64]:
@@ -695,6 +703,9 @@ class Governor(Authority[BlockManager]):
         if sequence is None:
             self._asked.forget(request_id)
             return False
+        if cause == "preempted":
+            computed = int(self._pools.managers[sequence.pool].decode.computed[sequence.slot])
+            self._asked.note_preempted(request_id, max(sequence.hit_blocks, computed // self.block_tokens))
         self.finish(sequence, cause)
         if cause == "aborted":
             now_us = self._clock.now_us()
@@ -1009,7 +1020,8 @@ class Governor(Authority[BlockManager]):
 
 def _admission(begun: RunningSequence, block_tokens: int) -> Admission:
     there = (begun.hit_blocks + begun.restored_blocks) * block_tokens + begun.tail_tokens
-    return Admission(begun.id, there, _block_table(begun), begun.slot)
+    earlier = begun.earlier_blocks * block_tokens
+    return Admission(begun.id, there, _block_table(begun), begun.slot, earlier)
 
 
 def _block_table(sequence: RunningSequence) -> Blocks:

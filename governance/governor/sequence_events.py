@@ -11,12 +11,26 @@ from kvcustody.allocator.pool.records import AttachedBlocks
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.events import (
     BlocksAttached,
+    Event,
     ResidencyOpened,
     Runs,
 )
 from kvcustody.audit.events.block_runs import FlatRuns, Run
-from kvcustody.governance.custody_events import residency_opened
+from kvcustody.governance.custody_events import blocks_assigned, residency_opened
 from kvcustody.governance.decisions.access_plan import AnyPlan
+
+
+def opening_events(
+    plan: AnyPlan,
+    sequence: RunningSequence,
+    manager: BlockManager,
+    reasons: tuple[str, ...],
+    revision: int,
+    now_us: int,
+) -> tuple[Event, ...]:
+    """The sequence as it began, and what of its blocks belongs to another tenant."""
+    opened = sequence_opened(plan, sequence, manager, reasons, revision, now_us)
+    return (opened, *sequence_assigned(sequence, manager, now_us))
 
 
 def sequence_opened(
@@ -46,7 +60,30 @@ def sequence_opened(
         _handed_out(sequence, pool),
         reasons,
         revision,
+        # All that it found, windows too, or so many blocks of its path.
+        len(attached) if sequence.earlier_blocks == sequence.hit_blocks else sequence.earlier_blocks,
     )
+
+
+def sequence_assigned(sequence: RunningSequence, manager: BlockManager, now_us: int) -> list[Event]:
+    """What its admission was handed for a segment of another tenant; to be taken before it publishes."""
+    account, generation = sequence.account, manager.pool.generation
+    if all(span.domain.owner is account for span in sequence.spans):
+        return []
+    tables = [(sequence.hit_blocks, sequence.blocks[sequence.hit_blocks :])]
+    tables += zip(sequence.window_first, sequence.windows, strict=True)
+    shared = [
+        (domain, blocks[start - first : end - first].copy())
+        for first, blocks in tables
+        for start, end, domain in sequence.shares(first, first + len(blocks))
+        if domain.owner is not account
+    ]
+    return [
+        blocks_assigned(
+            now_us, sequence.residency, domain, FlatRuns(blocks, generation[blocks], manager.number)
+        )
+        for domain, blocks in shared
+    ]
 
 
 def path_domains(sequence: RunningSequence) -> list[Domain]:

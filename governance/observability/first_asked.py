@@ -1,6 +1,6 @@
-"""When requests that must wait were first asked for, so that their wait is counted whole when they begin.
+"""What is remembered of requests that wait: when they were first asked for, and what they had before a preemption.
 
-At most `WAITING_MAX` are remembered, the newest: one that is forgotten counts from when it is asked for again.
+At most `WAITING_MAX` are remembered, the newest: one that is forgotten counts as new when it is asked for again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ WAITING_MAX = 4096
 
 
 class FirstAsked:
-    """Times in microseconds of boot time, by request."""
+    """Times in microseconds of boot time, by request; and the leading blocks that preempted ones had."""
 
-    __slots__ = ("_at_us",)
+    __slots__ = ("_at_us", "_earlier")
 
     def __init__(self) -> None:
         self._at_us: dict[Hashable, int] = {}
+        self._earlier: dict[Hashable, int] = {}
 
     def note(self, request: Hashable, at_us: int) -> None:
         """It was told to wait; only the first time counts."""
@@ -24,10 +25,23 @@ class FirstAsked:
         if len(self._at_us) > WAITING_MAX:
             del self._at_us[next(iter(self._at_us))]
 
+    def note_preempted(self, request: Hashable, blocks: int) -> None:
+        """It had computed or attached so many leading blocks, and is asked for again."""
+        self._earlier[request] = blocks
+        if len(self._earlier) > WAITING_MAX:
+            del self._earlier[next(iter(self._earlier))]
+
+    def earlier_blocks(self, request: Hashable) -> int | None:
+        """What it had when it was preempted; None where it was not."""
+        return self._earlier.get(request) if self._earlier else None
+
     def take(self, request: Hashable, now_us: int) -> int:
         """It begins: when it was first asked for, `now_us` at the latest."""
+        if self._earlier:
+            self._earlier.pop(request, None)
         return min(self._at_us.pop(request, now_us), now_us) if self._at_us else now_us
 
     def forget(self, request: Hashable) -> None:
         """It will not be asked for again."""
         self._at_us.pop(request, None)
+        self._earlier.pop(request, None)

@@ -25,7 +25,7 @@ from kvcustody.governance.observability.histogram import AGES, SECONDS, TOKENS, 
 from kvcustody.governance.observability.prefill_cost import PrefillCost
 
 _ROWS = 1024  # that wait to be counted
-_BEGAN, _FIRST, _CANCELLED = Struct("3q"), Struct("4q"), Struct("1q")
+_BEGAN, _FIRST, _CANCELLED = Struct("3q"), Struct("5q"), Struct("1q")
 _BEGAN_BYTES, _FIRST_BYTES = _BEGAN.size, _FIRST.size
 _BEGAN_FULL, _FIRST_FULL = _ROWS * _BEGAN_BYTES, _ROWS * _FIRST_BYTES
 
@@ -77,10 +77,15 @@ class ServingMeasures:
         if at == _BEGAN_FULL:
             self._count_began()
 
-    def first_token(self, computed: int, before: int, since_asked_us: int, since_began_us: int) -> None:
-        """A request has its first token: `computed` tokens were prefilled after `before` that it had attached."""
+    def first_token(
+        self, computed: int, before: int, since_asked_us: int, since_began_us: int, *, earlier: int = 0
+    ) -> None:
+        """A request has its first token: `computed` tokens were prefilled after `before` that it had attached.
+
+        `earlier` of these were its own work before it was preempted: attaching them avoided nothing.
+        """
         at = self._first_used
-        _FIRST.pack_into(self._first, at, computed, before, since_asked_us, since_began_us)
+        _FIRST.pack_into(self._first, at, computed, before, since_asked_us, since_began_us, earlier)
         self._first_used = at = at + _FIRST_BYTES
         if at == _FIRST_FULL:
             self._count_first()
@@ -100,12 +105,13 @@ class ServingMeasures:
         self.hit_tokens.add_many(hits[which] * self._block_tokens)
 
     def _count_first(self) -> None:
-        computed, before, asked, began = _columns(self._first, self._first_used, _FIRST)
+        computed, before, asked, began, earlier = _columns(self._first, self._first_used, _FIRST)
         self._first_used = 0
-        self.first_with_hit.add_many(asked[before > 0] / MICROSECONDS)
-        self.first_without_hit.add_many(asked[before == 0] / MICROSECONDS)
+        is_hit = before > earlier
+        self.first_with_hit.add_many(asked[is_hit] / MICROSECONDS)
+        self.first_without_hit.add_many(asked[~is_hit] / MICROSECONDS)
         self.cost.learn(computed, before, began / MICROSECONDS)
-        self.avoided_seconds += self.cost.avoided_seconds(before)
+        self.avoided_seconds += self.cost.avoided_seconds(before) - self.cost.avoided_seconds(earlier)
 
     def _count_cancelled(self) -> None:
         (took,) = _columns(self._cancelled, len(self._cancelled), _CANCELLED)

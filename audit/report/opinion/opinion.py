@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvcustody.audit.cases.case_record import CaseState
+from kvcustody.audit.erasure.erasure_state import ErasureState
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.opinion.opinion_model import (
     ADVERSE,
@@ -36,7 +37,9 @@ RISKS = {
     "copies": "copies off the device may be readable for longer than was promised",
     "identity": "something was not recorded, so totals may be too small or too large",
     "recount": "rows were changed behind the leaves, so what is shown may not be what was recorded",
-    "erasure": "what somebody asked to be erased may be there still: nobody knows",
+    "erasure": "some of what somebody asked to be erased stays, for the reason that is named",
+    "late-erasure": "what somebody asked to be erased was there for longer than was promised",
+    "missed-erasure": "what somebody asked to be erased may be there still: no answer says that it is gone",
     "case": "a person was not answered in the time that the law gives",
     "unscanned": "custody that the ledger and the memory disagree about would not have been found",
     "gap": "what the missing records would have said is unknown",
@@ -51,6 +54,7 @@ class _Found(NamedTuple):
     amount: int
     cause: str
     is_adverse: bool = False
+    risk: str = ""  # its place in `RISKS`, where that is not the beginning of its id
 
 
 def opinion_of(report: Report) -> Opinion:
@@ -64,7 +68,7 @@ def opinion_of(report: Report) -> Opinion:
     for one in found:
         answer = answers.get(one.id)
         said = (NOT_GIVEN,) * 4 if answer is None else answer[1:]
-        risk = RISKS[one.id.partition(":")[0]]
+        risk = RISKS[one.risk or one.id.partition(":")[0]]
         made.append(QualifyingException(one.id, one.is_adverse, one.amount, one.cause, risk, *said))
     kind = UNQUALIFIED if not made else ADVERSE if any(one.is_adverse for one in made) else QUALIFIED
     return Opinion(kind, low, high, unknown, tuple(made))
@@ -142,18 +146,18 @@ def _balances(report: Report) -> Iterator[Balance]:
 
 
 def _erasures(report: Report) -> Iterator[_Found]:
+    """Those that were due and are late or missed, one by one; what is not due yet qualifies nothing."""
     for item in report.activity.erasures:
-        if item.unanswered:
+        if item.is_late:
+            answered = f"answered {iso(item.completed_us)}" if item.completed_us else "not answered"
+            owed = f" by {', '.join(item.unanswered[:5])}" if item.unanswered else ""
+            cause = f"erasure {item.erasure}: {item.state}, due {iso(item.due_us)}, {answered}{owed}"
+            amount, risk = max(1, len(item.unanswered)), f"{item.state}-erasure"
+            yield _Found(f"erasure:{item.erasure}", amount, cause, risk=risk)
+        elif item.remaining and item.outcome != "complete" and item.state != ErasureState.OPEN:
+            why = f", {item.reason}" if item.reason else ""
             yield _Found(
-                f"erasure:{item.erasure}",
-                len(item.unanswered),
-                f"erasure {item.erasure}: no answer that it is complete from {', '.join(item.unanswered[:5])}",
-            )
-        elif item.outcome != "complete":
-            yield _Found(
-                f"erasure:{item.erasure}",
-                item.remaining,
-                f"erasure {item.erasure}: {item.outcome}" + (f", {item.reason}" if item.reason else ""),
+                f"erasure:{item.erasure}", item.remaining, f"erasure {item.erasure}: {item.outcome}{why}"
             )
 
 

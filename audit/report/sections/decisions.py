@@ -20,6 +20,7 @@ from sqlalchemy import Connection, and_, case, func, literal, select
 
 from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.query.showback import CrossedReuse, crossed_reuse
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.schema.all_tables import has_leaf
@@ -62,6 +63,7 @@ class Decided(NamedTuple):
     counts: tuple[DecisionCount, ...]
     residencies: tuple[RuleResidencies, ...]
     balances: tuple[Balance, ...]
+    crossed: tuple[CrossedReuse, ...] = ()
 
 
 def read_decisions(
@@ -76,7 +78,9 @@ def read_decisions(
     """The decisions and openings of a period; of one tenant, those in its own log. `lives` were read with rules."""
     log = _log(connection, tenant)
     found = _residencies(lives, *bounds, log)
-    return Decided(_counts(connection, state, *bounds, log), found.rules, _balances(overview, found))
+    crossed = crossed_reuse(connection, *bounds, party=tenant, state=state)
+    counts = _counts(connection, state, *bounds, log)
+    return Decided(counts, found.rules, _balances(overview, found), tuple(crossed))
 
 
 def _counts(

@@ -49,6 +49,7 @@ class _Waiting(NamedTuple):
     request: TraceRequest
     label: Label
     tries: int
+    was_preempted: bool = False  # it began once, and is computed again
 
 
 class _Running:
@@ -161,7 +162,11 @@ class Runner:
         inputs, outputs = self._tokens(waiting.number, request)
         result.requests += waiting.tries == 0
         outcome = self._governor.admit(
-            self._population.principal(label), self._model, inputs, request_id=(waiting.number, waiting.tries)
+            self._population.principal(label),
+            self._model,
+            inputs,
+            request_id=(waiting.number, waiting.tries),
+            is_resumed=waiting.was_preempted,
         )
         if isinstance(outcome, Admission):
             self._admitted(outcome, waiting, inputs, outputs)
@@ -181,9 +186,10 @@ class Runner:
         outputs: NDArray[np.int32],
     ) -> None:
         label, hit = waiting.label, admission.hit_tokens
-        self._count(self.results[label.tenant], label, len(inputs), hit)
-        if hit:
-            self.lineages[self.results[label.tenant].tenant, waiting.request.lineage] += hit
+        if not waiting.was_preempted:  # else it was counted, and finds its own work again
+            self._count(self.results[label.tenant], label, len(inputs), hit)
+            if hit:
+                self.lineages[self.results[label.tenant].tenant, waiting.request.lineage] += hit
         size = self._governor.block_tokens
         if draw(self._options.seed, "checked", waiting.number) < self._options.checked_share:
             self._cache.check_handed_out(admission.blocks[hit // size :])
@@ -259,7 +265,9 @@ class Runner:
             self.results[run.tenant].deferred += 1
             return
         self._waiting.append(
-            run.waiting._replace(due_us=self._clock.now_us() + RETRY_US, tries=run.waiting.tries + 1)
+            run.waiting._replace(
+                due_us=self._clock.now_us() + RETRY_US, tries=run.waiting.tries + 1, was_preempted=True
+            )
         )
 
     def _finish(self, run: _Running, *, aborted: bool) -> None:

@@ -4,7 +4,7 @@
 2. A log that is not the caller's is absent, the system log too.
 3. How many events there are of each sort, and when, is the API's summary: read from figures where there are any, of the
    hours that the period touches. A live page shows the newest leaves alone, and is one read in five minutes.
-4. `summary_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
+4. `sentence_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
    canonical bytes stand beside these words.
 """
 
@@ -19,9 +19,11 @@ from starlette.responses import Response
 
 from kvcustody import times
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
+from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.report.render.charts import Figure, columns
 from kvcustody.console.report.render.number_format import count, duration, moment
+from kvcustody.console.web.event_sentences import sentence_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.models.base import LARGE
@@ -64,7 +66,7 @@ def explore(visit: PageRequest) -> Response:
     )
     found = orjson.loads(bytes(answer.body))
     for item in found["items"]:
-        item["summary"] = summary_of(item["leaf"])
+        item["summary"] = sentence_of(item["leaf"])
     counted = None if live else audit_api.summary(visit.caller, visit.service, tenant, **asked)
     values = {} if counted is None else {facet["name"]: facet["values"] for facet in counted["facets"]}
     filtered = any(value for name, value in visit.query.items() if name not in ("cursor", "live", "sort"))
@@ -165,7 +167,7 @@ def event(visit: PageRequest) -> Response:
         idx=idx,
         body=body,
         facts=facts_of(body),
-        summary=summary_of(body),
+        summary=sentence_of(body),
         canonical=leaf.decode(),
         keys=" ".join(str(period.key) for period in keys),
         key_name=keys[-1].key.name if keys else "",
@@ -202,58 +204,12 @@ def _seen(visit: PageRequest, log: str) -> None:
 _HEAD = frozenset(
     {"schema", "kind", "outage", "log", "incarnation", "sequence", "at_us", "boot_us", "part", "parts"}
 )
-_SAYS = {
-    "access": "{actor} read the ledger ({operation})",
-    "principal-changed": "{actor}: {action} of {principal}",
-    "decision": "{effect}: {reader} asked for blocks of {owner}, decided by {rule}",
-    "residency-opened": "a request of {tenant} was admitted, classified {classification}",
-    "residency-released": "a request of {tenant} ended ({cause})",
-    "blocks-attached": "a request of {tenant} attached {blocks} blocks",
-    "blocks-released": "a request of {tenant} gave back {blocks} blocks",
-    "holds-narrowed": "a new revision made holds of {tenant} end earlier",
-    "custody-ended": "custody of {blocks} blocks of {tenant} ended ({cause})",
-    "custody-changed": "requests of {tenant} ended, or custody of blocks of it, or their memory was overwritten",
-    "receipt": "memory of {blocks} blocks of {tenant} was overwritten ({method}), verified: {level}",
-    "copies-stored": "copies of {tenant} were sealed into tier {tier}",
-    "copies-ended": "copies of {tenant} in tier {tier} ended ({cause})",
-    "copies-destroyed": "copies in tier {tier} were destroyed ({cause})",
-    "transfer-decided": "{choice}, to {action} {blocks} blocks of {tenant} in tier {tier} ({reason})",
-    "erasure-requested": "{actor} asked for an erasure of a {selector}",
-    "erasure-completed": "an erasure was answered as {outcome}",
-    "policy-activated": "revision {revision} of the policy took effect",
-    "policy-staged": "revision {revision} of the policy took effect for {stage}",
-    "policy-text": "text of a policy, piece {number} of {of}",
-    "grants-revoked": "grants, segments or groups were taken back",
-    "release-step": "{actor}: {action} revision {revision}",
-    "worker-started": "worker {worker} began",
-    "worker-stopped": "worker {worker} stopped ({cause})",
-    "worker-died": "worker {worker} ended without saying so",
-    "worker-returned": "worker {worker}, taken for dead, is there",
-    "worker-closing-asked": "{actor} asks that a process of {worker} be declared dead",
-    "orphan-found": "an orphan: {orphan} ({cause})",
-    "custody-overdue": "custody of {tenant} is past its deadline",
-    "hit-counters": "{requests} requests of {tenant} to {owner}: {effect}, by {rule}",
-    "report-key": "the key that signs reports was recorded",
-    "signing-key": "the key that signs checkpoints was recorded",
-    "gap": "events were lost, and that is on record ({cause})",
-}
-
-
-class _Fields(dict[str, Any]):
-    """Fields that a sentence may name although a leaf does not have them."""
-
-    def __missing__(self, key: str) -> str:
-        return "–"
-
-
-def summary_of(body: dict[str, Any]) -> str:
-    """What happened, in one line."""
-    says = _SAYS.get(body["kind"])
-    return body["kind"].replace("-", " ") if says is None else says.format_map(_Fields(body))
 
 
 def facts_of(body: dict[str, Any]) -> list[tuple[str, str]]:
-    """The fields of a leaf but its head, readable."""
+    """The fields of a leaf but its head, readable; what a leaf of several events has, event by event."""
+    if body["kind"] == CHANGED:
+        return [(item["kind"].replace("-", " "), sentence_of(item)) for item in plain_bodies(body)]
     return [(name.replace("_", " "), _text(name, value)) for name, value in body.items() if name not in _HEAD]
 
 

@@ -51,6 +51,9 @@ def show(visit: PageRequest) -> Response:
         "audit/decisions.html",
         "Decisions",
         denials=denials,
+        crossed=custody_api.crossed(visit.caller, visit.service, tenant=tenant, limit=_PAGE)
+        if reads
+        else None,
         tenant=tenant,
         all_tenants=reads and sees_all(visit),
         tests=tests,

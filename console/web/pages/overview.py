@@ -72,9 +72,7 @@ def held_by_tenant(visit: PageRequest) -> Figure:
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
     with visit.service.reading(mine) as connection:
         totals = tenant_totals(connection, tenant=mine)
-    held = sorted(
-        ((max(0, row.written_blocks - row.ended_blocks), row.tenant) for row in totals), reverse=True
-    )
+    held = sorted(((row.held_blocks, row.tenant) for row in totals), reverse=True)
     first, rest = held[:_TENANTS_MAX], held[_TENANTS_MAX:]
     if rest:
         first.append((sum(blocks for blocks, _ in rest), f"{len(rest)} others"))

@@ -20,6 +20,7 @@ from kvcustody.audit.processes import sequence_gaps
 from kvcustody.audit.processes.enforcement import NotEnforced
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import Live
+from kvcustody.audit.query.showback import CrossedReuse
 from kvcustody.audit.report import subject_access as subject
 from kvcustody.governance.api.models.shown import page_of, shown
 
@@ -59,6 +60,7 @@ LiveResidency = shown(
 )
 Totals = page_of(shown(read_figures.TenantTotals), "Totals")
 Denials = page_of(shown(read_figures.Denials, "Denial"), "Denials")
+CrossedReuses = page_of(shown(CrossedReuse), "CrossedReuses")
 Gaps = page_of(shown(sequence_gaps.Gap), "Gaps")
 Findings = page_of(shown(queries.OrphanFinding), "Findings")
 BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")

@@ -25,6 +25,7 @@ from kvcustody.audit.processes.enforcement import (
 )
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.live_residencies import live_residencies
+from kvcustody.audit.query.showback import crossed_reuse
 from kvcustody.audit.report.subject_access import subject_page
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
@@ -34,6 +35,7 @@ from kvcustody.governance.api.models.base import Cursor as CursorText
 from kvcustody.governance.api.models.custody import (
     BlockHistory,
     CoverageAnswer,
+    CrossedReuses,
     Denials,
     EventCounts,
     Findings,
@@ -56,6 +58,8 @@ from kvcustody.times import DAY_US
 READ = Permission.READ_CUSTODY
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Place = Annotated[int, Path(ge=0, lt=LARGE, examples=[42])]
+LastDaySince = Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")]
+UntilNow = Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: now.")]
 Subject = Annotated[
     str, Query(min_length=1, max_length=128, description="The subject's own name, not its pseudonym.")
 ]
@@ -86,6 +90,9 @@ def add_custody(api: Api) -> None:
     counts = _read("countEvents", path="/v1/audit/counts")
     api.add(counts, counted_events, answers=EventCounts, problems=paged)
     api.add(_read("listDenials", path="/v1/custody/denials"), denials, answers=Denials, problems=paged)
+    api.add(
+        _read("listCrossedReuse", path="/v1/custody/reuse"), crossed, answers=CrossedReuses, problems=paged
+    )
     api.add(_read("listGaps", path="/v1/audit/gaps", whole=True), gaps, answers=Gaps, problems=paged)
     api.add(_read("listFindings", path="/v1/orphans/findings"), findings, answers=Findings, problems=paged)
     place = "/v1/custody/blocks/{incarnation}/{block}/{generation}"
@@ -175,8 +182,8 @@ def covered(
     caller: CallerDep,
     service: ServiceDep,
     tenant: Tenant = None,
-    since: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")] = None,
-    until: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: now.")] = None,
+    since: LastDaySince = None,
+    until: UntilNow = None,
     classification: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
     model: Annotated[
         str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="As leaves name it.")
@@ -281,6 +288,28 @@ def denials(
     return page(
         service, CursorBinding("listDenials", caller.name, {"tenant": mine}), facts(found), cursor, limit
     )
+
+
+def crossed(
+    caller: CallerDep,
+    service: ServiceDep,
+    since: LastDaySince = None,
+    until: UntilNow = None,
+    tenant: Tenant = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Blocks that tenants reused of one another in [since, until), by reader, owner, and grant or segment.
+
+    With `tenant`, those where it is either.
+    """
+    mine = service.tenant_of(caller, READ, tenant)
+    until_us = service.clock.utc_us() if until is None else until
+    since_us = max(0, until_us - DAY_US) if since is None else since
+    with service.reading(mine) as connection:
+        found = crossed_reuse(connection, since_us, until_us, party=mine)
+    asked = {"tenant": mine, "since": since, "until": until}
+    return page(service, CursorBinding("listCrossedReuse", caller.name, asked), facts(found), cursor, limit)
 
 
 def gaps(

@@ -128,7 +128,7 @@ def quotas(
     """What each tenant may hold by the policy in effect, what it holds by the ledger, what workers charge it for."""
     with service.reading() as connection:
         totals = tenant_totals(connection)
-    held = {row.tenant: max(0, row.written_blocks - row.ended_blocks) for row in totals}
+    held = {row.tenant: row.held_blocks for row in totals}
     charged: Counter[str] = Counter()
     for worker in service.fleet.running():
         charged.update(worker.charged)

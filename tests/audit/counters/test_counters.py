@@ -113,7 +113,8 @@ def totals_from_rows(connection: Connection) -> tuple[TenantTotals, ...]:
         count, attached, handed = opened.get(tenant, (0, 0, 0))
         gone, later = left.get(tenant, (0, 0))
         attached += joined.get(tenant, (0,))[0]
-        numbers = (attached, handed + later, ended.get(tenant, (0,))[0], size)
+        written, over = handed + later, ended.get(tenant, (0,))[0]
+        numbers = (attached, written, over, size, 0, 0, written - over)
         made.append(TenantTotals(tenant, count, gone, *numbers))
     return tuple(made)
 

@@ -9,51 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from kvcustody.audit.counters.count_events import COUNTED_KEYS, count_events
-from kvcustody.audit.events import KINDS, Context, Event, leaves
+from kvcustody.audit.events import leaves
 from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.events.change_items import CHANGED
-from kvcustody.audit.events.leaf_schema import ITEMS
 from kvcustody.audit.writer.projection import IncarnationRow, project
-
-PLACE = Path(__file__).parent / "recorded_leaves.jsonl"
-RECORDED: list[dict[str, Any]] = [json.loads(line) for line in PLACE.read_bytes().split(b"\n") if line]
-WRITTEN = [each for each in RECORDED if "fields" in each]
-OLDER = [each for each in RECORDED if "leaf" in each]
-KIND_OF: dict[str, Any] = {named.name: kind for kind, named in KINDS.items()}
-CONTEXT = Context(
-    "ab" * 16,
-    1_700_000_000_000_000,
-    lambda tenant, subject, session="": f"name-{len(tenant)}-{len(subject)}-{len(session)}",
-)
-
-
-def event_of(recorded: dict[str, Any]) -> Event:
-    fields = {
-        name: tuple(map(run_of, value)) if name in ("runs", "attached", "written") else value
-        for name, value in recorded["fields"].items()
-    }
-    if recorded["kind"] == CHANGED:
-        for key, item in ITEMS.items():
-            of = {"kind": item.name}
-            fields[key] = [event_of(of | {"fields": each}) for each in fields.get(key, ())]
-    made: Event = KIND_OF[recorded["kind"]](
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    )
-    return made
-
-
-def run_of(numbers: list[int]) -> Run:
-    generation, pool, first, step, count, modulus = numbers
-    return Run((first + np.arange(count, dtype=np.int64) * step) % modulus, generation, pool)
+from standins.audit.recorded_events import CONTEXT, KIND_OF, OLDER, PLACE, RECORDED, WRITTEN, event_of
 
 
 def rows_of(data: list[bytes]) -> dict[str, list[Any]]:

@@ -30,6 +30,7 @@ def by_hand(engine: Engine, since_us: int, until_us: int) -> dict[str, list[floa
         opened = {int(body["residency"]): life.at(body) for body in life.leaves["residency-opened"]}
         for key, _, body in life.named("residency-opened", "written"):
             begun.setdefault(key, (life.at(body), body["tenant"]))
+        assigned = {key: body["owner"] for key, _, body in life.named("blocks-assigned")}
         for kind in ("residency-released", "blocks-released"):
             for key, _, body in life.named(kind):
                 if kind == "residency-released" or body["own"]:
@@ -39,22 +40,23 @@ def by_hand(engine: Engine, since_us: int, until_us: int) -> dict[str, list[floa
         }
         owners = {}
         for key, (at_us, tenant) in begun.items():
-            end_us, owner = ended.get(key, (until_us - life.offset_us, tenant))
+            end_us, owner = ended.get(key, (until_us - life.offset_us, tenant))[0], assigned.get(key, tenant)
             owners[key] = owner
             from_us, to_us = at_us + life.offset_us, end_us + life.offset_us
             found[owner][0] += max(0, min(to_us, until_us) - max(from_us, since_us)) / 1e6
-        for kind in ("residency-opened", "blocks-attached"):
-            for body in life.leaves[kind]:
-                if not since_us <= life.at(body) + life.offset_us < until_us:
+        for body in life.leaves["residency-opened"]:
+            if not since_us <= life.at(body) + life.offset_us < until_us:
+                continue
+            for place, (key, _) in enumerate(oracle.listed(body.get("runs", ()))):
+                if place < body.get("earlier_blocks", 0):
                     continue
-                for place, (key, _) in enumerate(oracle.listed(body.get("runs", ()))):
-                    reader, owner = body["tenant"], owners[key]
-                    worth = 16 * COST.token_seconds + 256 * COST.pair_seconds * (place + 0.5)
-                    found[reader][1 if reader == owner else 2] += 1
-                    found[reader][4 if reader == owner else 5] += worth
-                    if reader != owner:
-                        found[owner][3] += 1
-                        found[owner][6] += worth
+                reader, owner = body["tenant"], owners[key]
+                worth = 16 * COST.token_seconds + 256 * COST.pair_seconds * (place + 0.5)
+                found[reader][1 if reader == owner else 2] += 1
+                found[reader][4 if reader == owner else 5] += worth
+                if reader != owner:
+                    found[owner][3] += 1
+                    found[owner][6] += worth
     return {tenant: row for tenant, row in found.items() if any(row)}
 
 

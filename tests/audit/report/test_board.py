@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from kvcustody.audit.erasure.erasure_state import read_states
+from kvcustody.audit.erasure.requests_and_answers import requests as requests_of
 from kvcustody.audit.events import ErasureCompleted, ErasureRequested
+from kvcustody.audit.processes.work_periods import read_work_periods
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import ReportParameters
 from kvcustody.audit.report.opinion.opinion_model import Response
 from kvcustody.audit.report.sections.board import NOTHING_DUE, TrendPeriod, threshold_verdict
 from kvcustody.console.report.board_pages import decision, sentences
 from kvcustody.console.report.document import page_of, render_all
-from kvcustody.console.report.render.page_model import Facts, Items, strings_of
+from kvcustody.console.report.render.number_format import second
+from kvcustody.console.report.render.page_model import Facts, Items, Table, strings_of
+from kvcustody.times import iso
 from standins.audit.one_process import OneProcess, clean
 
 
@@ -218,3 +223,45 @@ def test_a_trend_costs_no_further_reading_of_the_ledger(made: OneProcess, world:
         report = build_report(connection, quarter)
     assert len(report.board.trend) == 4
     assert len(queries) - of_whole == of_whole > 0
+
+
+@pytest.mark.parametrize(
+    ("answered_after", "asked_before", "state", "is_exception"),
+    [
+        (4_000, 0, "complete", False),
+        (6_000, 0, "late", True),
+        (None, 0, "missed", True),
+        (None, 9_000, "open", False),
+    ],
+)
+def test_what_is_late_is_an_exception_with_its_deadline_and_what_is_not_due_yet_is_none(
+    made: OneProcess,
+    world: Callable[..., Any],
+    answered_after: int | None,
+    asked_before: int,
+    state: str,
+    is_exception: bool,
+) -> None:
+    """One word in the report and in what pages, the API and metrics use (`read_states`)."""
+    events = erased(clean(world), answered_after=answered_after)
+    asked = next(event for event in events if isinstance(event, ErasureRequested))
+    events[events.index(asked)] = asked = asked._replace(deadline_us=asked.deadline_us + asked_before)
+    made.fill(events)
+    report = made.report()
+    (one,) = report.activity.erasures
+    found = [each for each in report.opinion.exceptions if each.id == "erasure:e-1"]
+    assert one.state == state and bool(found) is is_exception
+    with made.store.connect() as connection:
+        request = requests_of(connection)[0].asked
+        now_us = report.boundary.checkpoint.at_us
+        assert read_states(connection, [request], now_us, read_work_periods(connection)) == {"e-1": state}
+    if is_exception:
+        due, answered = second(one.due_us), second(one.completed_us) or "not answered"
+        assert iso(one.due_us) in found[0].cause and state in found[0].cause
+        assert "nobody knows" not in found[0].risk
+        activity = next(
+            part for part in page_of(report).sections if part.title.startswith("Decisions, erasures")
+        )
+        rows = [row for block in activity.blocks if isinstance(block, Table) for row in block.rows]
+        (row,) = [row for row in rows if row[0] == "e-1"]
+        assert row[5] == due and row[7] == state and (answered in row[6] or row[6].startswith("not by"))

@@ -87,7 +87,8 @@ def test_an_erasure_without_an_answer(made: OneProcess, world: Callable[..., Any
     asked = ErasureRequested(at, "e-1", "tenant-1", "tenant", None, None, at + 5, "dpo")
     report = qualified_by(made, [*events[:-1], asked, events[-1]])
     assert ids(report)[-1] == "erasure"
-    assert "no answer that it is complete from worker-1" in report.opinion.exceptions[-1].cause
+    assert "missed" in report.opinion.exceptions[-1].cause
+    assert "not answered by worker-1" in report.opinion.exceptions[-1].cause
 
 
 def test_the_control_an_erasure_that_was_answered(made: OneProcess, world: Callable[..., Any]) -> None:

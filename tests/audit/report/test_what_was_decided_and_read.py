@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import HitCounted, HitCounters, ReceiptRecorded
 from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.query.showback import crossed_reuse
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.tlog.signed_note import KeyKind
@@ -140,3 +141,43 @@ def test_a_sampled_receipt_that_read_nothing_verifies_nothing(
     said = [text for text in report.limitations if "read none of their blocks" in text]
     assert len(said) == (0 if verified else 1)
     assert report.recount is not None and report.recount.differences == ()
+
+
+def reused(at: int, reader: str, owner: str, blocks: int, rule: str = "labs-reads-acme") -> HitCounters:
+    return HitCounters(at, reader, owner, "reuse", "permit", rule, 1, at - 1, 2, blocks, 16 * blocks)
+
+
+def test_how_much_one_tenant_reused_of_another_has_one_answer(
+    reporting: Reporting, world: Callable[..., Any]
+) -> None:
+    """The report of all, that of either party, the function behind API and page, and SQL over leaves."""
+    events = world(5).run(30).events
+    crossed = [
+        reused(START + 5, "tenant-1", "tenant-0", 12),
+        reused(START + 9, "tenant-1", "tenant-0", 3, "segment-1"),
+        reused(START + 9, "tenant-2", "tenant-1", 1),
+    ]
+    reporting.fill([*events, *crossed, counted(START + 7, START, 100, reader="tenant-1")])
+    asked = START - 10, START + 1_000
+    whole = reporting.report(*asked).decided.crossed
+    assert [(row.reader, row.owner, row.rule, row.blocks, row.tokens) for row in whole] == [
+        ("tenant-1", "tenant-0", "labs-reads-acme", 12, 192),
+        ("tenant-1", "tenant-0", "segment-1", 3, 48),
+        ("tenant-2", "tenant-1", "labs-reads-acme", 1, 16),
+    ]
+    for party, rows in (("tenant-0", whole[:2]), ("tenant-1", whole), ("tenant-2", whole[2:])):
+        assert reporting.report(*asked, tenant=party).decided.crossed == rows, party
+    leaf_query = (
+        "SELECT json_extract(leaf, '$.tenant'), json_extract(leaf, '$.owner'), json_extract(leaf, '$.rule'), "
+        "sum(json_extract(leaf, '$.blocks')) FROM events JOIN logs ON logs.id = events.log WHERE kind = "
+        "'hit-counters' AND json_extract(leaf, '$.effect') = 'permit' AND name = 'tenant/' || "
+        "json_extract(leaf, '$.owner') GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    )
+    with reporting.store.connect() as connection:
+        by_leaves = connection.exec_driver_sql(leaf_query).fetchall()
+        told = crossed_reuse(connection, *(OFFSET_US + at for at in asked))
+    assert [(row.reader, row.owner, row.rule, row.blocks) for row in whole] == [*map(tuple, by_leaves)]
+    assert tuple(told) == whole
+    assert reporting.report(START + 6, START + 1_000).decided.crossed == whole[1:], (
+        "and of another period less"
+    )

@@ -7,21 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.external.engine_control import EngineView
-from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
-from kvcustody.testkit.conformance.deployment import KeepingLedger, keyring, toy_model
-from standins.builders import governor, grant, policy, table
+from kvcustody.testkit.conformance.deployment import KeepingLedger
+from standins.builders import governor, table
+from standins.governance.port_by_hand import MODEL, POLICY, PROMPT, PortByHand
 
-BLOCK = 16
 TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16
-MODEL = toy_model(BLOCK)
-PROMPT = [*range(1, 4 * BLOCK + 1), 7]
-POLICY = policy(more=grant("2027-01-01"))
 
 
 class World:
@@ -84,40 +78,14 @@ def test_what_is_no_trace_admits_nothing(trace: str) -> None:
     with pytest.raises(IdentityError, match="trace"):
         world.admit("holder", trace=trace)
     with pytest.raises(IdentityError, match="trace"):
-        Port().port.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id=1, trace=trace)
+        PortByHand().port.admit(
+            identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id=1, trace=trace
+        )
     assert traces(world.ledger) == [] and not world.governor.running
 
 
-class Port:
-    """An engine port without an engine: it is told by hand."""
-
-    def __init__(self) -> None:
-        self.ledger = KeepingLedger()
-        clock = VirtualClock()
-        self.pool = ExternalPool(64, bytes_per_block=64)
-        self.port = EnginePort(
-            self.pool, self, table(POLICY), keyring(clock), self.ledger, clock=clock, block_tokens=BLOCK
-        )
-        self.port.step()
-
-    def evict(self, blocks: Sequence[int]) -> None:
-        """Nothing is indexed."""
-
-    def abort(self, request_ids: Sequence[object], cause: str) -> None:
-        """Nothing runs long."""
-
-    def withhold(self, blocks: Sequence[int]) -> None:
-        """Everything verifies."""
-
-    def wake(self) -> None:
-        """Nobody sleeps."""
-
-    def view(self) -> EngineView:
-        raise NotImplementedError
-
-
 def test_through_the_port_a_trace_outlives_a_preemption() -> None:
-    one = Port()
+    one = PortByHand()
     principal = identify(issuer="idp", tenant="holder")
     for trace in (TRACE, ""):
         residency: Any = one.port.admit(principal, MODEL, PROMPT, request_id=f"r{trace}", trace=trace)

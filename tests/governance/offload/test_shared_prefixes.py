@@ -6,37 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.identity.domain_spec import tenant_owner
-from standins.governance.offload_world import MODEL, POLICY, TOKENS, World, prompt
-
-PREFIX = 8  # blocks of the segment
-SHARED = prompt(1, PREFIX, 0)
-
-
-class SharedWorld(World):
-    """`acme` declares a prefix for `beta`; `gamma` is nobody that it names."""
-
-    def share(self, more: str = "", *, classified: str = "internal") -> None:
-        """Run under a policy with the segment, which is made with the tenant's own secret."""
-        keyring = self.worker.governor.keyring
-        made = declare(keyring, tenant_owner("idp", "acme"), SHARED, model=MODEL.digest, block_tokens=TOKENS)
-        self.worker.close()
-        named = "  gamma: {quota: {guaranteed: 0%, cap: 100%}}\nrules:"
-        self.policy = POLICY.replace("rules:", named) + (
-            f"segments: [{{id: s, owner: acme, tenants: [acme, beta], digest: 'hmac:{made.digest}', "
-            f"tokens: {made.tokens}, classification: {classified}, expires: 2027-01-01}}]\n{more}"
-        )
-        self.open()
-
-    def crowd(self, seed: int = 0) -> None:
-        for number in range(3):
-            self.serve("gamma", prompt(1000 + 10 * seed + number, 16))
-
-    def restored(self) -> int:
-        assert self.worker.governor.offload is not None
-        return sum(use.restored_blocks for use in self.worker.governor.offload.transfers.uses())
+from standins.governance.offload_world import PREFIX, SHARED, TOKENS, SharedWorld, prompt
 
 
 @pytest.fixture(params=["host", "nvme"])

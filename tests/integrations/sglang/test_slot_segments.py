@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from kvcustody.audit.events import (
+    BlocksAssigned,
+    BlocksReleased,
+    CustodyEnded,
+    ResidencyOpened,
+    ResidencyReleased,
+    Runs,
+)
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.external import engine_port
 from kvcustody.integrations.sglang.slot_tiers import SlotTiers, unit_pages
 from kvcustody.testkit.conformance.policy import IDLE_US
 from standins.integrations.segmented_engine import COVERED, POLICY, SHARED, SegmentedEngine
@@ -205,3 +215,41 @@ def test_drawn_work_with_segments_keeps_every_book(tmp_path: Path, seed: int) ->
     own.custody.step()
     assert sum(use.restored_blocks for use in own.transfers.uses()) > 0
     own.close()
+
+
+@pytest.mark.parametrize("is_assigned", [True, False], ids=["on record", "control"])
+def test_a_segments_blocks_are_held_by_its_owner(
+    tmp_path: Path, is_assigned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By leaves as by the pool's charges, though requests are handed their blocks chunk by chunk."""
+    if not is_assigned:
+        monkeypatch.setattr(engine_port, "assigned", lambda *given: [])
+    own = SegmentedEngine(tmp_path, "", text=POLICY, page_tokens=1, pages=300)
+    own.run("alpha", "ann", prompt(90, 40))
+    own.share("alpha", "beta")
+    for turn in range(2):  # the first use is put on record, and computed
+        rid = own.ask("beta", "ben", [*SHARED[:COVERED], *prompt(100 + turn, 30)])
+        assert own.start(rid)
+        for _ in range(20):
+            own.chunk(rid, 10)
+        own.finish(rid)
+    settled(own)
+    held: Counter[str] = Counter()
+    for event in own.ledger.events:
+        if isinstance(event, ResidencyOpened | ResidencyReleased):
+            held[event.tenant] += blocks_of(event.written)
+        elif isinstance(event, BlocksReleased) and event.own:
+            held[event.tenant] += blocks_of(event.runs)
+        elif isinstance(event, BlocksAssigned):
+            held[event.owner] += blocks_of(event.runs)
+            held[event.tenant] -= blocks_of(event.runs)
+        elif isinstance(event, CustodyEnded):
+            held[event.tenant] -= blocks_of(event.runs)
+    charged = {name: one.used_blocks for name, one in own.port.pool.accounts.items() if one.used_blocks}
+    assert charged["alpha"] > 40, "void: nothing of the segment is charged to its owner"
+    assert ({name: blocks for name, blocks in held.items() if blocks} == charged) is is_assigned
+    own.close()
+
+
+def blocks_of(runs: Runs) -> int:
+    return sum(len(run.blocks) for run in runs)

@@ -160,6 +160,7 @@ def test_answers_are_the_same_with_and_without_the_wall(opened: Opened, viewer: 
         "/v1/custody/subject?subject=user-1&at=5",
         "/v1/custody/coverage?since=1&until=9000000000000000",
         "/v1/custody/denials",
+        "/v1/custody/reuse",
         "/v1/orphans/findings",
         "/v1/audit/proofs/inclusion?log=tenant/acme&idx=0&as_of=1",
         "/v1/audit/proofs/consistency?log=tenant/acme&old_size=1&size=2",

@@ -119,6 +119,7 @@ ROWS = {
     "getCoverage": Row("/v1/custody/coverage?tenant={tenant}", **READERS),
     "listHourlyCoverage": Row("/v1/custody/coverage/hours?tenant={tenant}", **READERS),
     "countEvents": Row("/v1/audit/counts?tenant={tenant}", **READERS),
+    "listCrossedReuse": Row("/v1/custody/reuse?tenant={tenant}", **READERS),
     "listDenials": Row("/v1/custody/denials?tenant={tenant}", **READERS),
     "listTiers": Row("/v1/tiers?tenant={tenant}", **JOBS),
     "listTransfers": Row("/v1/tiers/transfers?tenant={tenant}", **JOBS),

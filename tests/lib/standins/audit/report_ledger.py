@@ -55,6 +55,7 @@ def histories(world: Callable[..., Any]) -> list[list[Event]]:
         ErasureRequested(at + 1, "e-1", "tenant-1", "subject", "user-1", None, at + 9_000_000, "dpo"),
         ErasureCompleted(at + 2, "e-1", "tenant-1", "partial", 1, 3, 1, "held by another residency"),
         HitCounters(at + 3, "tenant-2", "tenant-0", "reuse", "deny", "no-<grant>", 1, 1, 7, 0, 0),
+        HitCounters(at + 3, "tenant-2", "tenant-0", "reuse", "permit", "grant-1", 1, 1, 2, 5, 80),
         OrphanFound(
             at + 4, 1, 1, "stuck fence", "bound passed", "tenant-0", 5, (), "quarantine", "quarantined"
         ),

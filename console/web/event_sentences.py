@@ -1,0 +1,392 @@
+"""What happened, in one sentence for each kind of leaf: who did it, to whose blocks, how many.
+
+    sentence_of(body)       # "acme: 1 request ended, 27 blocks released, 66 blocks overwritten (read back in full)"
+
+1. Every kind has a sentence of its own (`tests/console/web/test_event_sentences.py`), and every field that a sentence
+   needs is in the leaf: a sentence leaves out what a leaf does not say, and never guesses.
+2. Of a leaf that goes on in further parts each part says the whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvcustody.audit.events.change_items import plain_bodies
+from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
+from kvcustody.console.report.render.number_format import count, duration, moment
+
+Body = Mapping[str, Any]
+NOBODY = "nobody known"
+_LEVELS = {
+    "launched": "not known to have finished",
+    "retired": "finished, not read back",
+    "sampled": "read back in part",
+    "full": "read back in full",
+}
+
+
+def sentence_of(body: Body) -> str:
+    """What a leaf of any kind says."""
+    says, schema = SENTENCES.get(body["kind"]), SCHEMA_OF_NAME.get(body["kind"])
+    if says is None or schema is None:
+        return f"an event of the unknown kind {body['kind']}"
+    return says({**schema.absent, **body})  # a leaf of before says the default of what it lacks
+
+
+def _number(value: Any) -> str:
+    return count(int(value))
+
+
+def _many(number: Any, one: str, several: str = "") -> str:
+    return f"{count(int(number))} {one if int(number) == 1 else several or one + 's'}"
+
+
+def _blocks(body: Body, key: str = "blocks") -> str:
+    return _many(body.get(key, 0), "block")
+
+
+def _whose(body: Body, key: str = "tenant") -> str:
+    return str(body.get(key) or NOBODY)
+
+
+def _why(body: Body, key: str = "reason") -> str:
+    return f" ({body[key]})" if body.get(key) else ""
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) or "nobody"
+
+
+def _access(body: Body) -> str:
+    about = f" about {body['of_tenant']}" if body.get("of_tenant") else " about every tenant"
+    return f"{body['actor']} read the ledger{about} ({body['operation']})"
+
+
+def _decision(body: Body) -> str:
+    rules = _listed(body["reasons"]) if body["reasons"] else "default-deny, as no rule permits it"
+    word = "was allowed to" if body["effect"] == "permit" else "was not allowed to"
+    if body["owner"] == body["reader"]:
+        return f"{body['reader']} {word} {body['action']} its own blocks, by {rules}"
+    return f"{body['reader']} {word} {body['action']} {body['owner']}'s blocks, by {rules}"
+
+
+def _counted(body: Body) -> str:
+    whose = "its own blocks" if body["owner"] == body["tenant"] else f"blocks of {body['owner']}"
+    asked = _many(body["requests"], "request")
+    if body["effect"] != "permit":
+        word = "would have been denied" if body["effect"] == "would-deny" else "were denied"
+        return f"{asked} of {body['tenant']} {word} {body['action']} of {whose}, by {body['rule']}"
+    size = f"{_blocks(body)} with {_many(body['tokens'], 'token')}"
+    return f"{asked} of {body['tenant']} reused {size}, {whose}, by {body['rule']}"
+
+
+def _opened(body: Body) -> str:
+    earlier = int(body.get("earlier_blocks", 0))
+    own = f", {count(earlier)} of them its own earlier work" if earlier else ""
+    return (
+        f"{body['tenant']}: 1 request was admitted ({body['classification']}), attached {_blocks(body)}{own} and "
+        f"was handed {_blocks(body, 'written_blocks')}"
+    )
+
+
+def _monitored(body: Body) -> str:
+    return (
+        f"{body['tenant']}: 1 request that the policy was not enforced for reused "
+        f"{_many(body['reused_tokens'], 'token')} of {_number(body['prompt_tokens'])}; the policy would have refused "
+        f"{_number(body['refused_tokens'])}"
+    )
+
+
+def _released(body: Body) -> str:
+    grown = f" and had grown by {_blocks(body)}" if body.get("blocks") else ""
+    return f"{body['tenant']}: 1 request ended ({body['cause']}){grown}"
+
+
+def _receipt(body: Body) -> str:
+    whose = body.get("tenant") or "no tenant, at the start of a process"
+    if body["result"] != "ok":
+        return f"{_blocks(body)} of {whose} could not be shown to be overwritten on shard {body['shard']}"
+    level = _LEVELS.get(body["level"], body["level"])
+    return f"{_blocks(body)} of {whose} were overwritten on shard {body['shard']} ({body['method']}, {level})"
+
+
+def _changed(body: Body) -> str:
+    """What a process released, ended and overwrote of one tenant, added up."""
+    sums: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
+    levels: set[str] = set()
+    for item in plain_bodies(body):
+        kind, blocks = item["kind"], int(item["blocks"])
+        sums[kind] += 1 if kind == "residency-released" else blocks
+        if kind == "custody-ended":
+            causes[item["cause"]] += blocks
+        elif kind == "receipt":
+            sums["failed"] += blocks * (item["result"] != "ok")
+            levels.add(_LEVELS.get(item["level"], item["level"]))
+    parts = []
+    if sums["residency-released"]:
+        parts.append(f"{_many(sums['residency-released'], 'request')} ended")
+    if sums["blocks-released"]:
+        parts.append(f"running requests gave back {_many(sums['blocks-released'], 'block')}")
+    if causes:
+        by = ", ".join(f"{count(blocks)} {cause}" for cause, blocks in sorted(causes.items()))
+        parts.append(f"custody of {_many(causes.total(), 'block')} ended ({by})")
+    if sums["receipt"] - sums["failed"]:
+        done = _many(sums["receipt"] - sums["failed"], "block")
+        parts.append(f"{done} overwritten ({', '.join(sorted(levels))})")
+    if sums["failed"]:
+        parts.append(f"{_many(sums['failed'], 'block')} not shown to be overwritten")
+    return f"{body['tenant']}: {', '.join(parts) or 'nothing changed'}"
+
+
+def _copies(what: str) -> Callable[[Body], str]:
+    def says(body: Body) -> str:
+        number, blocks = _many(len(body["numbers"]), "copy", "copies"), sum(map(int, body["blocks_each"]))
+        cause = _why(body, "cause")
+        return f"{number} of {_many(blocks, 'block')} of {_whose(body)} {what} tier {body['tier']}{cause}"
+
+    return says
+
+
+def _transfer(body: Body) -> str:
+    way = {"store": "to", "restore": "from"}.get(body["action"], "at")
+    what = f"{_blocks(body)} of {body['tenant']}"
+    if body["choice"] != "transfer":
+        return f"{what} not copied {way} tier {body['tier']}{_why(body)}"
+    outcome = {"done": "copied", "partial": f"of which {_number(body.get('part_blocks', 0))} were copied"}
+    return (
+        f"{what} {outcome.get(body['outcome'], 'failed to be copied')} {way} tier {body['tier']}{_why(body)}"
+    )
+
+
+def _requested(body: Body) -> str:
+    whose = body.get("tenant") or "every tenant"
+    due_us = int(body["at_us"]) - int(body["boot_us"]) + int(body["deadline_boot_us"])
+    return (
+        f"{body['actor']} asked to erase the custody of a {body['selector']} of {whose} by {moment(due_us)}"
+    )
+
+
+def _applied(body: Body) -> str:
+    copies = sum(map(int, body.get("objects", ())))
+    more = f" and {_many(copies, 'copy', 'copies')}" if copies else ""
+    return (
+        f"erasure {body['erasure']} took effect on {_blocks(body)}{more} of {_whose(body)}: "
+        f"{_many(body['requests'], 'request')} aborted, {_number(body['finishing'])} finishing"
+    )
+
+
+def _erased(body: Body) -> str:
+    left = f", {_many(body['remaining'], 'block')} remaining{_why(body)}" if int(body["remaining"]) else ""
+    ended = f"{_blocks(body)} of {_whose(body)} ended"
+    return f"erasure {body['erasure']} was answered as {body['outcome']}: {ended}{left}"
+
+
+def _overdue(body: Body) -> str:
+    if not int(body["residencies"]):
+        return f"pool {body['pool']} has ended every hold that was past its deadline"
+    past = duration(max(0, int(body["boot_us"]) - int(body["due_boot_us"])))
+    return f"{_many(body['residencies'], 'hold')} of pool {body['pool']} are past their deadline, the oldest by {past}"
+
+
+def _found(body: Body) -> str:
+    what = f"an orphan scan found: {body['orphan']} ({body['cause']})"
+    return f"{what}, {_blocks(body)} of {_whose(body)}; {body['action']}, {body['outcome']}"
+
+
+def _observed(what: str) -> Callable[[Body], str]:
+    return lambda body: f"engine {body['engine']}, only observed, {what} {_blocks(body)} of {_whose(body)}"
+
+
+def _order(body: Body) -> str:
+    if body["mode"] == "enforce":
+        return f"{body['actor']} ordered that the policy is enforced for every tenant{_why(body)}"
+    if body["mode"] == "canary":
+        share = f"{int(body['share_millionths']) / 10_000:g} % of sessions"
+        whom = f"{_listed(body['tenants'])} and {share}"
+        return f"{body['actor']} ordered that the policy is enforced for {whom}{_why(body)}"
+    return f"{body['actor']} ordered that the policy is enforced for no tenant{_why(body)}"
+
+
+def _enforced(body: Body) -> str:
+    said = {"monitor": "for no tenant", "enforce": "for every tenant"}
+    whom = said.get(body["mode"], f"for {_listed(body['tenants'])} and a share of sessions")
+    refused = f", as order {body['order']} is not followed ({body['refused']})" if body.get("refused") else ""
+    return f"a worker enforces revision {body['revision']} {whom}{refused}"
+
+
+def _died(body: Body) -> str:
+    return (
+        f"a process of {body['worker']} ended without saying so: {_many(body['residencies'], 'request')}, "
+        f"{_blocks(body)} and {_many(body.get('copies', 0), 'copy', 'copies')} closed as unproven"
+    )
+
+
+def _started(body: Body) -> str:
+    origin = f" ({body['origin']} traffic)" if body.get("origin") else ""
+    return f"worker {body['worker']}{origin} began with {_blocks(body)} on {_many(body['shards'], 'shard')}"
+
+
+def _key_event(body: Body) -> str:
+    return f"key epoch {body['epoch']} of {_whose(body)}: {body['action']}, by {body['actor']}"
+
+
+def _restricted(body: Body) -> str:
+    word = "stopped using" if body["change"] == "restricted" else "uses again"
+    return f"a worker {word} what one subject of {body['tenant']} left (case {body['case_id']})"
+
+
+SENTENCES: dict[str, Callable[[Body], str]] = {
+    "access": _access,
+    "principal-changed": lambda body: f"{body['actor']}: {body['action']} of principal {body['principal']}",
+    "attempts-refused": lambda body: (
+        f"{_many(body['attempts'], 'attempt')} to identify refused ({body['reason']}), from {body['source']}"
+    ),
+    "release-step": lambda body: (
+        f"{body['actor']}: {body['action']} revision {body['revision']} of the policy"
+    ),
+    "policy-staged": lambda body: (
+        f"revision {body['revision']} of the policy took effect for {body['stage']}"
+    ),
+    "policy-activated": lambda body: (
+        f"revision {body['revision']} of the policy took effect for every tenant"
+    ),
+    "policy-text": lambda body: f"piece {body['number']} of {body['of']} of a policy's text was recorded",
+    "enforcement-ordered": _order,
+    "enforcement-changed": _enforced,
+    "grants-revoked": lambda body: (
+        f"{body['actor']} revoked {_listed(body['ids'])}: nobody reuses blocks through them from now on"
+    ),
+    "retention-purged": lambda body: (
+        f"{body['actor']} and {body['approver']} dropped the content of the leaves {_number(body['first'])} to "
+        f"{_number(int(body['below']) - 1)} of {body['of_log']}"
+    ),
+    "legal-hold": lambda body: (
+        f"{body['actor']}: legal hold {body['hold']} {body['action']}, on the records of "
+        f"{body.get('tenant') or 'every tenant'}"
+    ),
+    "subject-unlinked": lambda body: (
+        f"{body['actor']} unlinked a subject of {body['tenant']}: "
+        f"{_many(body['pseudonyms'], 'pseudonym')} name nobody from now on"
+    ),
+    "sink-changed": lambda body: f"{body['actor']}: {body['action']} of the sink {body['sink']}{_why(body)}",
+    "report-schedule-changed": lambda body: (
+        f"{body['actor']}: {body['action']} of the schedule {body['schedule']} ({body['framework']}, "
+        f"every {body['every']})"
+    ),
+    "scheduled-report-made": lambda body: (
+        f"the schedule {body['schedule']} made the report {body['report']} ({body['framework']}, {body['opinion']})"
+    ),
+    "report-delivery": lambda body: (
+        f"the report {body['report']} for {body['destination']}: {body['action']}{_why(body)}"
+    ),
+    "clock-confirmed": lambda body: (
+        f"{body['actor']} confirmed a clock that is {_many(body['ahead_seconds'], 'second')} ahead{_why(body)}"
+    ),
+    "log-broken": lambda body: (
+        f"{body['actor']} went on although the log of {_number(body['lost_size'])} root leaves is lost from "
+        f"{_number(body['base_size'])} on{_why(body)}"
+    ),
+    "signing-key": lambda body: f"{body['actor']}: {body['action']} of the key that signs checkpoints",
+    "report-key": lambda body: f"{body['actor']}: {body['action']} of the key that signs reports",
+    "worker-started": _started,
+    "worker-stopped": lambda body: (
+        f"worker {body['worker']} stopped ({body['cause']}) after it had handed out {_blocks(body, 'allocated')}"
+    ),
+    "worker-died": _died,
+    "worker-returned": lambda body: f"a process of {body['worker']} that counted as dead wrote again",
+    "worker-closing-asked": lambda body: (
+        f"{body['actor']} asked that a process of {body['worker']} be declared dead{_why(body)}"
+    ),
+    "issuer-assigned": lambda body: (
+        f"tenants of the issuer {body['issuer']} are named as {body['tenants']} ids"
+    ),
+    "key-event": _key_event,
+    "keys-ordered": lambda body: (
+        f"{body['actor']} ordered every worker to {body['action']} the keys of {body['of_tenant']}{_why(body)}"
+    ),
+    "decision": _decision,
+    "hit-counted": _counted,
+    "hit-counters": _counted,
+    "residency-opened": _opened,
+    "request-monitored": _monitored,
+    "blocks-assigned": lambda body: (
+        f"{_blocks(body)} that a request of {body['tenant']} was handed are {body['owner']}'s "
+        f"({body['classification']})"
+    ),
+    "blocks-attached": lambda body: (
+        f"{body['tenant']}: a running request went on with {_blocks(body)} that another had published"
+    ),
+    "residency-released": _released,
+    "blocks-released": lambda body: (
+        f"{body['tenant']}: a running request gave back {_blocks(body)} ({body['cause']})"
+    ),
+    "holds-narrowed": lambda body: (
+        f"revision {body['revision']} ended holds of {body['tenant']} earlier; "
+        f"{_many(len(body['holds']), 'hold')} are left"
+    ),
+    "custody-ended": lambda body: f"custody of {_blocks(body)} of {body['tenant']} ended ({body['cause']})",
+    "custody-changed": _changed,
+    "receipt": _receipt,
+    "integrity-mismatch": lambda body: (
+        f"{_blocks(body)} of {body['tenant']} were not what had been published, and were not reused; "
+        f"{_many(body['requests'], 'running request')} refer to them"
+    ),
+    "copies-stored": _copies("were sealed into"),
+    "copies-ended": _copies("ended in"),
+    "copies-destroyed": _copies("were destroyed in"),
+    "transfer-decided": _transfer,
+    "erasure-requested": _requested,
+    "erasure-applied": _applied,
+    "erasure-remaining": lambda body: (
+        f"{_blocks(body)} of {_whose(body)} stay after erasure {body['erasure']}{_why(body)}"
+    ),
+    "erasure-reread": lambda body: (
+        f"{_blocks(body, 'checked')} that erasure {body['erasure']} ended for {_whose(body)} were read back: "
+        f"{_many(body['nonzero'], 'byte')} not zero"
+    ),
+    "erasure-completed": _erased,
+    "custody-overdue": _overdue,
+    "orphan-scanned": lambda body: (
+        f"a scan ({body['mode']}) of {_many(body['residencies'], 'request')} and {_blocks(body)} found "
+        f"{_many(body['findings'], 'orphan')}"
+    ),
+    "orphan-found": _found,
+    "spill-started": lambda body: (
+        f"events from sequence {_number(body['first_sequence'])} on went to the local spill{_why(body, 'cause')}"
+    ),
+    "replay-completed": lambda body: (
+        f"a spill was read back: {_many(body['added'], 'leaf', 'leaves')} added, "
+        f"{_number(body['duplicates'])} already there"
+    ),
+    "gap": lambda body: (
+        f"events {_number(body['first_sequence'])} to {_number(body['last_sequence'])} were lost{_why(body, 'cause')}"
+    ),
+    "withdrawn": lambda body: (
+        f"event {_number(body['of_sequence'])} of {_whose(body)} was recorded after it had been refused: "
+        "its act did not happen"
+    ),
+    "observation-started": lambda body: (
+        f"worker {body['worker']} began to observe the engine at {body['endpoint']}, which it does not govern"
+    ),
+    "observed-stored": _observed("stored"),
+    "observed-removed": lambda body: (
+        f"{_observed('removed')(body)} ({body['cause']}), {_number(body['late'])} late"
+    ),
+    "observed-overdue": _observed("still holds, past their deadline,"),
+    "observation-gap": lambda body: (
+        f"batches {_number(body['first_batch'])} to {_number(body['last_batch'])} of engine {body['engine']} were not "
+        f"seen{_why(body, 'cause')}"
+    ),
+    "case-opened": lambda body: (
+        f"{body['actor']} opened case {body['case_id']}: a subject of {body['tenant']} asks for {body['subject_right']}"
+    ),
+    "case-step": lambda body: (
+        f"{body['actor']}, case {body['case_id']} of {body['tenant']}: {body['step']}"
+        + (f", {body['outcome']}" if body.get("outcome") else "")
+    ),
+    "processing-restricted": _restricted,
+}
+"""A kind of leaf to its sentence."""

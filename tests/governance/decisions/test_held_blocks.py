@@ -1,0 +1,87 @@
+"""Who holds which blocks: one definition, by owner, which figures, the pool's charges and fsck agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from kvcustody.audit.counters.read_figures import tenant_totals
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import custody_ends
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.governance.governor import sequence_events
+from standins.governance.offload_world import BLOCKS, PREFIX, SHARED, SharedWorld, prompt
+
+
+class Ledger:
+    """What the ledger of a world says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = open_store(f"sqlite:///{folder / 'ledger.db'}")
+
+    def held(self) -> dict[str, int]:
+        with self.store.connect() as connection:
+            return {row.tenant: row.held_blocks for row in tenant_totals(connection)}
+
+    def problems(self) -> list[str]:
+        with self.store.connect() as connection:
+            return [problem.what for problem in fsck(connection).problems]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> SharedWorld:
+    made = SharedWorld(tmp_path, "")
+    made.serve("acme", prompt(99, 2))
+    made.share()
+    return made
+
+
+def charged(world: SharedWorld) -> dict[str, int]:
+    """By the pool: what each tenant pays for, without what has ended and waits to be zeroed."""
+    accounts = world.worker.governor._pools.managers[0].accounts
+    return {name: one.used_blocks for name, one in accounts.items() if one.used_blocks}
+
+
+def filled(world: SharedWorld) -> Ledger:
+    """`beta` fills the segment of `acme`, and both run requests of their own."""
+    world.serve("beta", SHARED + prompt(5, 1))  # a first use is put on record, and computed
+    assert world.worker.writer.flush()
+    world.serve("beta", SHARED + prompt(6, 2))
+    world.serve("acme", prompt(8, 2))
+    assert world.worker.writer.flush()
+    return Ledger(world.folder)
+
+
+def test_a_segments_blocks_are_held_by_its_owner_whoever_filled_it(world: SharedWorld) -> None:
+    ledger = filled(world)
+    assert charged(world)["acme"] >= PREFIX - 1, "void: nothing of the segment is charged"
+    assert {name: blocks for name, blocks in ledger.held().items() if blocks} == charged(world)
+    assert sum(ledger.held().values()) <= BLOCKS
+    assert ledger.problems() == []
+    world.worker.close()
+    assert set(ledger.held().values()) == {0} and ledger.problems() == []
+
+
+def test_positive_control_without_the_record_of_the_owner_both_figures_are_wrong(
+    world: SharedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence_events, "sequence_assigned", lambda *given: [])
+    ledger = filled(world)
+    assert ledger.held()["acme"] < charged(world)["acme"] and ledger.held()["beta"] > charged(world)["beta"]
+    world.worker.close()
+    assert any("ended as `acme`'s" in what for what in ledger.problems())
+    assert ledger.held()["acme"] < 0 < ledger.held()["beta"]
+
+
+def test_a_dead_process_ends_what_it_held_as_its_owners(world: SharedWorld) -> None:
+    ledger = filled(world)
+    life, clock = world.worker.writer.incarnation, world.clock
+    silent = Closing("silence", 90, 60, "control-plane")
+    with closing_committer(ledger.store, clock) as committer:
+        assert close_process(committer, ledger.store, clock, life, silent, "test:closing")
+    with ledger.store.connect() as connection:
+        assert "unproven: process death" in set(connection.scalars(select(custody_ends.c.cause)))
+    assert set(ledger.held().values()) == {0} and ledger.problems() == []
