@@ -21,7 +21,17 @@ from kvcustody.audit.events.canonical_leaf import HANDOVER_BYTES_MAX, LEAF_BYTES
 from kvcustody.audit.events.control_events import ReportKeyRecorded, SigningKeyRecorded
 from kvcustody.audit.events.event import Event
 from kvcustody.audit.events.leaf_schema import ITEMS, LIST_OF_KIND, SCHEMAS, LeafSchema, check_copies
-from kvcustody.audit.events.registry import COPIES, ROWS, SCHEMA, SPARSE, TOTALS, TRACE, log_of, logs_of
+from kvcustody.audit.events.registry import (
+    COPIES,
+    ROWS,
+    SCHEMA,
+    SIGNATURE,
+    SPARSE,
+    TOTALS,
+    TRACE,
+    log_of,
+    logs_of,
+)
 from kvcustody.errors import LedgerError
 
 Item = tuple[int, Event]
