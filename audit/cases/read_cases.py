@@ -17,7 +17,7 @@ from kvcustody.audit.cases.case_record import CaseStep, OpenedCase, SubjectCase,
 from kvcustody.audit.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
 from kvcustody.audit.schema.cases import case_steps, cases
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
@@ -103,7 +103,8 @@ def _signed_leaves(
         .where(table.c.case_id == case_id)
         .order_by(events.c.log, events.c.idx)
     )
-    every = [signed.accepted(bytes(leaf)) for leaf in connection.scalars(query)]
+    (kind,) = kinds_of(table)
+    every = [signed.accepted(bytes(leaf), kind) for leaf in connection.scalars(query)]
     counted = [body | {"at_us": int(body["at_us"])} for body in every if body is not None]
     return sorted((body for body in counted if body["case_id"] == case_id), key=lambda body: body["at_us"])
 

@@ -2,12 +2,12 @@
 
     orders = SignedOrders("prod", "example.com/ledger", keys, own)
     authenticate(engine, orders)              # from here on, for every reader and every writer of this engine
-    orders_of(connection).accepted(leaf)      # what an order says; None: nobody acts on this leaf
+    orders_of(connection).accepted(leaf, kind)      # what an order says; None: nobody acts on this leaf
 
 1. A signature covers the whole leaf but itself, the deployment (`audience`) and the ledger's name. So no order moves to
    another ledger, and none gets another tenant, deadline or time.
 2. The leaf counts, and no row beside it: whoever acts on an order takes its fields and its time from the signed leaf.
-   So a copy of an older order is no newer than the order was.
+   So a copy of an older order is no newer than the order was, and none is of another kind than its leaf says.
 3. An engine that nobody authenticated believes every order.
 4. What is not believed is remembered, a bounded number, so that whoever reads can put it on record.
 """
@@ -107,8 +107,22 @@ class SignedOrders:
         form = DocumentSignature(self._own.name, self._own.sign(self._message(orjson.loads(leaf)))).form()
         return f"{form['key']} {form['signature']}"
 
-    def accepted(self, leaf: bytes) -> dict[str, Any] | None:
-        """What an order says whose signature counts; None for any other leaf, which is remembered (rule 4)."""
+    def accepted(self, leaf: bytes, kind: str) -> dict[str, Any] | None:
+        """What an order of this kind says whose signature counts; None for any other leaf.
+
+        One without a signature that counts is remembered (rule 4).
+        """
+        body = self._signed(leaf)
+        return body if body is not None and body.get("kind") == kind else None
+
+    def refusal(self, leaf: bytes) -> RefusedOrder | None:
+        """Why nobody acts on an order; None where its signature counts."""
+        if self._signed(leaf) is not None:
+            return None
+        with self._lock:
+            return self._refused.get(hashlib.sha256(leaf).digest())
+
+    def _signed(self, leaf: bytes) -> dict[str, Any] | None:
         digest = hashlib.sha256(leaf).digest()
         body: dict[str, Any] = {}
         with self._lock:
@@ -135,13 +149,6 @@ class SignedOrders:
                 self._accepted = set()
             self._accepted.add(digest)
         return body
-
-    def refusal(self, leaf: bytes) -> RefusedOrder | None:
-        """Why nobody acts on an order; None where its signature counts."""
-        if self.accepted(leaf) is not None:
-            return None
-        with self._lock:
-            return self._refused.get(hashlib.sha256(leaf).digest())
 
     def _check(self, body: Mapping[str, Any]) -> None:
         """Raise `DocumentRejected` where no key that may sign orders signed this."""

@@ -19,7 +19,7 @@ from kvcustody.audit.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
-from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import erasure_results, erasures, events, incarnations, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
@@ -86,6 +86,7 @@ class SelectorNames(NamedTuple):
     session: str | None
 
 
+(_KIND,) = kinds_of(erasures)
 _REQUEST = (
     select(
         erasures.c.erasure,
@@ -168,7 +169,7 @@ def _signed_requests(connection: Connection, signed: SignedOrders, erasure: str)
         .where(erasures.c.erasure == erasure)
     )
     for leaf in connection.scalars(query):
-        body = signed.accepted(bytes(leaf))
+        body = signed.accepted(bytes(leaf), _KIND)
         if body is not None:
             utc = int(body["at_us"]) - int(body["boot_us"])
             said = body | {"at_us": int(body["at_us"]), "deadline_us": int(body["deadline_boot_us"]) + utc}

@@ -60,7 +60,7 @@ def order_leaves(
     rows: Iterable[Any] = connection.execute(query)
     found = [OrderLeaf(row.idx, row.at_us, bytes(row.leaf)) for row in rows][::-1]
     if signed is not None:
-        read = [(one, signed.accepted(one.leaf)) for one in found]
+        read = [(one, signed.accepted(one.leaf, kind)) for one in found]
         found = [one._replace(at_us=int(body["at_us"])) for one, body in read if body is not None]
         found.sort(key=lambda one: (one.at_us, one.idx))
     return found[-1:] if newest else found

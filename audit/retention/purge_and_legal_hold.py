@@ -106,7 +106,7 @@ def active_holds(connection: Connection) -> tuple[Hold, ...]:
         )
     for row in connection.execute(query):
         if signed is not None and row.action != PLACED:
-            body = signed.accepted(bytes(row.leaf))
+            body = signed.accepted(bytes(row.leaf), "legal-hold")
             said = None if body is None else (body["hold"], body["action"], int(body["at_us"]))
             if said != (row.hold, row.action, row.at_us):
                 continue

@@ -140,6 +140,23 @@ def test_a_copy_of_an_older_order_undoes_no_newer_one(worker: Worker) -> None:
     assert worker.monitors, "control"
 
 
+def test_a_signed_leaf_that_is_copied_as_another_kind_is_no_order(worker: Worker) -> None:
+    """With its control: whoever believes the row cannot read the leaf."""
+    worker.put(_hold("placed"), orders(OLGA))
+    with worker.store.begin() as connection:
+        _off(connection)
+        row = connection.execute(select(events).where(events.c.kind == "legal-hold")).one()
+        system = select(log_rows.c.id, log_rows.c.size).where(log_rows.c.name == "system")
+        log, size = connection.execute(system).one()
+        copy = {"log": log, "idx": size, "sequence": 1 << 40, "kind": "keys-ordered"}
+        connection.execute(log_rows.update().where(log_rows.c.id == log).values(size=size + 1))
+        connection.execute(insert(events).values(row._asdict() | copy))
+    worker.look()
+    worker.believe_everybody()
+    with pytest.raises(KeyError):
+        worker.look()
+
+
 def test_an_edited_leaf_is_no_order(worker: Worker) -> None:
     worker.put(erase_alpha, orders(OLGA))
     with worker.store.begin() as connection:

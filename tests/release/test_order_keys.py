@@ -57,7 +57,7 @@ def test_the_control_plane_signs_what_its_callers_order(plane: ControlPlane, tmp
         grace.post(PLACE, ORDER)
     store = open_store(tmp_path / "ledger.db", read_only=True)
     [leaf] = leaves(store, "enforcement-ordered")
-    said = readers(tmp_path).accepted(leaf)
+    said = readers(tmp_path).accepted(leaf, "enforcement-ordered")
     assert said is not None and said["actor"] == "grace"
     assert orjson.loads(leaf)["signature"].startswith("orders ")
     store.dispose()
@@ -126,7 +126,7 @@ def test_a_person_signs_what_her_command_writes(
     done = run(tmp_path, *order)
     assert done.exit_code == 0, done.output
     [leaf] = leaves(desk, "enforcement-ordered")
-    assert readers(tmp_path).accepted(leaf) is not None
+    assert readers(tmp_path).accepted(leaf, "enforcement-ordered") is not None
     monkeypatch.delenv("KVCUSTODY_ORDER_KEY_PATH")
     unsigned = run(tmp_path, *order)
     assert unsigned.exit_code != 0 and "order_key_path" in unsigned.output
@@ -149,7 +149,9 @@ def test_a_person_assigns_the_issuers_of_a_ledger(desk: Engine, tmp_path: Path) 
     done = run(tmp_path, *assign, "https://partner.example", *who)
     assert json.loads(done.output)["issuers"] == ["https://corp.example", "https://partner.example"]
     signed = readers(tmp_path)
-    assert all(signed.accepted(leaf) is not None for leaf in leaves(desk, "issuer-assigned"))
+    assert all(
+        signed.accepted(leaf, "issuer-assigned") is not None for leaf in leaves(desk, "issuer-assigned")
+    )
     with desk.connect() as connection:
         assert known_issuers(connection).home == "https://corp.example"
 
