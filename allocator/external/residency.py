@@ -33,6 +33,7 @@ class ExternalResidency(Residency):
         "compared_blocks",
         "comparison",
         "computes_us",
+        "deferred_for",
         "dropped",
         "earlier",
         "expected",
@@ -101,6 +102,7 @@ class ExternalResidency(Residency):
             -1
         )  # the same of the request's first residency: it may have been preempted since
         self.asked_us = opened_us  # when the request came, before it waited for anything
+        self.deferred_for: tuple[str, ...] = ()  # reasons for which it was told to wait
         self.prompt_tokens = 0  # that its first token waits for; 0 once it has come
         # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
         self.keys: OwnerData | None = None

@@ -254,7 +254,7 @@ def pressure_findings(report: ReplayReport) -> list[str]:
                 f"a pool of {-(-needed * pool // max(1, row.room_blocks)):,} under this policy"
             )
     total = report.totals
-    told = [f"{count:,} times told to wait ({reason})" for reason, count in sorted(total.deferrals.items())]
+    told = [f"{count:,} requests waited ({reason})" for reason, count in sorted(total.deferrals.items())]
     told += [f"{total.deferred:,} given up"] if total.deferred else []
     told += [f"{total.preempted:,} preempted"] if total.preempted else []
     if told:

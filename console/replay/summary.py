@@ -97,7 +97,7 @@ def pressure_rows(report: ReplayReport) -> list[tuple[str, str]]:
     return [
         ("blocks computed again after they were evicted", f"{total.recomputed_blocks:,}"),
         ("pool that would have kept them", f"{advised:,} blocks" if advised else "this one"),
-        ("times told to wait, by reason", _listed(total.deferrals)),
+        ("requests that waited, by reason", _listed(total.deferrals)),
         ("running requests without room for a token", f"{int(status.get('stalled', 0)):,} times"),
         ("preempted, to be computed again", f"{total.preempted:,}"),
         ("hand-outs that waited for clean blocks", f"{int(status.get('clean_waits', 0)):,}"),

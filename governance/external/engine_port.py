@@ -578,8 +578,11 @@ class EnginePort(Authority[ExternalPool]):
             self._evict(self.pool.evict(victims, "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
-        counters = self._counters(residency.tenant)
-        counters.count(counters.deferred, reason)
+        """A request that waits is counted once for each reason, however often its engine asks."""
+        if reason not in residency.deferred_for:
+            residency.deferred_for += (reason,)
+            counters = self._counters(residency.tenant)
+            counters.count(counters.deferred, reason)
         return reason
 
     def attachable(

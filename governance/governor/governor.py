@@ -212,7 +212,7 @@ class Governor(Authority[BlockManager]):
         moment = self._moment(check_trace(trace) if trace else trace)
         plan, moment = self._standing(key, request_id, moment)
         if not isinstance(plan, Plan):
-            return self._without_plan(principal, plan)
+            return self._without_plan(principal, request_id, plan)
         counters = self._counters(plan.tenant)
         numbered = request_id is None  # one counter for all tenants would tell each of the others' requests
         counters.numbered += numbered
@@ -493,18 +493,27 @@ class Governor(Authority[BlockManager]):
         needed -= sum(span.last - span.first for span in found.spans if span.domain.owner is not account)
         if needed > most:
             return self.too_large(handle[1], plan.tenant, needed, most)
-        counters = self._counters(plan.tenant)
-        counters.count(counters.deferred, reason)
-        self._asked.note(handle, since_us)
+        return self._deferred(self._counters(plan.tenant), handle, reason, since_us)
+
+    def _deferred(
+        self, counters: TenantCounters, handle: tuple[str, Hashable], reason: str, since_us: int
+    ) -> Deferred:
+        """A request that waits is counted once for each reason, however often it is offered."""
+        if self._asked.note(handle, since_us, reason):
+            counters.count(counters.deferred, reason)
         return Deferred(handle[1], reason)
 
     def _without_plan(
-        self, principal: Principal, outcome: AdmissionRefused | Deferred
+        self, principal: Principal, request_id: Hashable, outcome: AdmissionRefused | Deferred
     ) -> AdmissionRefused | Deferred:
         """The tenant is not admitted, or its first key cannot be recorded now."""
         if isinstance(outcome, Deferred):
-            counters = self._counters(self._names.called(principal.issuer, principal.tenant))
-            counters.count(counters.deferred, outcome.reason)
+            tenant = self._names.called(principal.issuer, principal.tenant)
+            counters = self._counters(tenant)
+            if request_id is None:
+                counters.count(counters.deferred, outcome.reason)
+            else:
+                self._deferred(counters, (tenant, request_id), outcome.reason, self._clock.now_us())
         return outcome
 
     def _kept_out(
@@ -521,8 +530,7 @@ class Governor(Authority[BlockManager]):
             counters.count(counters.refused, rule)
             self._reuse.denied(Action.ADMIT, plan.tenant, rule)
             return AdmissionRefused(request_id, f"policy: {rule}")
-        counters.count(counters.deferred, "ledger")
-        self._asked.note(handle, self._clock.now_us())
+        self._deferred(counters, handle, "ledger", self._clock.now_us())
         return Deferred(request_id, "ledger")
 
     # -- running ------------------------------------------------------------------------------------------------------

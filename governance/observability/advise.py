@@ -190,7 +190,7 @@ def _budgets(seen: Sequence[SeenWorker], trace: TraceFindings | None) -> Advice:
             told += f", {advised:,.0f} would have kept what was evicted" if advised else ""
             told += f", {stalls:,.0f} stalls" if stalls else ""
             told += f", {waits:,.0f} waits for clean blocks" if waits else ""
-            parts.append(told + (f", {deferred:,.0f} times told to wait" if deferred else ""))
+            parts.append(told + (f", {deferred:,.0f} requests waited" if deferred else ""))
     if charged:
         parts.append(f"charged to tenants ({len(charged)}): {charged.total():,} blocks")
     if thrashing:

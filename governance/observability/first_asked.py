@@ -13,17 +13,22 @@ WAITING_MAX = 4096
 class FirstAsked:
     """Times in microseconds of boot time, by request; and the leading blocks that preempted ones had."""
 
-    __slots__ = ("_at_us", "_earlier")
+    __slots__ = ("_at_us", "_earlier", "_reasons")
 
     def __init__(self) -> None:
         self._at_us: dict[Hashable, int] = {}
+        self._reasons: dict[Hashable, tuple[str, ...]] = {}
         self._earlier: dict[Hashable, int] = {}
 
-    def note(self, request: Hashable, at_us: int) -> None:
-        """It was told to wait; only the first time counts."""
+    def note(self, request: Hashable, at_us: int, reason: str) -> bool:
+        """It was told to wait: whether for the first time for this reason. Only its first time is kept."""
         self._at_us.setdefault(request, at_us)
+        before = self._reasons.get(request, ())
+        if reason not in before:
+            self._reasons[request] = (*before, reason)
         if len(self._at_us) > WAITING_MAX:
-            del self._at_us[next(iter(self._at_us))]
+            self.forget(next(iter(self._at_us)))
+        return reason not in before
 
     def note_preempted(self, request: Hashable, blocks: int) -> None:
         """It had computed or attached so many leading blocks, and is asked for again."""
@@ -39,9 +44,13 @@ class FirstAsked:
         """It begins: when it was first asked for, `now_us` at the latest."""
         if self._earlier:
             self._earlier.pop(request, None)
-        return min(self._at_us.pop(request, now_us), now_us) if self._at_us else now_us
+        if not self._at_us:
+            return now_us
+        self._reasons.pop(request, None)
+        return min(self._at_us.pop(request, now_us), now_us)
 
     def forget(self, request: Hashable) -> None:
         """It will not be asked for again."""
         self._at_us.pop(request, None)
+        self._reasons.pop(request, None)
         self._earlier.pop(request, None)

@@ -55,8 +55,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("kv_cache_stalls_total", "counter", "Times that a running request got no room for its next token.", _WORKER,
             "stalled"),
     Measure("requests_running", "gauge", "Requests that hold blocks.", _WORKER, "running"),
-    Measure("requests_deferred_total", "counter", "Times that a request was told to wait, by reason; one that asks "
-            "again is told again.", ("worker", "reason"), "deferred.{reason}"),
+    Measure("requests_deferred_total", "counter", "Requests that were told to wait, by reason; one that asks again is "
+            "counted once for each.", ("worker", "reason"), "deferred.{reason}"),
     Measure("requests_refused_total", "counter", "Requests that policy refused, by reason.", ("worker", "reason"),
             "refused.{reason}"),
     # prefix reuse (PRE-3)

@@ -165,7 +165,7 @@ class Runner:
             self._population.principal(label),
             self._model,
             inputs,
-            request_id=(waiting.number, waiting.tries),
+            request_id=waiting.number,
             is_resumed=waiting.was_preempted,
         )
         if isinstance(outcome, Admission):

@@ -85,7 +85,7 @@ def test_requests_without_room_wait_stall_and_are_preempted(replayed: Replayed) 
     total = said["totals"]
     assert said["pressure"]["stalls"] > 0 and total["preempted"] > 0
     assert sum(total["deferrals"].values()) > 0 and total["refused"] == 0
-    for part in ("times told to wait (", f"{total['preempted']} preempted"):
+    for part in ("requests waited (", f"{total['preempted']} preempted"):
         assert part in finding(said, "out of memory")
     wide = replayed(*arguments, "--pool-blocks", "2048")
     assert wide["pressure"]["findings"] == [] and wide["pressure"]["stalls"] == 0

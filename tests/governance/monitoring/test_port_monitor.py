@@ -103,7 +103,7 @@ def test_requests_that_would_wait_for_their_tenants_quota_wait_in_the_forecast(
     asks = agentic(300)
     enforced = engine(blocks, policy)
     given = sum(serve(enforced, asks))
-    assert sum(tally.deferred["over-quota"] for tally in enforced.port.stats().tenants.values()) > 100
+    assert sum(tally.deferred["over-quota"] for tally in enforced.port.stats().tenants.values()) > 10
     off = []
     for waits in (True, False):
         if not waits:

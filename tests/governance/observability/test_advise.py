@@ -42,7 +42,7 @@ def test_every_answer_is_what_the_figures_say() -> None:
         "1,000 blocks, 50%",
         "2,048 would have kept",
         "3 stalls",
-        "4 times told",
+        "4 requests waited",
         "thrashing: `acme`",
     ):
         assert told in budgets.answer

@@ -102,6 +102,7 @@ class Counted:
         self.computed_again = self.events_seen = 0
         self.cached: list[int] = []
         self.told: Counter[str] = Counter()
+        self.waiting_for: set[tuple[int, str]] = set()  # a request that asks again is counted once
         self.forbidden = self.strangers = self.lapsed = self.crossed = 0
         self.scrubbed = BLOCKS if self.is_native else 0  # a Governor zeroes its pool as it is made
         self._watch()
@@ -111,9 +112,13 @@ class Counted:
         asked = "admit" if self.is_native else "may_start"
         ask = getattr(self.facade, asked)
 
+        asking: list[int] = []
+
         def started(request: ToyRequest) -> bool:
+            asking[:] = [request.number]
             did: bool = start(request)
             if did:
+                self.waiting_for = {pair for pair in self.waiting_for if pair[0] != request.number}
                 self._note_content(request)
                 now_us = self.clock.now_us()
                 self.waited_us.append(now_us - self.asked_us[request.number])
@@ -132,7 +137,8 @@ class Counted:
         def answered(*what: Any, **how: Any) -> Any:
             answer = ask(*what, **how)
             reason = answer.reason if isinstance(answer, Deferred) else answer
-            if isinstance(reason, str):
+            if isinstance(reason, str) and (asking[0], reason) not in self.waiting_for:
+                self.waiting_for.add((asking[0], reason))
                 self.told[reason] += 1
             return answer
 
@@ -621,12 +627,13 @@ def test_room_behind_the_last_token_is_what_is_lost() -> None:
 
 def test_who_waits_for_room_waits_from_when_it_first_came() -> None:
     asked = FirstAsked()
-    asked.note("one", 10)
-    asked.note("one", 20)
+    assert asked.note("one", 10, "pool-full") and not asked.note("one", 20, "pool-full")
+    assert asked.note("one", 30, "over-quota"), "another reason is counted too"
     for at in range(WAITING_MAX):
-        asked.note(at, 30)
+        asked.note(at, 30, "ledger")
     assert asked.take("one", 99) == 99, "the oldest was forgotten"
     assert (asked.take(5, 99), asked.take(5, 99)) == (30, 99)
+    assert asked.note(5, 100, "ledger"), "it had begun: it waits anew"
 
 
 def test_who_is_charged(world: Counted) -> None:
