@@ -190,6 +190,7 @@ class ReplayReport:
             "pressure": {
                 "advised_blocks": int(self.status.get("advised_blocks", 0)),
                 "stalls": int(self.status.get("stalled", 0)),
+                "queue_seconds": self.status.get("queue.sum", 0.0),
                 "clean_waits": int(self.status.get("clean_waits", 0)),
                 "fragmentation": self.waste,
                 "findings": pressure_findings(self),
@@ -255,6 +256,8 @@ def pressure_findings(report: ReplayReport) -> list[str]:
             )
     total = report.totals
     told = [f"{count:,} requests waited ({reason})" for reason, count in sorted(total.deferrals.items())]
+    queued = report.status.get("queue.sum", 0.0)
+    told += [f"{queued:,.1f} s in the queue together"] if told and queued else []
     told += [f"{total.deferred:,} given up"] if total.deferred else []
     told += [f"{total.preempted:,} preempted"] if total.preempted else []
     if told:

@@ -85,11 +85,16 @@ def test_requests_without_room_wait_stall_and_are_preempted(replayed: Replayed) 
     total = said["totals"]
     assert said["pressure"]["stalls"] > 0 and total["preempted"] > 0
     assert sum(total["deferrals"].values()) > 0 and total["refused"] == 0
-    for part in ("requests waited (", f"{total['preempted']} preempted"):
+    assert said["pressure"]["queue_seconds"] > 0.1, "a request that is offered again came when it first came"
+    for part in ("requests waited (", "in the queue together", f"{total['preempted']} preempted"):
         assert part in finding(said, "out of memory")
     wide = replayed(*arguments, "--pool-blocks", "2048")
     assert wide["pressure"]["findings"] == [] and wide["pressure"]["stalls"] == 0
-    assert wide["totals"]["deferrals"] == {} and wide["totals"]["preempted"] == 0
+    assert (
+        wide["pressure"]["queue_seconds"] == 0
+        and wide["totals"]["deferrals"] == {}
+        and wide["totals"]["preempted"] == 0
+    )
 
 
 def test_short_requests_waste_long_blocks(replayed: Replayed) -> None:
