@@ -9,7 +9,9 @@
    A size that was not measured is predicted from its nearest neighbour's.
 2. Each sample moves both, on a logarithmic scale: a link that became a hundred times faster or slower is known after
    a few transfers of any size.
-3. `error` is of predictions that were made before the sample in question was learned from.
+3. What stands on that scale is a typical transfer. Times have a heavy tail, so that a mean is above it: a prediction is
+   multiplied by what the last transfers took together, over what was typical for them. Predictions are right in sum.
+4. `error` is of predictions that were made before the sample in question was learned from.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import NamedTuple
 _OF_SIZE, _OF_LINK = 0.4, 0.5  # of what a prediction was wrong by; of a size less, the better it is known
 _JITTER = math.log(8)  # beyond that it is the link that changed
 _CLASSES = 48
+_REMEMBERED = 256  # transfers that the relation of a mean to a typical one is of
+_PRIOR_WEIGHT = 16.0  # transfers that are taken for typical before any was measured
 PROBE_US, PROBE_MAX_US = 1_000_000, 2_000_000
 
 
@@ -71,13 +75,24 @@ class TierUse(NamedTuple):
 class TransferRates:
     """Logarithms of microseconds a byte, by size, and of what they are now in relation to that."""
 
-    __slots__ = ("_bytes", "_counts", "_link", "_measured_us", "_wrong_us", "samples")
+    __slots__ = (
+        "_bytes",
+        "_counts",
+        "_link",
+        "_measured_us",
+        "_took",
+        "_typical",
+        "_wrong_us",
+        "samples",
+    )
 
     def __init__(self) -> None:
         self._bytes: list[float | None] = [None] * _CLASSES  # None: not measured
         self._counts = [0] * _CLASSES
         self._link = 0.0
         self._wrong_us = self._measured_us = 0.0
+        # What the last transfers took and what was typical then, in times of what is usual for their sizes (rule 3).
+        self._took = self._typical = _PRIOR_WEIGHT
         self.samples = 0
 
     def learn(self, size: int, took_us: int) -> None:
@@ -88,6 +103,10 @@ class TransferRates:
             self._measured_us += took_us
         which, measured = size.bit_length(), math.log(max(took_us, 1) / size)
         known = self._bytes[which]
+        if known is not None:
+            fades = 1 - 1 / _REMEMBERED
+            self._took = self._took * fades + math.exp(measured - known)
+            self._typical = self._typical * fades + math.exp(self._link)
         if known is None:
             known = self._near(which)
         if known is None:
@@ -101,12 +120,12 @@ class TransferRates:
         self.samples += 1
 
     def predict(self, size: int) -> float | None:
-        """What a transfer of so many bytes takes, in microseconds."""
+        """What a transfer of so many bytes takes in the mean, in microseconds."""
         which = size.bit_length()
         known = self._bytes[which]
         if known is None:
             known = self._near(which)
-        return None if known is None else math.exp(known + self._link) * size
+        return None if known is None else math.exp(known + self._link) * size * self._took / self._typical
 
     def _near(self, which: int) -> float | None:
         for away in range(1, _CLASSES):

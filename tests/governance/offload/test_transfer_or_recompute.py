@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -126,7 +128,28 @@ def test_rates_follow_a_link_and_know_how_wrong_they_were() -> None:
     assert rates.predict(1 << 20) == pytest.approx(1_000, rel=0.3)
     for _ in range(6):
         rates.learn(1 << 20, 100_000)
+    slower = rates.predict(1 << 20)
+    assert slower is not None and 90_000 < slower < 200_000, "nearer to too much than to too little"
+    for _ in range(60):
+        rates.learn(1 << 20, 100_000)
     assert rates.predict(1 << 20) == pytest.approx(100_000, rel=0.1)
     small = rates.predict(1 << 10)
     assert small is not None and small > 500, "the link is slower for every size"
     assert rates.error is not None and 0 < rates.error < 1
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 1.5])
+def test_predictions_are_right_in_sum_where_times_have_a_heavy_tail(spread: float) -> None:
+    """Control: what is typical, without rule 3, is too low by the tail: exp(spread^2 / 2) in the limit."""
+    draw, rates = random.Random(7), TransferRates()
+    took = predicted = typical = 0.0
+    for _ in range(4_000):
+        size = draw.choice((1 << 16, 1 << 18, 1 << 20))
+        took_us = int(size / 100 * math.exp(draw.gauss(0, spread)))
+        expected = rates.predict(size)
+        if expected is not None:
+            took, predicted = took + took_us, predicted + expected
+            typical += expected * rates._typical / rates._took
+        rates.learn(size, took_us)
+    assert predicted == pytest.approx(took, rel=0.15)
+    assert took / typical > (1.0, 1.2)[spread >= 1]

@@ -151,6 +151,15 @@ class SharedWorld(World):
         for number in range(3):
             self.serve("gamma", prompt(1000 + 10 * seed + number, 16))
 
+    def is_granted(self, reader: str, seeds: range) -> bool:
+        """Whether `reader` comes to read what `acme` computed: a first use is put on record, and computed."""
+        for seed in seeds:
+            self.serve("acme", prompt(seed, 2))
+            if self.serve(reader, prompt(seed, 2) + prompt(seed + 1, 1)) == 2 * TOKENS:
+                return True
+            assert self.worker.writer.flush()
+        return False
+
     def restored(self) -> int:
         assert self.worker.governor.offload is not None
         return sum(use.restored_blocks for use in self.worker.governor.offload.transfers.uses())
