@@ -98,10 +98,10 @@ class WorkerClaims:
                 yield at, Fact(("held", sender.worker, tenant), ask)
 
     def _served(self, sender: Sender, group: LeafGroup, key: str) -> Iterator[tuple[int, Fact]]:
-        for at, (tenant,) in _distinct(group, key):
-            issuer = (tenant or "").partition(SEPARATOR)[2]
-            if issuer:
-                yield at, Fact(("issuer", issuer), partial(_is_assigned, issuer=issuer))
+        column = group.columns[key]
+        for tenant in {name for name in set(column) if name and SEPARATOR in name}:
+            issuer = tenant.partition(SEPARATOR)[2]
+            yield column.index(tenant), Fact(("issuer", issuer), partial(_is_assigned, issuer=issuer))
 
     def _owner(self, sender: Sender, group: LeafGroup, key: str) -> Iterator[tuple[int, Fact]]:
         for at, (owner,) in _distinct(group, key):
