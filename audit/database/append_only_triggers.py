@@ -7,6 +7,9 @@
    transaction. On PostgreSQL its role needs the right to it, and no other level of a tree is let go.
 3. On PostgreSQL a trigger keeps each log gapless too (`monthly_partitions`, rule 2), and sets the frontier that the
    writer hands over in the same UPDATE. SQLite has a unique key for it.
+4. On PostgreSQL a row of a projection that has months is of a log that is there: a trigger looks once for each INSERT.
+   Elsewhere a foreign key says so, which here would cost as much as the row, and wait for every writer when a month is
+   attached.
 """
 
 from __future__ import annotations
@@ -84,10 +87,21 @@ BEGIN
     RETURN NULL;
 END $$
 """
+_OF_A_LOG = """
+CREATE FUNCTION kvcustody_of_a_log() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM (SELECT DISTINCT log FROM added) AS touched
+               WHERE NOT EXISTS (SELECT FROM logs WHERE logs.id = touched.log)) THEN
+        RAISE EXCEPTION 'rows of % are of a log that is there', TG_TABLE_NAME
+            USING ERRCODE = 'foreign_key_violation';
+    END IF;
+    RETURN NULL;
+END $$
+"""
 
 
 def create_triggers(connection: Connection) -> None:
-    """Put the triggers (rules 1 and 3) on tables that have none yet."""
+    """Put the triggers (rules 1, 3 and 4) on tables that have none yet."""
     if dialect_of(connection).in_file:
         for statement in _sqlite_triggers():
             connection.exec_driver_sql(statement)
@@ -113,7 +127,7 @@ def _sqlite_triggers() -> Iterator[str]:
 
 
 def _postgres_triggers() -> Iterator[str]:
-    yield from (_APPEND_ONLY, _NODES_APPEND_ONLY, _LOGS_GROW, _PLACES)
+    yield from (_APPEND_ONLY, _NODES_APPEND_ONLY, _LOGS_GROW, _PLACES, _OF_A_LOG)
     for table in _INSERT_ONLY:
         function = "kvcustody_nodes_append_only" if table == "tree_nodes" else "kvcustody_append_only"
         yield (
@@ -128,10 +142,16 @@ def _postgres_triggers() -> Iterator[str]:
         "CREATE TRIGGER places AFTER INSERT ON events REFERENCING NEW TABLE AS added"
         " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_places()"
     )
+    for table in MONTHLY:
+        if table != "events":
+            yield (
+                f"CREATE TRIGGER of_a_log AFTER INSERT ON {table} REFERENCING NEW TABLE AS added"
+                " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_of_a_log()"
+            )
 
 
 def missing_triggers(connection: Connection) -> Iterator[str]:
-    """Which triggers (rules 1 and 3) are not there as they were made, or do not fire."""
+    """Which triggers (rules 1, 3 and 4) are not there as they were made, or do not fire."""
     if dialect_of(connection).in_file:
         made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'trigger'").scalars()
         there = {_one_line(statement) for statement in made}

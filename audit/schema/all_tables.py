@@ -147,8 +147,7 @@ def _constrain() -> None:
 
     1. A key is an integer (SQLite keeps 3.5, and texts), a place is not negative, and a table of one row has one.
     2. A leaf, and a row of a projection, is of a log that is there. On PostgreSQL the tables that are partitioned have
-       no foreign key: to attach a month would wait for every writer. Leaves are kept to their logs by a trigger there
-       (`append_only_triggers`, rule 3).
+       no foreign key: triggers keep leaves and their rows to their logs there (`append_only_triggers`, rules 3 and 4).
     """
     one_row = tables_of_one_row()
     for table in [table for table in every_table() if not hasattr(service_schema, table.name)]:

@@ -5,13 +5,15 @@ The service runs as a process of its own on a Unix socket, as in `service.py`. A
 ten times a second. In turns, an author asks for one kind of work on a policy of 1,000 grants and 10,000 tenants, again
 as soon as it is answered, or for nothing. Reported for each kind, as medians over the pairs of turns: p99 of the
 auditor with and without the author, their ratio, the longest health answer, and what the author's answers took.
-Goals: the ratio is at most 2, and health answers within 100 ms.
+Goals: the ratio is at most 2, and health answers within 100 ms. Where the machine does not keep the rate without the
+author either (`rate_kept_alone`), a row shows nothing of the author.
 It ends within four minutes. Run:
 `python benchmarks/policies/policy_load.py --json benchmarks/results/policy-load-cpu.json` [--pairs 5].
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
 import sys
@@ -45,6 +47,7 @@ from policy import many
 from service import START_US, Service, fill, settings
 
 RATE, HEALTH_RATE = 200, 10
+KEPT_MS_MAX = 100.0  # median of a rate that is kept
 LATE_SECONDS = 3.0
 RATIO_MAX, HEALTH_MS_MAX = 2.0, 100.0
 KINDS = ("prove", "review", "diff", "simulate")
@@ -137,10 +140,9 @@ async def steady(ask: Callable[[], Awaitable[int]], rate: float, seconds: float)
     return sorted(waits), wrong
 
 
-async def turn(
-    service: Service, kind: str | None, events: int, tenants: int, seconds: float
-) -> dict[str, Any]:
+async def turn(service: Service, kind: str | None, options: argparse.Namespace) -> dict[str, Any]:
     """One turn: others at work, and the author or nobody beside them."""
+    rate, seconds = options.rate, options.seconds
     since, until = START_US, START_US + 3600 * 1_000_000
     path = f"/v1/audit/events?tenant=tenant-7&since={since}&until={until}&limit=50"
     async with service.client("auditor") as auditor, service.client("author") as client:
@@ -151,11 +153,11 @@ async def turn(
         async def health() -> int:
             return (await auditor("GET", "/health/ready")).status
 
-        author = None if kind is None else Author(client, kind, tenants)
-        await steady(query, RATE, 1.0)  # connections and threads are begun
+        author = None if kind is None else Author(client, kind, options.tenants)
+        await steady(query, rate, 1.0)  # connections and threads are begun
         work = None if author is None else asyncio.create_task(author.run())
         others, healthy = await asyncio.gather(
-            steady(query, RATE, seconds), steady(health, HEALTH_RATE, seconds)
+            steady(query, rate, seconds), steady(health, HEALTH_RATE, seconds)
         )
         if work is not None:
             work.cancel()
@@ -173,17 +175,14 @@ async def turn(
     return found
 
 
-def measured(service: Service, options: Any) -> Iterator[dict[str, Any]]:
+def measured(service: Service, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each kind of work."""
     for kind in options.kinds.split(","):
         pairs = []
         for number in range(options.pairs):
             order = (None, kind) if number % 2 == 0 else (kind, None)
             with frozen():
-                turns = {
-                    who: asyncio.run(turn(service, who, options.events, options.tenants, options.seconds))
-                    for who in order
-                }
+                turns = {who: asyncio.run(turn(service, who, options)) for who in order}
             pairs.append((turns[None], turns[kind]))
         yield summary(kind, pairs)
 
@@ -195,6 +194,7 @@ def summary(kind: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> di
         "work": kind,
         "p99_alone_ms": round(statistics.median(alone["p99_ms"] for alone, _ in pairs), 2),
         "p99_beside_ms": round(statistics.median(busy["p99_ms"] for _, busy in pairs), 2),
+        "rate_kept_alone": all(alone["p50_ms"] <= KEPT_MS_MAX for alone, _ in pairs),
         "ratio": round(statistics.median(busy["p99_ms"] / alone["p99_ms"] for alone, busy in pairs), 2),
         "health_ms_max": round(max(busy["health_ms_max"] for _, busy in pairs), 1),
         "wrong": sum(busy["wrong"] + busy["health_wrong"] + busy["author_not_answered"] for _, busy in pairs),
@@ -218,6 +218,7 @@ def main() -> int:
     bench.add("--events", type=int, default=100_000, help="in the ledger")
     bench.add("--pairs", type=int, default=2, help="turns with and without the author, of each kind")
     bench.add("--seconds", type=float, default=12.0, help="of each turn")
+    bench.add("--rate", type=float, default=RATE, help="requests of others a second")
     bench.add("--kinds", default=",".join(KINDS), help="of work, with commas")
     options = bench.parse()
     if options.serve is not None:
@@ -234,10 +235,13 @@ def main() -> int:
             service.close()
     names = [name for name in rows[0] if name != "pairs"]
     print(table(names, [[str(row[name]) for name in names] for row in rows]))
-    asked = {"tenants": options.tenants, "grants": options.tenants // 10, "rate": RATE}
+    asked = {"tenants": options.tenants, "grants": options.tenants // 10, "rate": options.rate}
     bench.keep({"benchmark": "policy_load", "settings": asked, "rows": rows})
     met = all(
-        row["ratio"] <= RATIO_MAX and row["health_ms_max"] <= HEALTH_MS_MAX and not row["wrong"]
+        row["rate_kept_alone"]
+        and row["ratio"] <= RATIO_MAX
+        and row["health_ms_max"] <= HEALTH_MS_MAX
+        and not row["wrong"]
         for row in rows
     )
     return bench.status(met)

@@ -20,7 +20,7 @@ import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, in_time, shred_name
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts, Standing
+from kvcustody.policies.document.model import Policy
 
 _QUIET_SECONDS, _CLAIM_SECONDS = 5.0, 60.0
 PROMISE_US = int(_CLAIM_SECONDS * MICROSECONDS)  # that what is promised lives at least
@@ -73,6 +74,16 @@ class _OpenClaim:
             part[:] = bytes(len(part))
 
 
+def short_lived(policy: Policy) -> list[str]:
+    """The classifications that are kept, and for less time than what is promised lives at least."""
+    kept = zip(policy.classifications, policy.retention, policy.offload, strict=True)
+    return [
+        name
+        for name, times, offload in kept
+        if offload.tiers and 0 < min(times.idle_us, times.absolute_us) <= PROMISE_US
+    ]
+
+
 class TransferThread(CustodyThread):
     """One for each engine process."""
 
@@ -87,6 +98,18 @@ class TransferThread(CustodyThread):
         self._active_at = monotonic()  # when the engine last asked for a claim, or took one
         self._numbers = itertools.count(1)
         self._ceilings: OrderedDict[bytes, int] = OrderedDict()
+
+    def _opened(self, stack: ExitStack) -> Chunks:
+        """As for any; what the policy keeps too short for this connector is said at the start."""
+        chunks = super()._opened(stack)
+        short = short_lived(chunks.governor.table.policy)
+        if short:
+            _log.warning(
+                "what ends within the promise of a load comes back from no tier",
+                classifications=short,
+                promise_seconds=_CLAIM_SECONDS,
+            )
+        return chunks
 
     def step_worker(self, chunks: Chunks) -> None:
         """Not while a claim is open (rule 1)."""

@@ -55,7 +55,10 @@ class MeasuredService(Protocol):
     fleet: Fleet
     signer: CheckpointSigner | None
     attempts: AttemptsReporter
-    verdicts: Verdicts
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What is shown of reports' verdicts."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""

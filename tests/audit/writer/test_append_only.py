@@ -16,7 +16,7 @@ from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import AUDITOR, READER, RETENTION, SIGNER, WRITER, set_up_roles
 from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.schema.ledger import events, releases
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.fsck_ledger import fsck
@@ -156,3 +156,26 @@ def test_roles_keep_to_their_own(
 def test_sqlite_has_no_roles(store: Engine) -> None:
     with pytest.raises(LedgerError, match="roles need PostgreSQL"):
         set_up_roles(store)
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["trigger", "control: no trigger"])
+def test_a_row_of_no_log_is_refused(
+    any_store: Engine, make_writer: Make, world: Callable[..., object], guarded: bool
+) -> None:
+    """By foreign keys, and on PostgreSQL by a trigger on the tables that have months."""
+    fill(make_writer(any_store), world)
+    in_months = any_store.dialect.name == "postgresql"
+    if not guarded and not in_months:
+        pytest.skip("SQLite has foreign keys, which no statement drops")
+    if not guarded:
+        with any_store.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER of_a_log ON releases")
+    names = [f'"{column.name}"' for column in releases.columns if column.name not in ("log", "idx")]
+    into, copied = (
+        f"INSERT INTO releases (log, idx, {', '.join(names)})",
+        f"{', '.join(names)} FROM releases LIMIT 1",
+    )
+    assert refused(any_store, f"{into} SELECT 9999, idx, {copied}") is guarded
+    assert not refused(any_store, f"{into} SELECT log, idx + 1000000, {copied}"), (
+        "control: of a log that is there"
+    )

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
@@ -437,3 +438,14 @@ def test_two_tiers_bring_and_lose_what_they_have_together(
         assert (after.connector_tokens, after.output) == (0, PLAIN)
     finally:
         world.close()
+
+
+def test_the_start_names_what_is_kept_too_short_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Control: what lives longer is not named, nor what is never kept."""
+    world = TrtllmWorld(tmp_path, monkeypatch)
+    world.custody.thread.run(lambda chunks: None).result(30)
+    world.close()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "comes back from no tier" in line]
+    assert [orjson.loads(line)["classifications"] for line in lines] == [["brief"]]

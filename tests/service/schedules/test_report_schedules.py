@@ -337,9 +337,9 @@ def test_a_forged_report_in_the_place_of_the_signed_one_has_no_verdict(
     [real] = world.settled(schedule)
     [path] = (world.service.settings.state_path / "jobs").glob(f"{real['job']}/{DOCUMENT}")
     report = open_report(path.read_bytes())
-    assert report.signature is not None and real["opinion"] != "adverse"
+    assert report.signature is not None and real["opinion"] == "adverse"
     forged = report._replace(
-        opinion=report.opinion._replace(kind="adverse"), signature=report.signature if signed else None
+        opinion=report.opinion._replace(kind="unqualified"), signature=report.signature if signed else None
     )
     path.write_bytes(forged.to_bytes())
     set_rows(world.service, digest=forged.digest(), schedule=None)
@@ -349,8 +349,8 @@ def test_a_forged_report_in_the_place_of_the_signed_one_has_no_verdict(
     with world.service.reading() as connection:
         [found] = made_reports(connection, only=real["report"], verdicts=world.service.verdicts)
         figures = report_figures(connection, world.service.verdicts)["reports"]
-    assert found.opinion == (None if verifies else "adverse")
-    assert figures == ({} if verifies else {"adverse": 1})
+    assert found.opinion == (None if verifies else "unqualified")
+    assert figures == ({} if verifies else {"unqualified": 1})
 
 
 def test_a_page_reads_the_leaves_of_reports_once_and_the_metric_counts_verdicts(world: World) -> None:

@@ -61,5 +61,19 @@ def large_policy(
     return "\n".join([_HEAD + "tenants:", *lines, _TAIL])
 
 
+def nested_grants(grants: int) -> str:
+    """A document of two tenants, and so many grants of one pair of which each begins before the first one ends."""
+    lines = [
+        "  tenant-00000: {quota: {guaranteed: 1%, cap: 20%}}",
+        "  tenant-00001: {quota: {guaranteed: 1%, cap: 20%}}",
+    ]
+    lines.append("grants:")
+    for number in range(grants):
+        parties = f"id: g{number}, owner: tenant-00000, reader: tenant-00001, at_most: {LEVELS[number % 3]}"
+        span = f"from: {_day(number)}, until: {_day(number + grants)}"
+        lines.append(f"  - {{{parties}, {span}, reason: test}}")
+    return "\n".join([_HEAD + "tenants:", *lines, _TAIL])
+
+
 def _day(number: int) -> str:
     return (dt.date(2026, 1, 1) + dt.timedelta(days=number)).isoformat()
