@@ -118,8 +118,18 @@ def _conserved(facts: Facts) -> Iterator[Body]:
         for pool, generation in uses.keys() | ended:
             highest[pool] = max(generation, highest.get(pool, 0))
         reached = sum(highest.values()) - worker["generation"] * len(highest)
+        running: dict[int, int] = {}
+        for (pool, generation), each in uses.items():
+            if any(use.released == OPEN for use in each):
+                running[pool] = min(generation, running.get(pool, generation))
+        growth = sum(
+            highest[pool] - first - sum(of == pool and number > first for of, number in handed)
+            for pool, first in running.items()
+        )
         yield _balance(
-            f"{who}: generations up to the highest on record = listed as handed out", reached, len(handed)
+            f"{who}: generations up to the highest on record = listed as handed out + growth not listed yet",
+            reached,
+            len(handed) + growth,
         )
         yield _balance(
             f"{who}: listed as handed out = ended + still in custody",
