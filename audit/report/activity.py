@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
 from kvcustody.audit.coverage.block_uses import NEVER
@@ -21,6 +22,7 @@ from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
     erasure_results,
     erasures,
+    events,
     incarnations,
     logs,
     orphan_findings,
@@ -65,6 +67,15 @@ class ReportedErasure(NamedTuple):
         return self.state in (ErasureState.LATE, ErasureState.MISSED)
 
 
+class ReportedStep(NamedTuple):
+    """A step of the policy's release: who proposed, consented to, approved or activated which revision."""
+
+    at_us: int
+    action: str
+    revision: int
+    actor: str
+
+
 class FindingCount(NamedTuple):
     """Orphan findings of one class and outcome."""
 
@@ -80,6 +91,7 @@ class Activity(NamedTuple):
     erasures: tuple[ReportedErasure, ...]
     findings: tuple[FindingCount, ...]
     cases: tuple[ReportedCase, ...] = ()
+    release: tuple[ReportedStep, ...] = ()
 
 
 def read_activity(
@@ -109,6 +121,15 @@ def read_activity(
         tuple(_erasures(connection, within(erasures), as_of, work_periods(overview.of_kind(*LIVES)), now_us)),
         _findings(connection, within(orphan_findings)),
         read_reported_cases(connection, as_of, since_us, until_us, tenant=tenant),
+        _release(connection, within(events)),
+    )
+
+
+def _release(connection: Connection, within: ColumnElement[bool]) -> tuple[ReportedStep, ...]:
+    query = select(events.c.at_us, events.c.leaf).where(events.c.kind == "release-step", within)
+    steps = ((at_us, orjson.loads(bytes(leaf))) for at_us, leaf in connection.execute(query))
+    return tuple(
+        sorted(ReportedStep(at, *(body[name] for name in ReportedStep._fields[1:])) for at, body in steps)
     )
 
 

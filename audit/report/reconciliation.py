@@ -75,7 +75,7 @@ def _of_life(
 ) -> Iterator[Balance]:
     account, who = each.account, f"{worker.name} {worker.incarnation[:8]}"
     yield Balance(
-        f"{who}: generations up to the highest on record = listed as handed out + growth not listed yet",
+        f"{who}: generations up to the highest on record = listed as handed out + growth",
         account.reached - worker.generation * account.pools,
         account.handed_out + account.growth,
         "the pool's generation counter, as leaves show it",

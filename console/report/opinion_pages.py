@@ -103,7 +103,7 @@ def storage_section(report: Report) -> Section:
             Table(
                 (
                     *("classification", "age: median", "99 %", "oldest", "absolute limit", "scrub.within"),
-                    *("past their ceiling", "age unknown"),
+                    *("past ceiling and scrub.within", "age unknown"),
                 ),
                 [
                     (

@@ -127,7 +127,7 @@ def _conserved(facts: Facts) -> Iterator[Body]:
             for pool, first in running.items()
         )
         yield _balance(
-            f"{who}: generations up to the highest on record = listed as handed out + growth not listed yet",
+            f"{who}: generations up to the highest on record = listed as handed out + growth",
             reached,
             len(handed) + growth,
         )
@@ -257,7 +257,7 @@ def storage(facts: Facts, custodies: Sequence[Custody]) -> list[Body]:
         ]
         for key, values in (("absolute_us", limits), ("within_us", [one.within for one in ended])):
             row |= {f"{key}_min": min(values, default=0), f"{key}_max": max(values, default=0)}
-        row["beyond_limit"] = sum(0 < one.ceiling < one.ended for one in ended)
+        row["beyond_limit"] = sum(0 < one.ceiling < one.ended - one.within for one in ended)
         made.append(row)
     return made
 
@@ -276,6 +276,14 @@ def activity(facts: Facts) -> Body:
         "kinds": [{"kind": kind, "leaves": number} for kind, number in sorted(kinds.items())],
         "erasures": lives_oracle.erasures(facts.bodies, facts.periods, facts.period),
         "findings": lives_oracle.findings(facts.bodies, facts.period),
+        "release": sorted(
+            (
+                {"at_us": int(body["at_us"])} | {name: body[name] for name in ("action", "revision", "actor")}
+                for body in facts.bodies
+                if body["kind"] == "release-step" and facts.period.has(body)
+            ),
+            key=lambda step: tuple(step.values()),
+        ),
         "cases": cases(facts.bodies, *facts.period, facts.history.last_us),
     }
 
@@ -328,7 +336,7 @@ def decided(facts: Facts) -> Body:
         ],
         "balances": [
             _balance(
-                "residencies opened = residencies by the rules that permitted them",
+                "residencies opened = residencies by the rules that their leaves name",
                 openings,
                 sum(number for number, _ in opened.values()),
             )

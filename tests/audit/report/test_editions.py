@@ -22,7 +22,7 @@ from kvcustody.audit.report.build_report import build_report, period
 from kvcustody.audit.report.model import Report, ReportParameters
 from standins.audit.one_process import OneProcess
 
-GROWTH = "growth not listed yet"
+GROWTH = "+ growth"
 
 
 @pytest.fixture
