@@ -54,7 +54,7 @@ class ReportedErasure(NamedTuple):
     ] = ()  # workers that were at work at the request and did not say that all is gone
     due_us: int = 0  # UTC; 0: no deadline
     completed_us: int = 0  # when the last of those who owed an answer said that all is gone; 0: not yet
-    state: str = ErasureState.OPEN  # as of the report's checkpoint
+    state: str = ErasureState.OPEN.value  # as of the report's checkpoint
 
     @property
     def is_on_time(self) -> bool:
@@ -178,7 +178,7 @@ def _erasures(
                 silent,
                 due_us,
                 max((answers[name] for name in owed if name in answers), default=0) if not silent else 0,
-                state_of(asked, owed, answers, now_us),
+                state_of(asked, owed, answers, now_us).value,
             )
         )
     return sorted(made, key=lambda item: (item.at_us, item.erasure))

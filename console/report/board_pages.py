@@ -17,7 +17,7 @@ from kvcustody.audit.report.sections.board import (
     threshold_verdict,
 )
 from kvcustody.console.report.opinion_pages import share_text
-from kvcustody.console.report.render.number_format import count, minute, percent, second
+from kvcustody.console.report.render.number_format import count, minute, percent, second, several
 from kvcustody.console.report.render.page_model import Block, Facts, Items, Literal, Paragraph, Section, Table
 from kvcustody.times import iso
 
@@ -91,7 +91,7 @@ def sentences(report: Report) -> tuple[str, str, str]:
     second_one = (
         "Nothing qualifies the figures: every identity holds, every erasure is answered, nothing is missing."
         if opinion.kind == UNQUALIFIED
-        else f"The opinion is {opinion.kind}: {count(len(opinion.exceptions))} exceptions, "
+        else f"The opinion is {opinion.kind}: {several(len(opinion.exceptions), 'exception')}, "
         f"{count(named)} with an owner."
     )
     return first, second_one, _trend_sentence(report.board.trend)
@@ -220,7 +220,7 @@ def sources_section(report: Report) -> Section:
     )
     decided = report.decided.balances
     of_decisions = f"{count(sum(one.holds for one in decided))} of {count(len(decided))} identities hold"
-    gaps = f"{count(report.losses.gaps)} gaps on record"
+    gaps = f"{several(report.losses.gaps, 'gap')} on record"
     return Section(
         "Sources of the information",
         (

@@ -17,9 +17,10 @@ from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, 
 
 _LISTED = 60
 _DRAW = (
-    "Strata are by tier, tenant, classification and what ended the custody, in this order. Each gets one draw, the "
-    "rest is shared in proportion. Turn t of stratum s takes the place SHA-256(seed, ':', s, ':', t) modulo its size; "
-    "a place that was drawn before is passed over, and counted as a duplicate."
+    "Strata are by tier, tenant, classification and what ended the custody, in this order. The largest get one draw "
+    "each, as far as there are draws; the rest is shared in proportion. Turn t of stratum s takes the place "
+    "SHA-256(seed, ':', s, ':', t) modulo its size; a place that was drawn before is passed over, and counted as a "
+    "duplicate."
 )
 
 

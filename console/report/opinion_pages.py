@@ -41,7 +41,7 @@ def opinion_section(report: Report) -> Section:
         Facts(
             [
                 ("units that ended in time, with evidence", share_text(opinion)),
-                ("units of which nobody knows", count(opinion.unknown)),
+                ("units whose outcome is unknown", count(opinion.unknown)),
                 ("longest time between a leaf and the signature that covers it", _window(report)),
             ]
         ),
