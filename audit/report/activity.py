@@ -162,7 +162,7 @@ def _erasures(
         owed = owing(periods, row.at_us)
         silent = tuple(name for name in owed if name not in answers)
         due_us = row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0
-        asked = AskedErasure(row.erasure, row.at_us, due_us or NEVER)
+        asked = AskedErasure(row.erasure, row.at_us, due_us or int(NEVER))
         made.append(
             ReportedErasure(
                 row.erasure,
