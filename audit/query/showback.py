@@ -351,8 +351,8 @@ def crossed_reuse(
         reader, owner = body["tenant"], body["owner"]
         if body["effect"] == "permit" and reader != owner and log == log_of(party or reader):
             sums[reader, owner, body["rule"]].update({name: int(body[name]) for name in _SIZES})
-    found = ((*who, *(row[name] for name in _SIZES)) for who, row in sums.items())
-    return sorted(CrossedReuse(*row) for row in found if row[4])
+    found = (CrossedReuse(*who, row["requests"], row["blocks"], row["tokens"]) for who, row in sums.items())
+    return sorted(row for row in found if row.blocks)
 
 
 _SIZES = ("requests", "blocks", "tokens")

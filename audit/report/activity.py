@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
 from kvcustody.audit.coverage.block_uses import NEVER
@@ -21,6 +22,7 @@ from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import (
     erasure_results,
     erasures,
+    events,
     incarnations,
     logs,
     orphan_findings,
@@ -52,7 +54,7 @@ class ReportedErasure(NamedTuple):
     ] = ()  # workers that were at work at the request and did not say that all is gone
     due_us: int = 0  # UTC; 0: no deadline
     completed_us: int = 0  # when the last of those who owed an answer said that all is gone; 0: not yet
-    state: str = ErasureState.OPEN  # as of the report's checkpoint
+    state: str = ErasureState.OPEN.value  # as of the report's checkpoint
 
     @property
     def is_on_time(self) -> bool:
@@ -63,6 +65,15 @@ class ReportedErasure(NamedTuple):
     def is_late(self) -> bool:
         """It was due, and not everybody had answered by then: the answer came later, or is still owed."""
         return self.state in (ErasureState.LATE, ErasureState.MISSED)
+
+
+class ReportedStep(NamedTuple):
+    """A step of the policy's release: who proposed, consented to, approved or activated which revision."""
+
+    at_us: int
+    action: str
+    revision: int
+    actor: str
 
 
 class FindingCount(NamedTuple):
@@ -80,6 +91,7 @@ class Activity(NamedTuple):
     erasures: tuple[ReportedErasure, ...]
     findings: tuple[FindingCount, ...]
     cases: tuple[ReportedCase, ...] = ()
+    release: tuple[ReportedStep, ...] = ()
 
 
 def read_activity(
@@ -109,6 +121,15 @@ def read_activity(
         tuple(_erasures(connection, within(erasures), as_of, work_periods(overview.of_kind(*LIVES)), now_us)),
         _findings(connection, within(orphan_findings)),
         read_reported_cases(connection, as_of, since_us, until_us, tenant=tenant),
+        _release(connection, within(events)),
+    )
+
+
+def _release(connection: Connection, within: ColumnElement[bool]) -> tuple[ReportedStep, ...]:
+    query = select(events.c.at_us, events.c.leaf).where(events.c.kind == "release-step", within)
+    steps = ((at_us, orjson.loads(bytes(leaf))) for at_us, leaf in connection.execute(query))
+    return tuple(
+        sorted(ReportedStep(at, *(body[name] for name in ReportedStep._fields[1:])) for at, body in steps)
     )
 
 
@@ -141,7 +162,7 @@ def _erasures(
         owed = owing(periods, row.at_us)
         silent = tuple(name for name in owed if name not in answers)
         due_us = row.at_us + row.deadline_boot_us - row.at_boot_us if row.deadline_boot_us else 0
-        asked = AskedErasure(row.erasure, row.at_us, due_us or NEVER)
+        asked = AskedErasure(row.erasure, row.at_us, due_us or int(NEVER))
         made.append(
             ReportedErasure(
                 row.erasure,
@@ -157,7 +178,7 @@ def _erasures(
                 silent,
                 due_us,
                 max((answers[name] for name in owed if name in answers), default=0) if not silent else 0,
-                state_of(asked, owed, answers, now_us),
+                state_of(asked, owed, answers, now_us).value,
             )
         )
     return sorted(made, key=lambda item: (item.at_us, item.erasure))

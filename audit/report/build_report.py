@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,19 +29,21 @@ from kvcustody.audit.coverage.recount_process import (
     differences,
     open_recount,
 )
-from kvcustody.audit.coverage.summary import CoverageSummary, is_covered, summary
+from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, is_covered, summary
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
+from kvcustody.audit.erasure.erasure_state import ErasureState
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import LIVES, work_periods
-from kvcustody.audit.report.activity import read_activity
+from kvcustody.audit.report.activity import Activity, read_activity
 from kvcustody.audit.report.control_status import control_statuses
 from kvcustody.audit.report.exceptions import exceptions
 from kvcustody.audit.report.framework import Framework, load_framework
-from kvcustody.audit.report.gaps_and_spills import read_gaps_and_spills
+from kvcustody.audit.report.gaps_and_spills import GapsAndSpills, read_gaps_and_spills
 from kvcustody.audit.report.leaf_counts import LeafCounts, read_leaf_counts
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.model import (
     Bin,
+    Change,
     Lag,
     PolicyProof,
     PopulationFacts,
@@ -254,10 +257,40 @@ def _build(
             erasures=made.activity.erasures,
         )
     )
+    if asked.extends is not None:
+        earlier = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.extends))
+        before = _edition(connection, asked, earlier, _last_us(connection, asked.extends))
+        after = _figures(found.total, made.activity, made.losses)
+        changes = (Change(name, before[name], after[name]) for name in after)
+        made = made._replace(changes=tuple(one for one in changes if one.before != one.after))
     if recount is not None:
         tell("recount from leaves")
         made = made._replace(recount=_recounted(connection, asked, recount, found, copies))
     return made
+
+
+def _edition(connection: Connection, asked: ReportParameters, state: AsOf, now_us: int) -> dict[str, int]:
+    """The figures of the period as an earlier state gave them."""
+    bounds = asked.since_us, asked.until_us
+    overview = read_leaf_counts(connection, state, *bounds, tenant=asked.tenant)
+    lives = read_units(connection, CustodySelection(*bounds, asked.tenant), now_us=now_us, as_of=state)
+    activity = read_activity(connection, state, overview, *bounds, now_us=now_us, tenant=asked.tenant)
+    losses = read_gaps_and_spills(connection, state, overview, tenant=asked.tenant)
+    return _figures(summary(list(lives)).total, activity, losses)
+
+
+def _figures(total: CoverageRow, activity: Activity, losses: GapsAndSpills) -> dict[str, int]:
+    """What later leaves can change of a period, by name."""
+    verdicts = ("due", "covered", "late", "failed", "missing", "unproven", "overdue", "disputed")
+    states = Counter(one.state for one in activity.erasures)
+    kinds = {each.kind: each.leaves for each in activity.kinds}
+    return {
+        **{f"units {name}": int(getattr(total, name)) for name in verdicts},
+        **{f"erasures {state.value}": states[state] for state in ErasureState},
+        "processes that ended without saying so": kinds.get("worker-died", 0),
+        "gaps": losses.gaps,
+        "leaves of the period": sum(kinds.values()),
+    }
 
 
 def _units_and_trend(

@@ -32,6 +32,7 @@ def carrying_sections(report: Report) -> frozenset[str]:
     carries = {
         "checkpoint": True,
         "policies": bool(report.boundary.policies),
+        "release": bool(report.activity.release),
         "proof": report.proof is not None and report.proof.holds and report.proof.is_active,
         "population": report.population.custodies > 0,
         "reconciliation": due and bool(report.population.balances),

@@ -23,6 +23,7 @@ from kvcustody.errors import ConfigError
 SECTIONS = {
     "checkpoint": "System boundary",
     "policies": "Policies",
+    "release": "Steps of the policy's release",
     "proof": "Policy proof",
     "population": "Population",
     "reconciliation": "Reconciliation",
@@ -30,7 +31,7 @@ SECTIONS = {
     "timeliness": "Timeliness",
     "recount": "Recount from leaves",
     "sample": "Sample",
-    "exceptions": "Exceptions",
+    "exceptions": "Units not covered",
     "decisions": "Decisions",
     "erasures": "Erasures",
     "cases": "Requests of persons",

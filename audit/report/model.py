@@ -168,8 +168,20 @@ class Recounted(NamedTuple):
     differences: tuple[Difference, ...]
 
 
+class Change(NamedTuple):
+    """A figure of the period as the earlier checkpoint gave it, and as this one does."""
+
+    figure: str
+    before: int
+    after: int
+
+
 class Report(NamedTuple):
-    """The whole report."""
+    """The whole report.
+
+    With an earlier checkpoint (`asked.extends`) it is a new edition of the report as of that one: `changes` lists every
+    figure that what was recorded since has changed.
+    """
 
     version: str
     asked: ReportParameters
@@ -199,6 +211,7 @@ class Report(NamedTuple):
     opinion: Opinion = Opinion("", 0, 0, 0, ())
     statuses: tuple[ControlStatus, ...] = ()
     board: BoardFacts = NO_FACTS
+    changes: tuple[Change, ...] = ()
     signature: ReportSignature | None = None
 
     def to_json(self) -> dict[str, Any]:

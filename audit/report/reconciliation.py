@@ -2,6 +2,8 @@
 
 1. Counters of pools and devices are those that a worker recorded when it stopped; of one that still runs, or died,
    there are none in the ledger, and the identity is left out rather than filled in.
+2. A request lists what it grew by at its end. Until then its growth is a term of the identity: generations behind the
+   first block of a request that runs. What is missing before that block, or while none runs, was lost.
 """
 
 from __future__ import annotations
@@ -73,11 +75,11 @@ def _of_life(
 ) -> Iterator[Balance]:
     account, who = each.account, f"{worker.name} {worker.incarnation[:8]}"
     yield Balance(
-        f"{who}: generations up to the highest on record = listed as handed out",
+        f"{who}: generations up to the highest on record = listed as handed out + growth",
         account.reached - worker.generation * account.pools,
-        account.handed_out,
+        account.handed_out + account.growth,
         "the pool's generation counter, as leaves show it",
-        "leaves of openings and releases",
+        "leaves of openings and releases, and generations between them since a request that runs began",
     )
     yield Balance(
         f"{who}: listed as handed out = ended + still in custody",

@@ -29,6 +29,7 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout, tell_history
 from kvcustody.console.opening import selection, snapshot, state_of
 from kvcustody.console.options import DEFAULT, At, Class, Ledger, Model, Since, Tenant, Tier, Until
+from kvcustody.console.report.render.number_format import percent
 from kvcustody.errors import ConfigError
 
 EXIT_DIFFERENT = 1
@@ -225,7 +226,7 @@ def _units_and_bytes(found: CoverageSummary) -> None:
         "units: (block, generation, shard)", "tenant", "classification", *_COLUMNS, "share", left=2
     )
     for row in (*found.rows, found.total._replace(tenant="all", classification="")):
-        share = f"{row.coverage:.2%}" if row.due else "-"
+        share = percent(row.covered, row.due)
         table.add_row(
             row.tenant, row.classification, *(f"{getattr(row, name):,}" for name in _COLUMNS), share
         )
@@ -247,7 +248,7 @@ def _print_copies(copies: CopyCoverage) -> None:
     heads = (name.replace("_", " ") for name in _OF_COPIES)
     table = make_table("copies off the device", "tier", "tenant", "classification", *heads, "share", left=3)
     for row in (*copies.rows, *(row._replace(tenant="all", classification="") for row in copies.by_tier())):
-        share = f"{row.coverage:.2%}" if row.due else "-"
+        share = percent(row.covered, row.due)
         table.add_row(*row[:3], *(f"{getattr(row, name):,}" for name in _OF_COPIES), share)
     stdout().print(table)
 

@@ -17,7 +17,7 @@ from kvcustody.audit.report.sections.board import (
     threshold_verdict,
 )
 from kvcustody.console.report.opinion_pages import share_text
-from kvcustody.console.report.render.number_format import count, minute, percent, second
+from kvcustody.console.report.render.number_format import count, minute, percent, second, several
 from kvcustody.console.report.render.page_model import Block, Facts, Items, Literal, Paragraph, Section, Table
 from kvcustody.times import iso
 
@@ -91,7 +91,7 @@ def sentences(report: Report) -> tuple[str, str, str]:
     second_one = (
         "Nothing qualifies the figures: every identity holds, every erasure is answered, nothing is missing."
         if opinion.kind == UNQUALIFIED
-        else f"The opinion is {opinion.kind}: {count(len(opinion.exceptions))} exceptions, "
+        else f"The opinion is {opinion.kind}: {several(len(opinion.exceptions), 'exception')}, "
         f"{count(named)} with an owner."
     )
     return first, second_one, _trend_sentence(report.board.trend)
@@ -220,7 +220,7 @@ def sources_section(report: Report) -> Section:
     )
     decided = report.decided.balances
     of_decisions = f"{count(sum(one.holds for one in decided))} of {count(len(decided))} identities hold"
-    gaps = f"{count(report.losses.gaps)} gaps on record"
+    gaps = f"{several(report.losses.gaps, 'gap')} on record"
     return Section(
         "Sources of the information",
         (
@@ -239,7 +239,8 @@ def sources_section(report: Report) -> Section:
                         "sample",
                         "the population above",
                         f"seed `{asked.seed}`, {count(len(report.sample))} drawn",
-                        "drawn from each stratum",
+                        f"{count(sum(one.drawn > 0 for one in report.sampling.strata))} of "
+                        f"{count(len(report.sampling.strata))} strata have a draw",
                         "each leaf has a proof under the checkpoint",
                     ),
                     ("decisions", "decision leaves", bounds, of_decisions, "counted when they were made"),
@@ -273,16 +274,24 @@ def roles_section(report: Report) -> Section:
     rows = [
         (
             "the engine and its host",
-            ", ".join(devices) or "none on record",
+            f"devices: {', '.join(devices)}" if devices else "no device on record",
             "carved out: its operator's controls",
         ),
-        ("the database of the ledger", boundary.checkpoint.origin, "carved out: what it alters, proofs show"),
+        (
+            "the database of the ledger",
+            f"log {boundary.checkpoint.origin}",
+            "carved out: what it alters, proofs show",
+        ),
         (
             "witnesses",
             ", ".join(boundary.witnessed.witnesses) or "none",
             "included: their signatures are in the record",
         ),
-        ("the store of root keys", "the operator's", "carved out: who holds it opens sealed copies"),
+        (
+            "the store of root keys",
+            "nothing: its keys are in no leaf",
+            "carved out: who holds it opens sealed copies",
+        ),
     ]
     return Section(
         "User-entity controls and subservice organisations",
@@ -292,6 +301,11 @@ def roles_section(report: Report) -> Section:
             Paragraph(
                 "Services of others that it rests on, and whether their controls are part of this report:"
             ),
-            Table(("service", "whose", "how it is treated"), rows, left=3, widths=(0.26, 0.34, 0.4)),
+            Table(
+                ("service", "what is on record of it", "how it is treated"),
+                rows,
+                left=3,
+                widths=(0.26, 0.34, 0.4),
+            ),
         ),
     )

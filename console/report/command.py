@@ -351,7 +351,8 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
     say(f"the opinion is {report.opinion.kind}: {share_text(report.opinion)} of what was due")
     say(
         f"{percent(total.covered, total.due)} of {count(total.due)} units due ended in time with evidence; "
-        f"{count(total.due - total.covered)} exceptions, {count(report.losses.gaps)} gaps"
+        f"{count(total.due - total.covered)} are not covered; {count(len(report.opinion.exceptions))} exceptions "
+        f"qualify the figures, {count(report.losses.gaps)} gaps"
     )
     say(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
 

@@ -74,6 +74,13 @@ def boundary_section(report: Report) -> Section:
                 f"{len(boundary.consistency)} hashes and is in the JSON."
             )
         )
+        blocks.append(
+            Table(
+                ("changed since that checkpoint, about the same period", "before", "now"),
+                [(one.figure, count(one.before), count(one.after)) for one in report.changes]
+                or [("nothing: every figure is as it was", "", "")],
+            )
+        )
     return Section("System boundary", tuple(blocks))
 
 

@@ -122,7 +122,7 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
         opinion_tile(report),
         Tile(share_text(report.opinion), "of units due ended in time, with evidence"),
         Tile(count(total.due), "units due: (block, generation, shard)"),
-        Tile(count(uncovered), "units that are exceptions", "bad" if uncovered else "good"),
+        Tile(count(uncovered), "units that are not covered", "bad" if uncovered else "good"),
         Tile(duration(report.timeliness.p99_us), "from due to destroyed, 99th percentile"),
         Tile(
             "none" if age is None else duration(age), "age of the last witness", "bad" if age is None else ""

@@ -17,9 +17,10 @@ from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, 
 
 _LISTED = 60
 _DRAW = (
-    "Strata are by tier, tenant, classification and what ended the custody, in this order. Each gets one draw, the "
-    "rest is shared in proportion. Turn t of stratum s takes the place SHA-256(seed, ':', s, ':', t) modulo its size; "
-    "a place that was drawn before is passed over, and counted as a duplicate."
+    "Strata are by tier, tenant, classification and what ended the custody, in this order. The largest get one draw "
+    "each, as far as there are draws; the rest is shared in proportion. Turn t of stratum s takes the place "
+    "SHA-256(seed, ':', s, ':', t) modulo its size; a place that was drawn before is passed over, and counted as a "
+    "duplicate."
 )
 
 
@@ -134,9 +135,9 @@ def exceptions_section(report: Report) -> Section:
     """Everything that is not covered, with its cause, and room for a response."""
     if not report.exceptions:
         none = Paragraph("None: every unit that was due is covered.", "good")
-        return Section("Exceptions", (none, *_cases(report)))
+        return Section("Units not covered", (none, *_cases(report)))
     return Section(
-        "Exceptions",
+        "Units not covered",
         (
             Table(
                 (
@@ -244,6 +245,16 @@ def activity_section(report: Report) -> Section:
     activity = report.activity
     blocks: list[Block] = [
         *_decisions(report),
+        Table(
+            ("step of the policy's release", "revision", "by", "at"),
+            [
+                (item.action, str(item.revision), item.actor, second(item.at_us))
+                for item in activity.release[:_LISTED]
+            ]
+            or [("none on record in the period", "", "", "")],
+            left=4,
+        ),
+        *_more(len(activity.release) - _LISTED, "steps"),
         _erasure_table(report),
         *_more(len(activity.erasures) - len(listed_erasures(report)), "erasures, none of them late,"),
         _case_table(activity.cases),

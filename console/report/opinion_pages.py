@@ -41,7 +41,7 @@ def opinion_section(report: Report) -> Section:
         Facts(
             [
                 ("units that ended in time, with evidence", share_text(opinion)),
-                ("units of which nobody knows", count(opinion.unknown)),
+                ("units whose outcome is unknown", count(opinion.unknown)),
                 ("longest time between a leaf and the signature that covers it", _window(report)),
             ]
         ),
@@ -103,7 +103,7 @@ def storage_section(report: Report) -> Section:
             Table(
                 (
                     *("classification", "age: median", "99 %", "oldest", "absolute limit", "scrub.within"),
-                    *("past their ceiling", "age unknown"),
+                    *("past ceiling and scrub.within", "age unknown"),
                 ),
                 [
                     (

@@ -64,6 +64,7 @@ NOT_COVERED = {
     "proof": "the proof of a policy: prove it again with `kvcustody policy prove`",
     "limitations": WORDS,
     "responses": "what people answered",
+    "changes": "against the report as of the earlier checkpoint: compare with that one",
     "window": UNSIGNED,
     "boundary.witnessed": UNSIGNED,
     "boundary.checkpoint.at_us": UNSIGNED,

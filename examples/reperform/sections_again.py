@@ -119,8 +119,18 @@ def _conserved(facts: Facts) -> Iterator[Body]:
         for pool, generation in uses.keys() | ended:
             highest[pool] = max(generation, highest.get(pool, 0))
         reached = sum(highest.values()) - worker["generation"] * len(highest)
+        running: dict[int, int] = {}
+        for (pool, generation), each in uses.items():
+            if any(use.released == OPEN for use in each):
+                running[pool] = min(generation, running.get(pool, generation))
+        growth = sum(
+            highest[pool] - first - sum(of == pool and number > first for of, number in handed)
+            for pool, first in running.items()
+        )
         yield _balance(
-            f"{who}: generations up to the highest on record = listed as handed out", reached, len(handed)
+            f"{who}: generations up to the highest on record = listed as handed out + growth",
+            reached,
+            len(handed) + growth,
         )
         yield _balance(
             f"{who}: listed as handed out = ended + still in custody",
@@ -248,7 +258,7 @@ def storage(facts: Facts, custodies: Sequence[Custody]) -> list[Body]:
         ]
         for key, values in (("absolute_us", limits), ("within_us", [one.within for one in ended])):
             row |= {f"{key}_min": min(values, default=0), f"{key}_max": max(values, default=0)}
-        row["beyond_limit"] = sum(0 < one.ceiling < one.ended for one in ended)
+        row["beyond_limit"] = sum(0 < one.ceiling < one.ended - one.within for one in ended)
         made.append(row)
     return made
 
@@ -267,6 +277,14 @@ def activity(facts: Facts) -> Body:
         "kinds": [{"kind": kind, "leaves": number} for kind, number in sorted(kinds.items())],
         "erasures": lives_oracle.erasures(facts.bodies, facts.periods, facts.period),
         "findings": lives_oracle.findings(facts.bodies, facts.period),
+        "release": sorted(
+            (
+                {"at_us": int(body["at_us"])} | {name: body[name] for name in ("action", "revision", "actor")}
+                for body in facts.bodies
+                if body["kind"] == "release-step" and facts.period.has(body)
+            ),
+            key=lambda step: tuple(step.values()),
+        ),
         "cases": cases(facts.bodies, *facts.period, facts.history.last_us),
     }
 
@@ -319,7 +337,7 @@ def decided(facts: Facts) -> Body:
         ],
         "balances": [
             _balance(
-                "residencies opened = residencies by the rules that permitted them",
+                "residencies opened = residencies by the rules that their leaves name",
                 openings,
                 sum(number for number, _ in opened.values()),
             )

@@ -26,6 +26,7 @@ from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import decisions, hit_counters, logs
 
+ANOTHER = "another tenant"
 MEANINGS = {
     "permit": "a rule, grant or segment allowed it",
     "deny": "a rule forbade it, or none permitted it (default-deny): the requester saw a miss",
@@ -79,8 +80,15 @@ def read_decisions(
     log = _log(connection, tenant)
     found = _residencies(lives, *bounds, log)
     crossed = crossed_reuse(connection, *bounds, party=tenant, state=state)
+    if tenant is not None:  # a tenant's own report names no other
+        crossed = sorted(_without_others(row, tenant) for row in crossed)
     counts = _counts(connection, state, *bounds, log)
     return Decided(counts, found.rules, _balances(overview, found), tuple(crossed))
+
+
+def _without_others(row: CrossedReuse, tenant: str) -> CrossedReuse:
+    reader, owner = (name if name == tenant else ANOTHER for name in (row.reader, row.owner))
+    return row._replace(reader=reader, owner=owner)
 
 
 def _counts(
@@ -147,7 +155,7 @@ def _balances(overview: LeafCounts, found: _Opened) -> tuple[Balance, ...]:
     leaves = sum(each.in_period for each in overview.counted if each.kind == "residency-opened")
     return (
         Balance(
-            "residencies opened = residencies by the rules that permitted them",
+            "residencies opened = residencies by the rules that their leaves name",
             leaves - found.further_parts,
             sum(each.residencies for each in found.rules),
             "leaves of openings, counted",

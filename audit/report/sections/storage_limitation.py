@@ -35,7 +35,7 @@ OTHER = "other"
 class StorageRow(NamedTuple):
     """Custodies (block, generation) of one classification that ended; ages and limits are microseconds.
 
-    `beyond_limit` ended later than their ceiling. `unaged` have no age.
+    `beyond_limit` ended later than their ceiling and the `scrub.within` of their end. `unaged` have no age.
     """
 
     classification: str
@@ -113,7 +113,7 @@ def _pieces(each: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
                     np.maximum(0, ended[aged] - opened[aged]),
                     (absolute - opened)[aged & (absolute > 0)],
                     within[mine],
-                    int(((ceiling > 0) & (ended > ceiling) & mine).sum()),
+                    int(((ceiling > 0) & (ended > ceiling + within) & mine).sum()),
                     late.pop(name, 0),
                 ),
             )

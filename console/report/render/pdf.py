@@ -38,7 +38,7 @@ _MARKS = {"": INK, "good": GOOD, "bad": BAD, "quiet": SOFT}
 _GAP = "&nbsp;" * 3
 _ROOM = 250  # points that a section wants below its heading; else it begins a page
 _FACTS_WHOLE = 12  # so many are not divided between pages
-_TABLE_ROOM = 120  # points for a table's lead, its head and two rows
+_TABLE_ROOM = 150  # points for a table's lead, its head and two rows
 
 
 def render_pdf(page: Page) -> bytes:

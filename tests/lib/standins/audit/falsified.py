@@ -30,12 +30,12 @@ Unit = tuple[int, int]  # block, generation
 Forge = Callable[[list[Event], Unit, random.Random], list[Event]]
 
 
-def leaf_bytes(events: list[Event], uuid: str) -> list[bytes]:
+def leaf_bytes(events: list[Event], uuid: str, first: int = 1) -> list[bytes]:
     def pseudonym(tenant: str, subject: str, session: str = "") -> str:
         return f"{tenant}.{subject}.{session}"
 
     context = Context(uuid, OFFSET_US, pseudonym)
-    return [*BatchEncoder(context).encode([*enumerate(events, 1)]).batch.data]
+    return [*BatchEncoder(context).encode([*enumerate(events, first)]).batch.data]
 
 
 def history_of(events: list[Event], uuid: str = "ab" * 16) -> History:

@@ -28,9 +28,10 @@ class OneProcess:
     def __init__(self, store: Engine, folder: Path) -> None:
         self.store, self.folder = store, folder
 
-    def fill(self, events: list[Any], uuid: str = "d" * 32) -> None:
+    def fill(self, events: list[Any], uuid: str = "d" * 32, *, first: int = 1) -> None:
+        """Put events on record, from this sequence on, and sign."""
         with self.store.connect().execution_options(**WRITE) as connection, connection.begin():
-            Appender().append(connection, read_leaves(leaf_bytes(events, uuid)))
+            Appender().append(connection, read_leaves(leaf_bytes(events, uuid, first)))
         report_ledger.sign(self.store, KEY, self.folder)
 
     def report(self, framework: str = "nist-800-53", **more: Any) -> Report:

@@ -20,6 +20,7 @@ from kvcustody.audit.events import (
     OrphanFound,
     PolicyActivated,
     ReceiptRecorded,
+    ReleaseStep,
     ReportKeyRecorded,
     SpillStarted,
     WorkerStopped,
@@ -59,6 +60,8 @@ def histories(world: Callable[..., Any]) -> list[list[Event]]:
         OrphanFound(
             at + 4, 1, 1, "stuck fence", "bound passed", "tenant-0", 5, (), "quarantine", "quarantined"
         ),
+        ReleaseStep(at + 4, 1, "propose", 1, "sha256:" + "cd" * 32, "ab" * 32, "ada"),
+        ReleaseStep(at + 5, 2, "approve", 1, "sha256:" + "cd" * 32, "ab" * 32, "ben"),
         SpillStarted(at + 5, "the database is away", 9),
         WorkerStopped(at + 6, "worker-1", "closed", first.generation, tuple(first.scrubbed)),
     ]
