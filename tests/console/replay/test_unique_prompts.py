@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
@@ -12,6 +13,7 @@ from kvcustody.console.main import app
 REQUESTS, BLOCKS, TOKENS = 24, 6, 3000
 
 
+@pytest.mark.system("a replay that preempts its requests: each begins again and is no hit")
 def test_nobody_repeats_a_prompt_and_nothing_is_a_hit(tmp_path: Path) -> None:
     """The control is in the same figures: requests were preempted, and began again."""
     trace = tmp_path / "unique.jsonl"
