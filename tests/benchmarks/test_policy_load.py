@@ -15,7 +15,20 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.mark.system("a service, and an author beside an auditor, for some seconds")
 def test_every_kind_of_work_is_answered_beside_others(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    sizes = ("--tenants", "60", "--events", "2000", "--pairs", "1", "--seconds", "3", "--json", str(out))
+    sizes = (
+        "--tenants",
+        "60",
+        "--events",
+        "2000",
+        "--pairs",
+        "1",
+        "--seconds",
+        "3",
+        "--rate",
+        "20",
+        "--json",
+        str(out),
+    )
     subprocess.run(
         [sys.executable, str(BENCHMARKS / "policies" / "policy_load.py"), *sizes], check=True, timeout=500
     )

@@ -15,6 +15,7 @@ from kvcustody.audit.erasure.requests_and_answers import request, requests
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.erasure.selector import selector_from
 from kvcustody.governance.observability.serving_measures import ServingMeasures
+from kvcustody.governance.service.access.principal_table import KeySource
 from standins.console.page_tables import rows_of
 from standins.console.web_world import World
 
@@ -87,6 +88,21 @@ def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> N
     world.service.scans.orders.answer("worker", order.order, world.worker.incarnation, scan=None, reason="X")
     [row] = rows_of(operator.get("/console/health").text, "Scans of workers")
     assert row[1] == "failed X"
+
+
+def test_a_custodian_keeps_a_key_that_its_principal_made(world: World, client: SignIn) -> None:
+    """Whoever made it has no button for it, and is refused; a key that stands alone has none either."""
+    book, prefix = world.service.principals, world.keys["auditor"].split("_")[1]
+    made = book.issue_key("auditor", days=1, source=KeySource(prefix, None), by="auditor").prefix
+    custodian, place = client("key-custodian"), "/console/principals?name=auditor"
+    page = custodian.get(place).text
+    assert f"Keep {made}" in page and f"Keep {prefix}" not in page
+    form = {**_hidden(page.partition(f"Keep {made}")[0]), "name": "auditor", "prefix": made}
+    assert client("auditor").post("/console/principals/keep", data=form).status_code == 403
+    assert custodian.post("/console/principals/keep", data=form | {"csrf": "0"}).status_code == 403
+    assert custodian.post("/console/principals/keep", data=form).status_code == 303
+    assert f"Keep {made}" not in custodian.get(place).text
+    assert {key.prefix: key.made_with for key in book.keys("auditor")}[made] is None
 
 
 MODEL = "5f" * 32
