@@ -112,20 +112,35 @@ def test_every_command_says_its_lines_with_the_one_printer() -> None:
 ARGUMENT = "\x1b]0;owned\x07\x9b2J"
 
 
-@pytest.mark.parametrize("words", [
+WORDS = [
     ["erasure", "show", ARGUMENT], ["policy", "library", ARGUMENT], ["policy", "validate", ARGUMENT],
     ["worker", "close", ARGUMENT], ["case", "show", ARGUMENT], ["subject", "show", ARGUMENT], ["coverage", ARGUMENT],
     ["principal", "disable", ARGUMENT], ["audit", "query", "--tenant", ARGUMENT], [ARGUMENT],
-], ids=lambda words: words[0])  # fmt: skip
-def test_a_name_in_a_commands_words_commands_nothing(words: list[str], tmp_path: Path) -> None:
-    """Whatever a command says of a name that it cannot use."""
-    program = "from kvcustody.console.main import app; app()"
+]  # fmt: skip
+ENDED = "-- ended: "
+PROGRAM = f"""
+import sys
+from kvcustody.console.main import app
+for words in {WORDS!r}:
+    sys.argv[1:] = words
+    try:
+        app()
+    except SystemExit as end:
+        print({ENDED!r} + str(end.code), flush=True)
+        print({ENDED!r}, file=sys.stderr, flush=True)
+"""
+
+
+def test_a_name_in_a_commands_words_commands_nothing(tmp_path: Path) -> None:
+    """Whatever a command says of a name that it cannot use: each in turn, as a shell would call it."""
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert done.returncode == 2 and (
-        "error" in done.stderr.lower() or "owned" in done.stdout + done.stderr
-    ), done
+    said, told = done.stdout.split(ENDED), done.stderr.split(ENDED)
+    codes = [int(part.split(maxsplit=1)[0]) for part in said[1:]]
+    assert codes == [2] * len(WORDS), done
+    for words, out, error in zip(WORDS, said, told, strict=False):
+        assert "error" in error.lower() or "owned" in out + error, (words, out, error)
     assert not COMMANDS & set(done.stdout + done.stderr), done
 
 

@@ -165,7 +165,7 @@ def same_rows(made: LeafBatch, again: LeafBatch) -> None:
 
 
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_by_column_gives_the_bytes_and_rows_of_one_by_one(kind: Any, data: st.DataObject) -> None:
     events = data.draw(st.lists(events_of(kind), min_size=1, max_size=6))
