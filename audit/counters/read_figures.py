@@ -1,9 +1,10 @@
-"""What pages, the API and a scrape read of the ledger's figures; no leaf and no row of evidence is looked at.
+"""What pages, the API and a scrape read of the ledger's figures, not of leaves and rows of evidence.
 
 1. A figure is the sum of what was folded and what was not yet (`schema.counters`, rule 2), read by one statement: it
    is that of the leaves in the same snapshot, whoever folds meanwhile.
 2. How many rows are read depends on how many tenants there are, and, for a period, on its hours: never on how long the
    history is. What a scrape reads of all tenants stands apart, in few rows.
+3. One sum needs more: blocks that ended twice, where a process that was taken for dead came back (`_ended_twice`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 from sqlalchemy import CompoundSelect, Connection, func, or_, select, union, union_all
 
@@ -32,10 +34,12 @@ from kvcustody.audit.counters.count_events import (
     ORPHANS,
     WRITTEN,
 )
-from kvcustody.audit.events import log_of
-from kvcustody.audit.schema.all_tables import is_of_leaves
+from kvcustody.audit.events import PROCESS_DEATH, SYSTEM, log_of
+from kvcustody.audit.processes.work_periods import RETURNED
+from kvcustody.audit.query.evidence_columns import read, unit_keys
+from kvcustody.audit.schema.all_tables import has_leaf, is_of_leaves
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
-from kvcustody.audit.schema.ledger import logs
+from kvcustody.audit.schema.ledger import custody_ends, logs
 from kvcustody.errors import LedgerError
 from kvcustody.times import HOUR_US
 
@@ -113,10 +117,14 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
     sums: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     measures = (EVENTS, ATTACHED, WRITTEN, ASSIGNED, GIVEN, BLOCKS)
     kinds = ("residency-opened", "residency-released", "blocks-attached", "blocks-released", "custody-ended")
-    for number, kind, measure, _, _, value in _read(
+    died = set[int]()
+    for number, kind, measure, outcome, _, value in _read(
         connection, _Wanted(measures, (*kinds, ASSIGNMENT), False, log)
     ):
         sums[number][kind, measure] += value
+        if outcome == PROCESS_DEATH:
+            died.add(number)
+    twice = _ended_twice(connection, died)
     by_name = {name: sums[number] for number, name in _names(connection, sums).items()}
     made = []
     sizes = leaves_by_tenant(connection)
@@ -127,6 +135,7 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
             by_measure[measure] += value
         handed_out, ended = by_measure[WRITTEN], found["custody-ended", BLOCKS]
         assigned, given = by_measure[ASSIGNED], by_measure[GIVEN]
+        held = handed_out + assigned - given - (ended - twice[each])
         made.append(
             TenantTotals(
                 each,
@@ -138,10 +147,33 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
                 sizes[each],
                 assigned,
                 given,
-                handed_out + assigned - given - ended,
+                held,
             )
         )
     return tuple(made)
+
+
+def _ended_twice(connection: Connection, died: Collection[int]) -> Counter[str]:
+    """Blocks with two ends, by tenant: one said for a process that was taken for dead, and its own when it came back.
+
+    `died`: ids of the logs with ends of the first kind. Rows are read where a process came back, or where the
+    connection does not see whether one did.
+    """
+    found: Counter[str] = Counter()
+    system = connection.scalar(select(logs.c.id).where(logs.c.name == SYSTEM))
+    came_back = system is None or any(_read(connection, _Wanted((LEAVES,), (RETURNED,), None, SYSTEM)))
+    if not died or not came_back:
+        return found
+    ended = custody_ends.c
+    lives = select(ended.incarnation).where(ended.log.in_(died), ended.cause == PROCESS_DEATH).distinct()
+    for life in connection.scalars(lives.where(has_leaf(custody_ends))):
+        ends = read(connection, custody_ends, (ended.tenant,), ended.incarnation == life)
+        _, first = np.unique(unit_keys(ends.pairs.pools, ends.pairs.generations), return_index=True)
+        is_again = np.ones(len(ends.owner), np.bool_)
+        is_again[first] = False
+        tenants = ends.texts("tenant")
+        found.update(tenants[row] for row in ends.owner[is_again].tolist())
+    return found
 
 
 def leaves_by_tenant(connection: Connection) -> dict[str, int]:

@@ -21,7 +21,7 @@ from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.events.change_items import runs_of_items
 from kvcustody.audit.events.registry import EARLIER
-from kvcustody.audit.schema.all_tables import is_leaf_of, is_place, kinds_of
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
 from kvcustody.audit.schema.ledger import events, residencies
 from kvcustody.errors import LedgerError
 
@@ -167,7 +167,7 @@ class Assignments(NamedTuple):
 def read_assignments(connection: Connection, life: int) -> Assignments:
     """What the `blocks-assigned` leaves of an incarnation say: each is in two logs and is read in both."""
     query = select(events.c.leaf).where(
-        events.c.incarnation == life, events.c.kind == ASSIGNMENT, is_place(events)
+        events.c.incarnation == life, events.c.kind == ASSIGNMENT, has_leaf(events)
     )
     leaves = [bytes(leaf) for leaf in connection.scalars(query)]
     rows, pairs = _flat(run_lists(leaves, "runs"), 0)

@@ -126,7 +126,9 @@ def read_activity(
 
 
 def _release(connection: Connection, within: ColumnElement[bool]) -> tuple[ReportedStep, ...]:
-    query = select(events.c.at_us, events.c.leaf).where(events.c.kind == "release-step", within)
+    query = select(events.c.at_us, events.c.leaf).where(
+        events.c.kind == "release-step", within, has_leaf(events)
+    )
     steps = ((at_us, orjson.loads(bytes(leaf))) for at_us, leaf in connection.execute(query))
     return tuple(
         sorted(ReportedStep(at, *(body[name] for name in ReportedStep._fields[1:])) for at, body in steps)

@@ -29,7 +29,7 @@ STEPS = (
     "allocator.manager.block_manager:keys_of",
     "allocator.prefix.decode_table:DecodeTable.add",
     "allocator.pool.pool:Pool.move",
-    "governance.governor.governor:sequence_opened",
+    "governance.governor.governor:opening_events",
     "governance.governor.governor:_admission",
     "governance.governor.governor:Admission",
     "governance.governor.sequence_events:residency_opened",

@@ -459,7 +459,7 @@ def test_what_a_tier_took_is_no_prefill(tmp_path: Path, monkeypatch: pytest.Monk
     assert own.start(rid)
     own.clock.advance(2000)
     told, measures = [], own.port.measures
-    monkeypatch.setattr(type(measures), "first_token", lambda self, *what: told.append(what))
+    monkeypatch.setattr(type(measures), "first_token", lambda self, *what, **more: told.append(what))
     own.custody.first_token(own.running[rid].request)
     ((computed, before, asked_us, began_us),) = told
     assert (computed, before, began_us) == (1, 160, 2000) and asked_us > 2_000_000
