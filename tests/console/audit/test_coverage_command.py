@@ -61,7 +61,7 @@ def test_both_implementations_print_the_same_and_agree(ledger: Path) -> None:
         key: shown["total"][key] for key in again["total"]
     }
     assert again["unaccounted"] == {"residencies": 0, "generations": 0, "receipts": 0}
-    assert "100.00%" in run("show", "--ledger", str(ledger)) and "agrees" in run(
+    assert "100.00 %" in run("show", "--ledger", str(ledger)) and "agrees" in run(
         "recompute", "--ledger", str(ledger)
     )
 
