@@ -65,6 +65,7 @@ NAMES = (
 OURS, NOT_OURS, NOT_ADDRESSED = "ours", "not-ours", "not-addressed"
 SCOPES = (OURS, NOT_OURS, NOT_ADDRESSED)
 CONTROLS_MAX = 2000
+ANSWER_DEADLINE = "answer-deadline"  # what shows that people were answered in time
 _ABOUT = ("title", "edition", "ids_from", "ids_taken")
 
 
@@ -123,6 +124,11 @@ class Framework(NamedTuple):
     ids_taken: str
     catalog: str
     controls: tuple[Control, ...]
+
+    @property
+    def has_answer_deadline(self) -> bool:
+        """Whether one of its controls asks for an answer to a person within the time of GDPR 12(3)."""
+        return any(each.name == ANSWER_DEADLINE for control in self.controls for each in control.shows)
 
 
 class ControlStatus(NamedTuple):

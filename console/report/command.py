@@ -32,7 +32,7 @@ from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.opinion_pages import share_text
 from kvcustody.console.report.package import command as package_command
-from kvcustody.console.report.render.number_format import count, percent
+from kvcustody.console.report.render.number_format import count, percent, several
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
     read_report_key,
@@ -351,8 +351,9 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
     say(f"the opinion is {report.opinion.kind}: {share_text(report.opinion)} of what was due")
     say(
         f"{percent(total.covered, total.due)} of {count(total.due)} units due ended in time with evidence; "
-        f"{count(total.due - total.covered)} are not covered; {count(len(report.opinion.exceptions))} exceptions "
-        f"qualify the figures, {count(report.losses.gaps)} gaps"
+        f"{count(total.due - total.covered)} are not covered; "
+        f"{several(len(report.opinion.exceptions), 'exception')} in the opinion, "
+        f"{several(report.losses.gaps, 'gap')}"
     )
     say(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
 

@@ -175,19 +175,25 @@ def exceptions_section(report: Report) -> Section:
 
 
 def _cases(report: Report) -> tuple[Block, ...]:
-    """Requests of people whose deadline is near, or was not kept; nothing where there are none."""
+    """Requests of people whose deadline is near, or was not kept; nothing where the framework has no such deadline."""
     found = [one for one in report.activity.cases if one.state in (CaseState.NEAR, *_NOT_IN_TIME)]
-    if not found:
+    if not found or not report.framework.has_answer_deadline:
         return ()
     bad = frozenset(place for place, one in enumerate(found[:_LISTED]) if one.state in _NOT_IN_TIME)
     says = "Requests of people that are to be answered within a week, or were not answered in time."
-    return (Paragraph(says, "bad" if bad else ""), _case_table(found, bad))
+    return (Paragraph(says, "bad" if bad else ""), _case_table(found, bad, has_deadline=True))
 
 
 _NOT_IN_TIME = (CaseState.MISSED, CaseState.LATE)
 
 
-def _case_table(found: Sequence[ReportedCase], bad: frozenset[int] = frozenset()) -> Table:
+def _case_table(
+    found: Sequence[ReportedCase], bad: frozenset[int] = frozenset(), *, has_deadline: bool
+) -> Table:
+    """Cases; their deadline, and states that follow from it, only where the framework has it."""
+    columns = ("case", "tenant", "asks for", "pseudonym", "received", "due before", "state", "decided")
+    widths = (0.18, 0.1, 0.09, 0.18, 0.15, 0.15, 0.07, 0.08)
+    shown = [place for place, name in enumerate(columns) if has_deadline or name != "due before"]
     rows = [
         (
             one.case_id,
@@ -196,16 +202,18 @@ def _case_table(found: Sequence[ReportedCase], bad: frozenset[int] = frozenset()
             one.pseudonym or "",
             second(one.received_us),
             f"{second(one.due_us)}{', extended' if one.extended else ''}",
-            one.state,
+            one.state if has_deadline else "answered" if one.answered_us else "open",
             f"{one.outcome or 'not decided'}{', restricted' if one.restricted else ''}",
         )
         for one in found[:_LISTED]
     ]
+    whole = sum(widths[place] for place in shown)
     return Table(
-        ("case", "tenant", "asks for", "pseudonym", "received", "due before", "state", "decided"),
-        rows or [("none came in", *[""] * 7)],
-        left=8,
-        widths=(0.18, 0.1, 0.09, 0.18, 0.15, 0.15, 0.07, 0.08),
+        tuple(columns[place] for place in shown),
+        [tuple(row[place] for place in shown) for row in rows]
+        or [("none came in", *[""] * (len(shown) - 1))],
+        left=len(shown),
+        widths=tuple(widths[place] / whole for place in shown),
         bad=bad,
     )
 
@@ -257,7 +265,7 @@ def activity_section(report: Report) -> Section:
         *_more(len(activity.release) - _LISTED, "steps"),
         _erasure_table(report),
         *_more(len(activity.erasures) - len(listed_erasures(report)), "erasures, none of them late,"),
-        _case_table(activity.cases),
+        _case_table(activity.cases, has_deadline=report.framework.has_answer_deadline),
         *_more(len(activity.cases) - _LISTED, "cases"),
         Table(
             ("orphan findings", "outcome", "findings"),

@@ -200,7 +200,7 @@ class Again:
         made["exceptions"], made["exceptions_left_out"] = sections.exceptions(facts, custodies)
         made["sampling"], made["sample"] = self._sample()
         made["board"] = sections.board(facts, made, list(self.export.logs), self._judged)
-        made["opinion"] = sections.opinion(made)
+        made["opinion"] = sections.opinion(made, self.stated["framework"])
         return made
 
     # -- proofs ----------------------------------------------------------------------------------------------------

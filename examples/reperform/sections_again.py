@@ -422,7 +422,7 @@ def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Perio
     }
 
 
-def opinion(made: Body) -> Body:
+def opinion(made: Body, framework: Body) -> Body:
     """The opinion and its range, with what qualifies it."""
     whole, balances = made["total"], made["population"]["balances"]
     shards = max((worker["shards"] for worker in made["boundary"]["workers"]), default=1) or 1
@@ -430,14 +430,14 @@ def opinion(made: Body) -> Body:
     unknown, all_of_it = whole["unproven"] + lost * shards, whole["due"] + lost * shards
     low = whole["covered"] * PPM // all_of_it if all_of_it else 0
     high = (whole["covered"] + unknown) * PPM // all_of_it if all_of_it else 0
-    found = [*_qualifying(made, is_adverse=bool(whole["due"]) and high < ADVERSE_BELOW_PPM)]
+    found = [*_qualifying(made, framework, is_adverse=bool(whole["due"]) and high < ADVERSE_BELOW_PPM)]
     kind = (
         "unqualified" if not found else "adverse" if any(one["is_adverse"] for one in found) else "qualified"
     )
     return {"kind": kind, "low_ppm": low, "high_ppm": high, "unknown": unknown, "exceptions": found}
 
 
-def _qualifying(made: Body, *, is_adverse: bool) -> Iterator[Body]:
+def _qualifying(made: Body, framework: Body, *, is_adverse: bool) -> Iterator[Body]:
     def one(name: str, amount: int, adverse: bool = False) -> Body:
         return {"id": name, "amount": amount, "is_adverse": adverse}
 
@@ -461,8 +461,9 @@ def _qualifying(made: Body, *, is_adverse: bool) -> Iterator[Body]:
             yield one(f"erasure:{each['erasure']}", max(1, len(each["unanswered"])))
         elif each["remaining"] and each["outcome"] != "complete" and each["state"] != "open":
             yield one(f"erasure:{each['erasure']}", each["remaining"])
+    shows = {each["name"] for control in framework["controls"] for each in control["shows"]}
     for each in made["activity"]["cases"]:
-        if each["state"] in ("missed", "late"):
+        if "answer-deadline" in shows and each["state"] in ("missed", "late"):
             yield one(f"case:{each['case_id']}", 1)
     if made["unscanned"]:
         yield one("unscanned", len(made["unscanned"]))

@@ -2,7 +2,7 @@
 
 1. Unqualified: nothing that was due is not covered, every identity holds, every erasure and every person who asked is
    answered in time, every pool was scanned, nothing is missing. Anything else is an exception, and the opinion is
-   qualified.
+   qualified. Only a framework that asks for an answer in time is qualified by a person who was not answered in time.
 2. Adverse: the tables say what the leaves do not, an identity is off by more than one in a hundred, or even the upper
    end of the range is below `ADVERSE_BELOW_PPM`.
 3. What is unknown stays unknown: custody whose process died, and blocks that a pool's counter handed out and no leaf
@@ -40,7 +40,7 @@ RISKS = {
     "erasure": "some of what somebody asked to be erased stays, for the reason that is named",
     "late-erasure": "what somebody asked to be erased was there for longer than was promised",
     "missed-erasure": "what somebody asked to be erased may be there still: no answer says that it is gone",
-    "case": "a person was not answered in the time that the law gives",
+    "case": "a person was not answered in the time that GDPR 12(3) gives",
     "unscanned": "custody that the ledger and the memory disagree about would not have been found",
     "gap": "what the missing records would have said is unknown",
     "death": "memory of a process that died went back to the driver, and nobody saw it overwritten",
@@ -163,7 +163,7 @@ def _erasures(report: Report) -> Iterator[_Found]:
 
 def _cases(report: Report) -> Iterator[_Found]:
     """Requests of people that were not answered in time; one whose deadline is near qualifies nothing yet."""
-    for case in report.activity.cases:
+    for case in report.activity.cases if report.framework.has_answer_deadline else ():
         if case.state in (CaseState.MISSED, CaseState.LATE):
             answered = f"answered {iso(case.answered_us)}" if case.answered_us else "not answered"
             yield _Found(

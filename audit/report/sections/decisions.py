@@ -33,7 +33,7 @@ MEANINGS = {
     "requests": "how often it was decided, whole within the period",
     "straddling": "decided by a counter that also counts outside the period: up to so many more",
     "residencies": "requests that entered the cache, by the rules that their leaves name",
-    "processing-restricted": "a case restricted the subject's processing (GDPR 18), so nothing of theirs was reused",
+    "processing-restricted": "a case restricted the subject's processing, so nothing of theirs was reused",
     "processing-restricted-beside": "another subject of the tenant was restricted: what was tenant-wide before is "
     "withheld, and the tenant's requests reuse what came since",
     "own-scope": "a request reused, or may reuse, what its own tenant, subject or session had left",

@@ -170,7 +170,9 @@ def _coverage(total: CoverageRow) -> ReplayCoverage:
 
 
 def _scanned(stand: ReplayEnvironment) -> list[ReplayIdentity]:
-    findings, problems = stand.governor.scan(), stand.governor.check()
+    """Scan once more, on record: a report of the ledger says of the scan what this replay says."""
+    problems = stand.governor.check()
+    findings = stand.governor.scan_and_recover().findings
     return [
         ReplayIdentity(ORPHANS, len(findings), 0, "allocator; running requests; holds"),
         ReplayIdentity("broken invariants = 0", len(problems), 0, "recomputed from the state arrays"),

@@ -28,6 +28,7 @@ from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint
+from kvcustody.audit.report.framework import Framework
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.signing.report_signature import sign_digest
 from kvcustody.audit.retention.purge_and_legal_hold import RetentionError, active_holds, lift_hold, place_hold
@@ -41,7 +42,8 @@ from kvcustody.audit.verify.report.figures_again import again_from_export
 from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
-from kvcustody.console.report.document import render_all
+from kvcustody.console.report.document import page_of, render_all
+from kvcustody.console.report.render.page_model import Table, strings_of
 from kvcustody.times import DAY_US, moment_us
 from standins import builders
 
@@ -109,8 +111,10 @@ class Told:
         with self.store.connect() as connection:
             return newest_checkpoint(connection)
 
-    def report(self, size: int, until: float) -> Report:
-        asked = ReportParameters("gdpr", size, DAY_0, DAY_0 + round(until * DAY_US), sample=0, recount=False)
+    def report(self, size: int, until: float, framework: str = "gdpr") -> Report:
+        asked = ReportParameters(
+            framework, size, DAY_0, DAY_0 + round(until * DAY_US), sample=0, recount=False
+        )
         with self.store.connect() as connection:
             made = build_report(connection, asked)
             return made._replace(signature=sign_digest(connection, made.digest(), REPORT_KEY))
@@ -230,6 +234,38 @@ def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_p
         forged = forged._replace(signature=sign_digest(connection, forged.digest(), REPORT_KEY))
     wrong = verify_report(forged.to_bytes(), vkeys, again=again).problems
     assert any("cases" in problem for problem in wrong), "signed by who holds the key, and found"
+
+
+def deadlines_in(report: Report) -> list[str]:
+    """What a report says of the time in which a person is answered."""
+    text = " ".join(
+        (*strings_of(page_of(report)), *(f"{one.id} {one.risk}" for one in report.opinion.exceptions))
+    )
+    words = ("due before 2026", "in the time that", "within a week", "case:missed", "GDPR 12", "GDPR 18")
+    tables = [
+        block for section in page_of(report).sections for block in section.blocks if isinstance(block, Table)
+    ]
+    states = {
+        row[table.headings.index("state")]
+        for table in tables
+        if table.headings[0] == "case"
+        for row in table.rows
+    }
+    return [word for word in words if word in text] + sorted(states & {"missed", "late"})
+
+
+@pytest.mark.parametrize("framework", ["soc2", "hipaa", "iso-27001", "csa-aicm"])
+def test_only_a_framework_with_the_month_of_an_answer_says_it(
+    told: Told, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = told.sign()
+    assert {"case:missed", "within a week", "late", "missed"} <= {*deadlines_in(told.report(size, 55))}
+    report = told.report(size, 55, framework)
+    assert len(report.activity.cases) >= 4 and deadlines_in(report) == []
+    monkeypatch.setattr(
+        Framework, "has_answer_deadline", True
+    )  # the control: a framework that has it would say it
+    assert {"case:missed", "late", "missed"} <= {*deadlines_in(told.report(size, 55, framework))}
 
 
 def test_a_report_says_whose_processing_was_restricted_then(told: Told) -> None:

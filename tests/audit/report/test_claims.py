@@ -3,7 +3,9 @@
 `CLAIMS` is the reading: a sentence, and what the leaves give for each number or word in it. A sentence of a page that
 claims (a number, or none, all, every, no, nobody, holds) is either a claim here or one of `DEFINITIONS`, which say how
 something is counted, what a reader has to do, or what cannot be shown. A new sentence fails until it is put here.
-Each claim is shown to fail where one word of it is changed.
+Tables are read alike: `TABLES` names, for the headings of each table with counts, what an auditor's own program
+(`examples/reperform`) makes of the leaves for them. Each claim is shown to fail where one word of it is changed, and
+each figure where the report's own facts are made wrong, for every framework.
 """
 
 from __future__ import annotations
@@ -16,21 +18,26 @@ from typing import Any
 
 import orjson
 import pytest
+import reperform
 from coverage_oracle import Chosen, History, figures, judge, lag_us
+from export_leaves import Export
 from sqlalchemy import Engine, text
 
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.exports.export_writer import write_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.console.report.document import page_of
 from kvcustody.console.report.render.number_format import duration
-from kvcustody.console.report.render.page_model import Facts, Items, Page, Paragraph
+from kvcustody.console.report.render.page_model import Facts, Items, Page, Paragraph, Table
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit import report_ledger
 from standins.audit.one_process import OneProcess, clean
 
 FRAMEWORKS = ("soc2", "gdpr", "hipaa", "iso-27001", "nist-800-53", "cc-fdp-rip")
 NUMBER = r"([\d,]+)"
+Again = dict[str, Any]  # a report that the auditor's program made of the leaves
 
 
 class Leaves:
@@ -46,6 +53,7 @@ class Leaves:
         self.bodies = [orjson.loads(bytes(leaf)) for leaf in rows]
         self.custodies = list(judge(History(map(bytes, rows)), Chosen(since_us, until_us)))
         self.units = figures(self.custodies)
+        self.again: Again = {}
 
     def of(self, *kinds: str, always: bool = False) -> list[dict[str, Any]]:
         """Leaves of these kinds in the period, or of all time; of one that has parts, the first."""
@@ -100,6 +108,11 @@ class Leaves:
             }
             made += owed <= done
         return made
+
+    def identities(self, part: str) -> tuple[int, int]:
+        """How many identities of a part hold, and how many there are."""
+        balances = self.again[part]["balances"]
+        return sum(one["left"] == one["right"] for one in balances), len(balances)
 
     def lag(self, percent: int) -> str:
         return duration(lag_us(self.custodies, percent))
@@ -182,6 +195,41 @@ CLAIMS: list[Claim] = [
         r"Witnesses: (no) witness has signed this ledger: .*|(No) witness has signed this ledger: .*",
         lambda leaves: ("no", "No") if not leaves.signatures else ("some", "Some"),
     ),
+    # Cells of tables that are sentences.
+    (
+        r"(?:Adverse: )?units that are not covered: (.*)",
+        lambda leaves: (
+            ", ".join(
+                f"{leaves.units[name]:,} {name}"
+                for name in ("late", "failed", "missing", "unproven", "overdue")
+                if leaves.units[name]
+            ),
+        ),
+    ),
+    (
+        r"no scan for orphans in the period of: (.*)",
+        lambda leaves: (", ".join(leaves.again["unscanned"][:5]),),
+    ),
+    (rf"{NUMBER} gaps: records that are not there", lambda leaves: (len(leaves.of("gap", always=True)),)),
+    (
+        rf"{NUMBER} of {NUMBER} identities hold; {NUMBER} gaps? on record",
+        lambda leaves: (*leaves.identities("population"), len(leaves.of("gap", always=True))),
+    ),
+    (rf"{NUMBER} of {NUMBER} identities hold", lambda leaves: leaves.identities("decided")),
+    (
+        rf"{NUMBER} of {NUMBER} strata have a draw",
+        lambda leaves: (
+            sum(one["drawn"] > 0 for one in leaves.again["sampling"]["strata"]),
+            len(leaves.again["sampling"]["strata"]),
+        ),
+    ),
+    (
+        rf"{NUMBER} late",
+        lambda leaves: (
+            sum(one["state"] in ("late", "missed") for one in leaves.again["activity"]["erasures"]),
+        ),
+    ),
+    (rf"{NUMBER} gaps? on record", lambda leaves: (len(leaves.of("gap", always=True)),)),
     (
         r"(Nothing) qualifies the figures: every identity holds, every erasure is answered, nothing is missing\.",
         lambda leaves: (
@@ -193,6 +241,85 @@ CLAIMS: list[Claim] = [
         ),
     ),
 ]
+Rows = list[dict[str, Any]]
+TABLES: dict[tuple[str, str], tuple[tuple[str, ...], Callable[[Again], Rows]]] = {
+    # First two headings of a table: the columns that are counts, and the rows that leaves give for them.
+    ("period from", "to"): (("due", "covered"), lambda again: again["board"]["trend"]),
+    ("worker", "incarnation"): (
+        ("shards", "blocks", "bytes a block=bytes_per_block"),
+        lambda again: again["boundary"]["workers"],
+    ),
+    ("policy revision", "name"): (("policy revision=revision",), lambda again: again["boundary"]["policies"]),
+    ("identity", "left side from"): (("left", "right"), lambda again: again["population"]["balances"]),
+    ("identity", "left"): (("left", "right"), lambda again: again["decided"]["balances"]),
+    ("tenant", "classification"): (
+        ("due", "covered", "late", "failed", "missing", "unproven", "overdue", "disputed"),
+        lambda again: [*again["coverage"], {**again["total"], "disputed": _disputed(again["total"])}],
+    ),
+    ("bytes destroyed, by weakest verification", "bytes"): (
+        ("bytes",),
+        lambda again: [
+            {"bytes": again["total"][f"{level}_bytes"]}
+            for level in ("full", "sampled", "retired", "launched")
+        ],
+    ),
+    ("of", "level"): (
+        (
+            *("receipts", "that read nothing=receipts_unread", "blocks", "read=blocks_read", "bytes"),
+            "bytes read=bytes_read",
+        ),
+        lambda again: again["read_back"],
+    ),
+    ("classification", "custodies ended"): (
+        (
+            "custodies ended=custodies",
+            *(
+                f"by {name}=by_{name}"
+                for name in ("deadline", "eviction", "erasure", "pressure", "death", "other")
+            ),
+            "overdue",
+        ),
+        lambda again: again["storage"],
+    ),
+    ("classification", "age: median"): (
+        ("past ceiling and scrub.within=beyond_limit", "age unknown=unaged"),
+        lambda again: again["storage"],
+    ),
+    ("what", "tenant"): (("units",), lambda again: again["exceptions"][:LISTED]),
+    ("decision", "action"): (("requests", "straddling"), lambda again: again["decided"]["counts"]),
+    ("reader", "owner"): (("requests", "blocks", "tokens"), lambda again: again["decided"]["crossed"]),
+    ("rules that the leaves name", "residencies"): (
+        ("residencies", "of these with a hit at their opening=attached"),
+        lambda again: again["decided"]["residencies"],
+    ),
+    ("step of the policy's release", "revision"): (("revision",), lambda again: again["activity"]["release"]),
+    ("erasure", "tenant"): (
+        ("blocks ended=blocks", "remaining"),
+        lambda again: again["activity"]["erasures"],
+    ),
+    ("orphan findings", "outcome"): (("findings",), lambda again: again["activity"]["findings"]),
+    ("recorded events", "leaves"): (("leaves",), lambda again: again["activity"]["kinds"]),
+    ("gap in", "from sequence"): (
+        ("from sequence=first_sequence", "to=last_sequence"),
+        lambda again: again["losses"]["listed_gaps"],
+    ),
+    ("stratum", "tier"): (
+        ("members", "drawn", "duplicates", "not covered=deviations"),
+        lambda again: again["sampling"]["strata"],
+    ),
+    ("number", "incarnation, pool/block/generation"): (("number",), lambda again: again["sample"]),
+    ("log under the checkpoint", "root"): (("leaves=size",), lambda again: again["boundary"]["logs"]),
+}
+SENTENCES = {  # tables whose cells are sentences: the columns in which they stand
+    ("exception", "risk"): ("exception",),
+    ("first exceptions", "owner"): ("first exceptions",),
+    ("information", "source"): ("complete", "accurate"),
+}
+NO_COUNTS = {  # digits in these are parts of names: ids of controls, of logs and leaves, of devices, of spills
+    *(("control", "status"), ("of", "log, idx"), ("service", "what is on record of it"), ("spill of", "at")),
+    ("case", "tenant"),
+}
+LISTED = 60
 DEFINITIONS = (
     # What follows from the report's own facts, compared by `verify_report`: the opinion, its words, who was named.
     "The opinion is ", "At least ", "Decision asked: ", "There is no earlier period", "The share covered is ",
@@ -209,9 +336,47 @@ DEFINITIONS = (
     "A leaf shows", "Outside the boundary", "KV caches only", "A due time and", "Orders are not authenticated",
     "Review, risk", "Workers that still run", "Strata are by", "Leaves of the sample", "permit |", "deny |",
     "requests |", "straddling |", "residencies |", "processing-restricted", "own-scope |", "Requests of people",
-    "This is one tenant",
+    "This is one tenant", "each leaf has a proof", "each answer is its", "a number that no leaf has",
 )  # fmt: skip
 _CLAIMS_SOMETHING = re.compile(r"\d|\b(none|all|every|no|nobody|nothing|holds?|each)\b", re.IGNORECASE)
+
+
+def _disputed(total: dict[str, Any]) -> int:
+    return int(total.get("disputed", total["in_time"] - total["covered"]))
+
+
+def _plain(cell: object) -> str:
+    """A cell as its digits, where it is a number."""
+    text = str(cell)
+    return text.replace(",", "") if re.fullmatch(r"[\d,]+", text) else text
+
+
+def wrong_tables(page: Page, again: Again, leaves: Leaves) -> list[str]:
+    """Every table whose counts are not those of the leaves, or that nothing here reads."""
+    problems: list[str] = []
+    tables = [block for section in page.sections for block in section.blocks if isinstance(block, Table)]
+    for table in tables:
+        heads = (table.headings[0], table.headings[1])
+        if heads in TABLES:
+            columns, query = TABLES[heads]
+            pairs = [(column.split("=")[0], column.split("=")[-1]) for column in columns]
+            places = [table.headings.index(shown) for shown, _ in pairs]
+            given = [tuple(_plain(row[place]) for place in places) for row in table.rows]
+            true = [tuple(str(row[name]) for _, name in pairs) for row in query(again)]
+            if sorted(given) != sorted(true) and not (not true and _is_none(table)):
+                problems.append(f"{heads}: the page has {given}, the leaves give {true}")
+        elif heads in SENTENCES:
+            for column in SENTENCES[heads]:
+                place = table.headings.index(column)
+                problems += filter(None, (wrong(row[place], leaves) for row in table.rows))
+        elif heads not in NO_COUNTS and any(re.search(r"\d", cell) for row in table.rows for cell in row):
+            problems.append(f"unknown: a table {heads} with counts")
+    return problems
+
+
+def _is_none(table: Table) -> bool:
+    """One row, that says there is nothing: only its first cell has words."""
+    return len(table.rows) == 1 and not any(table.rows[0][1:])
 
 
 def _none(found: list[Any]) -> tuple[str]:
@@ -219,7 +384,7 @@ def _none(found: list[Any]) -> tuple[str]:
 
 
 def sentences_of(page: Page) -> Iterator[str]:
-    """Tiles, facts, list items and paragraphs; cells of tables are compared by `examples/reperform`, field by field."""
+    """Tiles, facts, list items and paragraphs; cells of tables are for `wrong_tables`."""
     for tile in page.tiles:
         yield f"{tile.value} | {tile.label}"
     for section in page.sections:
@@ -250,12 +415,22 @@ def wrong(sentence: str, leaves: Leaves) -> str | None:
 class Told:
     """A ledger, its reports, and what its leaves say."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine = engine
         with engine.connect() as connection:
             self.size = newest_checkpoint(connection)
             self.bounds = period(connection, self.size, None, None)
         self.leaves = Leaves(engine, *self.bounds)
+        write_export(folder / "export", LedgerSource(engine), made_at_us=1)
+        self.again: Again = reperform.Again(
+            Export(folder / "export"), orjson.loads(self.report("soc2").to_bytes()), None
+        ).report()
+        self.leaves.again = self.again
+
+    def problems(self, page: Page) -> list[str]:
+        """Every sentence and table of a page that the leaves do not bear out."""
+        found = filter(None, (wrong(sentence, self.leaves) for sentence in sentences_of(page)))
+        return [*found, *wrong_tables(page, self.again, self.leaves)]
 
     def report(self, framework: str) -> Report:
         with self.engine.connect() as connection:
@@ -274,14 +449,70 @@ def told(
         report_ledger.fill(engine, world_class, folder)
     else:
         OneProcess(engine, folder).fill(clean(world_class))
-    yield Told(engine)
+    yield Told(engine, folder)
     engine.dispose()
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_sentence_that_claims_is_true(told: Told, framework: str) -> None:
-    found = [wrong(sentence, told.leaves) for sentence in sentences_of(page_of(told.report(framework)))]
-    assert [problem for problem in found if problem] == []
+    assert told.problems(page_of(told.report(framework))) == []
+
+
+# Figures of a report: each is made wrong where the report has it.
+PLANTS = (
+    *("total.due", "total.covered", "total.late", "total.full_bytes", "opinion.low_ppm", "opinion.unknown"),
+    *("population.custodies", "population.units", "population.balances.0.left", "coverage.0.due"),
+    *(
+        "coverage.0.late",
+        "timeliness.p99_us",
+        "timeliness.max_us",
+        "storage.0.custodies",
+        "storage.0.overdue",
+    ),
+    *(
+        "storage.0.beyond_limit",
+        "exceptions.0.units",
+        "activity.kinds.0.leaves",
+        "activity.erasures.0.blocks",
+    ),
+    *("activity.erasures.0.remaining", "activity.findings.0.findings", "activity.release.0.revision"),
+    *("decided.counts.0.requests", "decided.crossed.0.blocks", "decided.residencies.0.attached"),
+    *(
+        "decided.balances.0.right",
+        "read_back.0.blocks",
+        "read_back.0.bytes_read",
+        "losses.gaps",
+        "losses.spills",
+    ),
+    *("losses.listed_gaps.0.first_sequence", "boundary.workers.0.blocks", "boundary.policies.0.revision"),
+    *("boundary.checkpoint.size", "boundary.logs.0.size", "board.workers_covered", "board.tenants_covered"),
+    *("board.erasures", "board.trend.-1.covered", "sampling.strata.0.drawn", "sampling.strata.0.members"),
+)
+
+
+def planted(value: Any, path: list[str]) -> Any:
+    """The same facts, with the figure at a path more than doubled; raises `IndexError` where there is none."""
+    if not path:
+        return 2 * value + 20_000  # more than rounding a share or a time could hide
+    first, rest = path[0], path[1:]
+    if hasattr(value, "_replace"):
+        return value._replace(**{first: planted(getattr(value, first), rest)})
+    place = int(first) % max(1, len(value))
+    return (*value[:place], planted(value[place], rest), *value[place + 1 :])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_wrong_figure_among_the_facts_of_a_report_is_found(told: Told, framework: str) -> None:
+    report, there = told.report(framework), set()
+    for path in PLANTS:
+        try:
+            false = planted(report, path.split("."))
+        except IndexError:
+            continue
+        there.add(path)
+        assert told.problems(page_of(false)) != [], path
+    if report.losses.gaps:  # the ledger with much that is wrong has each of them
+        assert there == {*PLANTS}
 
 
 def test_each_check_finds_a_planted_wrong_value(told: Told) -> None:

@@ -68,6 +68,16 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return made
 
 
+def test_the_report_says_of_the_scan_what_the_replay_says(here: Path) -> None:
+    """Without the scan's leaf the replay says `no orphans, holds` and the report `no scan for orphans`."""
+    scans = [body for body in bodies(here / "kvcustody.db") if body["kind"] == "orphan-scanned"]
+    assert [int(body["findings"]) for body in scans] == [0]
+    run("report", "make", "--framework", "soc2", "--out", str(here / "scanned"), "--format", "json")
+    report = json.loads((here / "scanned" / "report.json").read_bytes())
+    assert report["unscanned"] == []
+    assert not [one for one in report["opinion"]["exceptions"] if one["id"] == "unscanned"]
+
+
 @pytest.fixture
 def here(replayed: Path) -> Iterator[Path]:
     with folder(replayed) as made:
@@ -228,7 +238,8 @@ ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
     "audit sink retry", "audit push", "audit confirm-break", "erasure request", "scan close-dead", "clock confirm",
-    "worker close", "policy enforce", "observe", "report enrol-key", "report rotate-key", "case open", "case step",
+    "worker close", "policy enforce", "policy assign-issuer", "observe", "report enrol-key", "report rotate-key",
+    "case open", "case step",
 }  # fmt: skip
 POLICY = "policies/library/regulated-saas.yaml"
 

@@ -34,10 +34,10 @@ class OneProcess:
             Appender().append(connection, read_leaves(leaf_bytes(events, uuid, first)))
         report_ledger.sign(self.store, KEY, self.folder)
 
-    def report(self, framework: str = "nist-800-53", **more: Any) -> Report:
+    def report(self, framework: str = "nist-800-53", *, sample: int = 0, **more: Any) -> Report:
         with self.store.connect() as connection:
             size = newest_checkpoint(connection)
-            asked = ReportParameters(framework, size, *period(connection, size, None, None), sample=0)
+            asked = ReportParameters(framework, size, *period(connection, size, None, None), sample=sample)
             return build_report(connection, asked, **more)
 
 
