@@ -87,7 +87,8 @@ COUNTED_KEYS = frozenset(
     }
 )
 """The keys of leaves that figures are made of."""
-_ACTING = {"decision": "reader", HIT_COUNTERS: "tenant"}
+DEFAULT_DENY = "default-deny"  # denied, and no rule says so
+ASKING = {"decision": "reader", HIT_COUNTERS: "tenant"}
 _RUNS = "runs"
 
 
@@ -134,7 +135,7 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     cells = [_cell(found, place) for place in places]
     first = repeat(1) if max(parts) == 1 else (part == 1 for part in parts)
     _add(cells, kind, EVENTS, who, first)
-    if kind in _ACTING:
+    if kind in ASKING:
         _count_requests(found, group, cells, who, zip(logs, hours, strict=True))
     elif kind == ASSIGNMENT:
         _count_assigned(group, cells, who)
@@ -159,7 +160,7 @@ def _count_requests(
 ) -> None:
     """Reuse that was decided: what hit, and what was denied by which rule, of whose blocks, under which revision."""
     columns, kind = group.columns, group.kind
-    pairs = zip(columns["log"], columns[_ACTING[kind]], strict=True)
+    pairs = zip(columns["log"], columns[ASKING[kind]], strict=True)
     acting = [log == log_of(tenant) for log, tenant in pairs]
     requests = columns.get("requests", [1] * len(acting))
     if kind == HIT_COUNTERS:
@@ -168,7 +169,7 @@ def _count_requests(
             own = [value if counts else 0 for value, counts in zip(columns[measure], acting, strict=True)]
             _add(cells, kind, measure, who, own)
     else:
-        rules = (reasons[0] if reasons else "default-deny" for reasons in columns["reasons"])
+        rules = (reasons[0] if reasons else DEFAULT_DENY for reasons in columns["reasons"])
     each = zip(acting, logs, who, rules, columns["owner"], columns["revision"], requests, strict=True)
     for counts, (log, hour), (effect, classification), rule, owner, revision, number in each:
         if counts and effect == "deny" and number:

@@ -4,7 +4,8 @@
    exact for the whole hours that the period touches, whatever the size of the ledger. Items of lists count each.
 2. Actors and grants have no figures, nor has any other filter: those are counted in the `SAMPLE_MAX` newest leaves that
    fit, and `sampled` says of how many. A total is then `exact` where all were seen, else estimated from those.
-3. Rules have figures of denied requests alone.
+3. A rule's figure is how many requests it denied, in the log of whoever asked, whichever way they are counted. In a
+   sample (rule 2) it is how many leaves name the rule.
 4. A period of no more than `_FINE_US` with no more than `FINE_LEAVES_MAX` leaves is counted in its leaves, all of them:
    exact for the period itself, in columns of minutes. What is read is bounded, whatever the size of the ledger.
 """
@@ -12,14 +13,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.counters.count_events import DENIED, OUTCOMES
+from kvcustody.audit.counters.count_events import ASKING, DEFAULT_DENY, DENIED, OUTCOMES
 from kvcustody.audit.counters.read_figures import events_by_log, hour_span, hourly_counts, leaves_in
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events import SYSTEM, log_of
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.explore.by_time import find_by_time
 from kvcustody.audit.query.events import EventFilter, logs_of
@@ -147,8 +148,10 @@ def _fine(connection: Connection, wanted: EventFilter) -> ExplorerSummary | None
             of_kind = not wanted.kinds or body["kind"] in wanted.kinds
             of_outcome = wanted.outcome is None or outcome == wanted.outcome
             for name, value in _values(row.log, body):
-                if (of_kind or name == "kind") and (of_outcome or name == "outcome"):
+                if name != "rule" and (of_kind or name == "kind") and (of_outcome or name == "outcome"):
                     facets[name][value] += 1
+            for rule, requests in _denied(row.log, body):
+                facets["rule"][rule] += requests
             if of_kind and of_outcome:
                 times[int(body["at_us"]) // MINUTE_US * MINUTE_US, outcome in _REFUSED] += 1
     width, columns = _columns(times, wanted, MINUTE_US)
@@ -203,6 +206,13 @@ class _Sample:
             for log in ([None] if of_all else logs)
         )
         return max(self.leaves, every * self.leaves // max(1, self._scanned)), False
+
+
+def _denied(log: str, body: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The rule that denied requests, and how many (rule 3)."""
+    asking = body.get(ASKING.get(body["kind"], ""))
+    if asking is not None and body["effect"] == "deny" and log == log_of(asking):
+        yield body.get("rule") or (*body["reasons"], DEFAULT_DENY)[0], int(body.get("requests", 1))
 
 
 def _values(log: str, body: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -237,6 +237,26 @@ def test_what_is_refused_stands_apart_by_the_minute(any_store: Engine, make_writ
     ]
 
 
+def test_a_rule_has_the_requests_that_it_denied(
+    any_store: Engine, make_writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of few leaves, which are read, and of many, which have figures; what a rule permits is no denial."""
+    at = 5 * HOUR_US
+    parties = [("one", "one", "own"), ("one", "two", "apart"), ("two", "one", "apart")]
+    writer = make_writer(any_store)
+    for reader, owner, rule in parties:
+        for effect, requests in (("permit", 5), ("deny", 3)):
+            writer.submit([HitCounters(at, reader, owner, "reuse", effect, rule, 1, at, requests, 1, 16)])
+    assert writer.flush()
+    with any_store.connect() as connection:
+        read = summarize(connection, EventFilter())
+        monkeypatch.setattr(summary, "FINE_LEAVES_MAX", 1)
+        counted = summarize(connection, EventFilter())
+    assert (read.column_us, counted.column_us) == (MINUTE_US, HOUR_US), "void: counted in one way"
+    for found in (read, counted):
+        assert {value.value: value.events for value in found.facets["rule"]} == {"own": 3, "apart": 6}
+
+
 def test_what_has_no_figures_is_counted_in_the_newest_leaves(filled: Engine) -> None:
     with filled.connect() as connection:
         rows = list(every_event(connection, EventFilter(rule="own")))
