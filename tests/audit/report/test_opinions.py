@@ -220,7 +220,7 @@ def test_ages_are_beside_the_limits_that_leaves_record(made: OneProcess, world: 
     late = sum(
         len(run.blocks)
         for e in events
-        if isinstance(e, CustodyEnded) and 0 < e.ceiling_us < e.ended_us
+        if isinstance(e, CustodyEnded) and 0 < e.ceiling_us < e.ended_us - 1_000_000
         for run in e.runs
     )
     assert row.beyond_limit == late
