@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, case, delete, func, select, tuple_
 
-from kvcustody.audit.coverage.custody_units import UNKNOWN, CustodySelection, LifeUnits, read_units
+from kvcustody.audit.coverage.block_uses import UNKNOWN
+from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, by_period, lags_of, rows_of
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.snapshot import as_of_sizes

@@ -26,7 +26,14 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s, name_blocks
-from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.query.evidence_columns import (
+    Assignments,
+    Evidence,
+    read,
+    read_assignments,
+    read_opened,
+    unit_keys,
+)
 from kvcustody.audit.query.narrowed_holds import read_narrowed
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.erasures import erasure_effects
@@ -35,6 +42,7 @@ from kvcustody.audit.schema.ledger import attachments, erasures, events, receipt
 Flags = NDArray[np.bool_]
 
 LEVELS = ("launched", "retired", "sampled", "full")
+UNKNOWN = "unknown"
 NEVER = np.int64(1) << 62
 
 
@@ -61,6 +69,18 @@ class BlockUses(NamedTuple):
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
     places: tuple[LeafPlaces, ...]
     openings: Evidence  # the rows of openings, without their runs
+    assigned: Assignments  # blocks whose custody is not their writer's
+
+    def owners(self, keys: Int64s, writers: Int64s) -> tuple[Int64s, list[tuple[str, str]]]:
+        """Whose the custody of each key is, by place in a list of tenants and classifications: else its writer's."""
+        parties, unknown = self.assigned.parties, (UNKNOWN, UNKNOWN)
+        numbers: dict[tuple[str, str], int] = {}
+        owner = np.empty(len(keys), np.int64)
+        places = zip(self.assigned.of(keys).tolist(), writers.tolist(), strict=True)
+        for at, (place, writer) in enumerate(places):
+            who = self.tenants.get(writer, unknown) if place < 0 else parties[place]
+            owner[at] = numbers.setdefault(who, len(numbers))
+        return owner, [*numbers]
 
 
 class ReceiptCells(NamedTuple):
@@ -116,6 +136,7 @@ class UseRows(NamedTuple):
     joined: Evidence
     narrowed: dict[int, int]
     erasures: Sequence[ErasureAsked]
+    assigned: Assignments
 
 
 def read_uses(
@@ -155,7 +176,10 @@ def read_uses(
     )
     narrowed = read_narrowed(connection, life.id, as_of)
     return uses_of(
-        UseRows(life.offset_us, wrote, opened, handed, joined, narrowed, _read_erasures(connection, as_of))
+        UseRows(
+            *(life.offset_us, wrote, opened, handed, joined, narrowed, _read_erasures(connection, as_of)),
+            read_assignments(connection, life.id, as_of),
+        )
     )
 
 
@@ -204,7 +228,8 @@ def uses_of(rows: UseRows) -> BlockUses:
     blocks = name_blocks(keys, blocks, keys[written], blocks[written])
     places = tuple(map(places_of, parts))
     return BlockUses(
-        keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places, opened.bare()
+        *(keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places, opened.bare()),
+        rows.assigned,
     )
 
 

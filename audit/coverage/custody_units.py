@@ -15,6 +15,7 @@ from sqlalchemy import Connection, and_, case, func, select
 
 from kvcustody.audit.coverage.block_uses import (
     NEVER,
+    UNKNOWN,
     BlockUses,
     ErasureDueTimes,
     Flags,
@@ -37,7 +38,6 @@ from kvcustody.errors import LedgerError
 
 DEVICE_TIER = "device"  # the tier of all blocks
 TIERS = ("host", "nvme", "remote")  # of copies off the device, which `copies.copy_coverage` counts
-UNKNOWN = "unknown"
 
 _END_COLUMNS = (
     custody_ends.c.log,
@@ -86,6 +86,7 @@ class Overdue(NamedTuple):
     blocks: Int64s
     due: Int64s
     writer: Int64s
+    owner: Int64s  # a place in `LifeUnits.owners`: whose it is, whoever was handed it
 
     def kept(self, which: Flags) -> Overdue:
         """Those for which `which` is true."""
@@ -116,8 +117,13 @@ class LifeUnits(NamedTuple):
     overdue: Overdue
     account: IncarnationTotals
     places: tuple[LeafPlaces, ...]
-    tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
+    owners: list[tuple[str, str]]  # tenants and classifications that `overdue.owner` names
     openings: Evidence  # every opening of the incarnation, whatever was selected, without its runs
+
+    @property
+    def late_owners(self) -> list[tuple[str, str]]:
+        """Tenant and classification of each overdue unit."""
+        return [self.owners[place] for place in self.overdue.owner.tolist()]
 
 
 def read_units(
@@ -221,16 +227,16 @@ def units_of(
         cells, asked = record.receipts(life, ends), record.erasure_due_times(life)
         units = assess(ends, uses, cells, life.shards, asked, _selected(ends, chosen))
         ended = record.ended(life, ends, chosen)
-        overdue = _overdue(uses, ended, now_us - life.offset_us)
+        overdue, owners = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else record.models(life)
         yield LifeUnits(
             life,
             ends,
             _picked(life, ends, units, chosen, models),
-            _late(life, overdue, uses, chosen, models),
+            _late(life, overdue, owners, chosen, models),
             _account(uses, ended),
             (places_of(ends), cells.places, *uses.places),
-            uses.tenants,
+            owners,
             uses.openings,
         )
 
@@ -295,19 +301,15 @@ def _picked(
 def _late(
     life: IncarnationLife,
     overdue: Overdue,
-    uses: BlockUses,
+    owners: list[tuple[str, str]],
     chosen: CustodySelection,
     models: dict[int, str] | None,
 ) -> Overdue:
     kept = _in_period(overdue.due + life.offset_us, chosen)
     if chosen.tenant is not None or chosen.classification is not None:
-        people = [uses.tenants.get(item, (UNKNOWN, UNKNOWN)) for item in overdue.writer.tolist()]
         asked = (chosen.tenant, chosen.classification)
-        kept &= np.fromiter(
-            (all(want in (None, has) for want, has in zip(asked, who, strict=True)) for who in people),
-            np.bool_,
-            len(people),
-        )
+        wanted = [all(want in (None, has) for want, has in zip(asked, who, strict=True)) for who in owners]
+        kept &= np.array(wanted, np.bool_)[overdue.owner]
     if models is not None:
         kept &= _of_model(overdue.writer, models, chosen.model)
     return overdue.kept(kept)
@@ -351,8 +353,8 @@ def _account(uses: BlockUses, ended: Int64s) -> IncarnationTotals:
     return IncarnationTotals(len(handed_out), len(ended), unended, reached, len(pools), growth)
 
 
-def _overdue(uses: BlockUses, ended: Int64s, now_boot_us: int) -> Overdue:
-    """Custody that was handed out, is due, and whose end nobody recorded."""
+def _overdue(uses: BlockUses, ended: Int64s, now_boot_us: int) -> tuple[Overdue, list[tuple[str, str]]]:
+    """Custody that was handed out, is due, and whose end nobody recorded; and whose it is."""
     open_uses = ~is_among(uses.keys, ended)
     written = np.flatnonzero(open_uses & uses.written)
     written = written[np.lexsort((uses.residency[written], uses.keys[written]))]
@@ -364,4 +366,6 @@ def _overdue(uses: BlockUses, ended: Int64s, now_boot_us: int) -> Overdue:
         same = (keys[place] == uses.keys) & (uses.blocks == uses.blocks[writers][place])
         np.maximum.at(due, place[same], uses.hold_end[same])
     late = due < now_boot_us
-    return Overdue(keys[late], uses.blocks[writers][late], due[late], uses.residency[writers][late])
+    found, writer = keys[late], uses.residency[writers][late]
+    owner, owners = uses.owners(found, writer)
+    return Overdue(found, uses.blocks[writers][late], due[late], writer, owner), owners

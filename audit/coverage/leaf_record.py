@@ -36,8 +36,10 @@ from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.query.evidence_columns import (
     GENERATION_MASK,
     POOL_SHIFT,
+    Assignments,
     Evidence,
     EvidenceBuilder,
+    assignments_of,
     distinct,
     is_among,
 )
@@ -133,6 +135,10 @@ _KINDS = {
         _PLACE | _numbers("shard", "started_boot_us", "ended_boot_us", "bytes", "blocks", "verified") | _texts(
             "level", "result"),
         lambda said, life: _share_of_parts(said),
+    ),
+    "blocks-assigned": _Kind(
+        "assignments", ("owner", "classification", "runs"), _PLACE | _texts("owner", "classification"),
+        lambda said, life: {},
     ),
     "erasure-applied": _Kind(
         "effects", ("erasure", "runs"), _PLACE | _texts("erasure"), lambda said, life: {},
@@ -338,7 +344,7 @@ class LeafRecord:
         if life.uuid in self._uses:
             return self._uses[life.uuid]
         found, tables = self._lives[life.uuid], self._tables[life.uuid]
-        rows = UseRows(life.offset_us, *tables.uses, found.narrowed(), self._erasures)
+        rows = UseRows(life.offset_us, *tables.uses, found.narrowed(), self._erasures, tables.assignments())
         made = self._uses[life.uuid] = uses_of(rows)
         return made
 
@@ -398,7 +404,7 @@ class LeafRecord:
         found = [
             table.column("idx")[is_among(table.column("residency"), residencies)] for table in tables.uses
         ]
-        for table in (tables.ends, tables.receipts, tables.effects):
+        for table in (tables.ends, tables.receipts, tables.effects, tables.assigned):
             open_ = ~is_over(unit_keys_of(table))
             if table is tables.receipts:
                 open_ &= (table.column("ended_boot_us") >= since_boot_us)[table.owner]
@@ -437,10 +443,15 @@ class _Tables:
         (self.ends,), (self.releases,) = life.evidence("ends"), life.evidence("releases")
         self.opened, self.handed = life.evidence("residencies")
         (self.attachments,), (self.receipts,) = life.evidence("attachments"), life.evidence("receipts")
-        (self.effects,) = life.evidence("effects")
+        (self.effects,), (self.assigned,) = life.evidence("effects"), life.evidence("assignments")
         self.uses = (self.releases, self.opened, self.handed, self.attachments)
-        self.every = (*self.uses, self.ends, self.receipts, self.effects)
+        self.every = (*self.uses, self.ends, self.receipts, self.effects, self.assigned)
         life.tables.clear()
+
+    def assignments(self) -> Assignments:
+        """Blocks whose custody is another tenant's than the one that was handed them."""
+        parties = zip(self.assigned.texts("owner"), self.assigned.texts("classification"), strict=True)
+        return assignments_of(self.assigned.owner, self.assigned.pairs, [*parties])
 
 
 def _gaps(named: Int64s, start: int) -> int:

@@ -25,6 +25,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import add
 from typing import Any, NamedTuple
@@ -34,7 +35,6 @@ from sqlalchemy import Connection
 
 from kvcustody.audit.coverage.block_uses import LEVELS, NEVER
 from kvcustody.audit.coverage.custody_units import (
-    UNKNOWN,
     CustodySelection,
     LifeUnits,
     last_event_us,
@@ -276,9 +276,6 @@ def _summarise(each: LifeUnits) -> list[CoverageRow]:
 
 def _overdue(each: LifeUnits) -> list[CoverageRow]:
     """Custody that is due and whose end nobody recorded."""
-    counts: dict[tuple[str, str], int] = {}
-    residency, number = np.unique(each.overdue.writer, return_counts=True)
-    for item, blocks in zip(residency.tolist(), number.tolist(), strict=True):
-        who = each.tenants.get(item, (UNKNOWN, UNKNOWN))
-        counts[who] = counts.get(who, 0) + blocks * (each.life.shards or 1)
-    return [CoverageRow(*who, due=units, overdue=units) for who, units in counts.items()]
+    shards = each.life.shards or 1
+    counts = Counter(each.late_owners)
+    return [CoverageRow(*who, due=blocks * shards, overdue=blocks * shards) for who, blocks in counts.items()]

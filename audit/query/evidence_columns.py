@@ -18,6 +18,7 @@ from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Tabl
 from kvcustody.audit.counters.count_events import ASSIGNMENT
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.gc_pause import gc_paused
+from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.events.change_items import runs_of_items
 from kvcustody.audit.events.registry import EARLIER
@@ -164,14 +165,19 @@ class Assignments(NamedTuple):
         return np.where(self.keys[at] == keys, self.owner[at], -1)
 
 
-def read_assignments(connection: Connection, life: int) -> Assignments:
+def read_assignments(connection: Connection, life: int, as_of: AsOf | None = None) -> Assignments:
     """What the `blocks-assigned` leaves of an incarnation say: each is in two logs and is read in both."""
     query = select(events.c.leaf).where(
-        events.c.incarnation == life, events.c.kind == ASSIGNMENT, has_leaf(events)
+        events.c.incarnation == life, events.c.kind == ASSIGNMENT, has_leaf(events), is_in(as_of, events)
     )
     leaves = [bytes(leaf) for leaf in connection.scalars(query)]
     rows, pairs = _flat(run_lists(leaves, "runs"), 0)
     parties = [(body["owner"], body["classification"]) for body in map(orjson.loads, leaves)]
+    return assignments_of(rows, pairs, parties)
+
+
+def assignments_of(rows: Int64s, pairs: Pairs, parties: list[tuple[str, str]]) -> Assignments:
+    """Assignments from the flat runs of leaves, the number of each one's leaf, and the parties of each leaf."""
     keys, first = np.unique(unit_keys(pairs.pools, pairs.generations), return_index=True)
     return Assignments(keys, rows[first], parties)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcustody.audit.coverage.custody_units import UNKNOWN, LifeUnits
+from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import is_covered
 from kvcustody.audit.report.model import Exceptional
 from kvcustody.audit.report.sampling.population import VERDICTS
@@ -44,8 +44,7 @@ def _ended(each: LifeUnits) -> list[Exceptional]:
 
 def _overdue(each: LifeUnits) -> list[Exceptional]:
     groups: dict[_Key, list[int]] = {}
-    for place, writer in enumerate(each.overdue.writer.tolist()):
-        tenant, classification = each.tenants.get(writer, (UNKNOWN, UNKNOWN))
+    for place, (tenant, classification) in enumerate(each.late_owners):
         key = ("overdue", False, tenant, classification, "no end on record", each.life.uuid)
         groups.setdefault(key, []).append(place)
     return [_group(each, key, each.overdue.due[np.array(places)]) for key, places in groups.items()]

@@ -305,6 +305,10 @@ class _Judge:
         asked: dict[str, int] = {}
         for body in erasures:
             asked.setdefault(body["erasure"], int(body["at_us"]) - life.offset_us)
+        self.assigned: dict[Key, Body] = {
+            key: {"tenant": body["owner"], "classification": body["classification"]}
+            for key, _, body in life.named("blocks-assigned")
+        }
         self.requests: dict[tuple[Key, int], list[int]] = defaultdict(list)
         for key, block, body in life.named("erasure-applied"):
             if body["erasure"] in asked:
@@ -406,7 +410,7 @@ class _Judge:
             return None
         first = min(written, key=lambda use: use.residency)
         due = max(use.held for use in self.uses[key] if use.block == first.block)
-        person = self.people.get(first.residency, {})
+        person = self.assigned.get(key) or self.people.get(first.residency, {})
         who = person.get("tenant", UNKNOWN), person.get("classification", UNKNOWN)
         kept = self._in_period(due + self.life.offset_us) and self._of_model(first.residency)
         if due >= now or not kept or not self._selects(*who):

@@ -14,7 +14,7 @@ import numpy as np
 from kvcustody.audit.copies.copy_coverage import VERDICTS as COPY_VERDICTS
 from kvcustody.audit.copies.copy_coverage import JudgedCopies
 from kvcustody.audit.coverage.block_uses import LEVELS
-from kvcustody.audit.coverage.custody_units import DEVICE_TIER, UNKNOWN, LifeUnits
+from kvcustody.audit.coverage.custody_units import DEVICE_TIER, LifeUnits
 from kvcustody.audit.coverage.summary import population_digest
 from kvcustody.audit.coverage.verdicts import VERDICTS as ENDED
 from kvcustody.audit.events.block_runs import Int64s
@@ -144,8 +144,7 @@ def _device_strata(each: LifeUnits) -> Iterator[tuple[StratumKey, Int64s]]:
         places = order[bounds[number] : bounds[number + 1]]
         if len(places):
             yield StratumKey(DEVICE_TIER, *name), places
-    late = [each.tenants.get(writer, (UNKNOWN, UNKNOWN)) for writer in each.overdue.writer.tolist()]
-    for key, places in _grouped([StratumKey(DEVICE_TIER, *who, _NO_END) for who in late]):
+    for key, places in _grouped([StratumKey(DEVICE_TIER, *who, _NO_END) for who in each.late_owners]):
         yield key, places + len(of)
 
 
@@ -179,7 +178,7 @@ def _ended(each: LifeUnits, place: int) -> PopulationMember:
 
 def _overdue(each: LifeUnits, place: int) -> PopulationMember:
     late = each.overdue
-    tenant, classification = each.tenants.get(int(late.writer[place]), (UNKNOWN, UNKNOWN))
+    tenant, classification = each.late_owners[place]
     return PopulationMember(
         incarnation=each.life.uuid,
         pool=int(late.keys[place]) >> POOL_SHIFT,

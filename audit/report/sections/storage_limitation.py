@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -124,12 +125,7 @@ def _pieces(each: LifeUnits, openings: Int64s) -> Iterator[tuple[str, _Piece]]:
 
 def _late(each: LifeUnits) -> dict[str, int]:
     """Overdue custodies by classification."""
-    made: dict[str, int] = {}
-    writers, numbers = np.unique(each.overdue.writer, return_counts=True)
-    for writer, number in zip(writers.tolist(), numbers.tolist(), strict=True):
-        name = each.tenants.get(writer, ("", "unknown"))[1]
-        made[name] = made.get(name, 0) + number
-    return made
+    return Counter(classification for _, classification in each.late_owners)
 
 
 def _of_writers(writers: Int64s, openings: Int64s) -> tuple[Int64s, Int64s]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest
+from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.console.web.pages.policy_status import known_policy
 from kvcustody.console.web.source_listing import lines_of
@@ -41,19 +42,20 @@ def show(visit: PageRequest) -> Response:
     if not reads:
         visit.caller.must(Permission.WRITE_POLICY)
     tenant = visit.text("tenant")
-    denials = None
+    denials = crossed = None
+    since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
     if reads:
         visit.record("consoleDecisions", tenant)
         denials = custody_api.denials(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+        crossed = custody_api.crossed(visit.caller, visit.service, since_us, until_us, tenant, limit=_PAGE)
     known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
     policy = None if known is None else known.policy
     return visit.page(
         "audit/decisions.html",
         "Decisions",
         denials=denials,
-        crossed=custody_api.crossed(visit.caller, visit.service, tenant=tenant, limit=_PAGE)
-        if reads
-        else None,
+        crossed=crossed,
+        is_last_day=since_us is None and until_us is None,
         tenant=tenant,
         all_tenants=reads and sees_all(visit),
         tests=tests,

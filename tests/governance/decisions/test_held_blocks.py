@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from coverage_oracle import History, judge
 from sqlalchemy import select
 
 from kvcustody.audit.counters.read_figures import tenant_totals
+from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us, read_units, units_of
+from kvcustody.audit.coverage.leaf_record import LeafRecord
+from kvcustody.audit.coverage.leaf_sources import leaves_in_database
+from kvcustody.audit.coverage.summary import summary
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import custody_ends
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.governance.governor import sequence_events
+from kvcustody.times import DAY_US
 from standins.governance.offload_world import BLOCKS, PREFIX, SHARED, SharedWorld, prompt
 
 
@@ -74,6 +81,29 @@ def test_positive_control_without_the_record_of_the_owner_both_figures_are_wrong
     world.worker.close()
     assert any("ended as `acme`'s" in what for what in ledger.problems())
     assert ledger.held()["acme"] < 0 < ledger.held()["beta"]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_blocks_that_are_overdue_are_their_owners(
+    world: SharedWorld, monkeypatch: pytest.MonkeyPatch, *, is_recorded: bool
+) -> None:
+    """Nobody ended them: by tables, by leaves and by the auditor's program they are of who owns the segment."""
+    if not is_recorded:  # the control: they are counted under who was handed them
+        monkeypatch.setattr(sequence_events, "sequence_assigned", lambda *given: [])
+    ledger = filled(world)
+    with ledger.store.connect() as connection:
+        late_us = last_event_us(connection) + 10 * DAY_US
+        leaves = [bytes(leaf) for leaf in leaves_in_database(connection)]
+        tables = summary([*read_units(connection, CustodySelection(), now_us=late_us)])
+        one = summary([*read_units(connection, CustodySelection(tenant="acme"), now_us=late_us)])
+    again = summary([*units_of(LeafRecord(leaves), CustodySelection(), now_us=late_us)])
+    oracle = Counter(
+        item.tenant for item in judge(History(leaves), as_of_us=late_us) if item.verdict == "overdue"
+    )
+    overdue = {row.tenant: row.overdue for row in tables.rows if row.overdue}
+    assert overdue == {row.tenant: row.overdue for row in again.rows if row.overdue} == dict(oracle)
+    assert sum(row.overdue for row in one.rows) == overdue["acme"]
+    assert (overdue == charged(world)) is is_recorded, (overdue, charged(world))
 
 
 def test_a_dead_process_ends_what_it_held_as_its_owners(world: SharedWorld) -> None:

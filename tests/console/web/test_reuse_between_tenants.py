@@ -1,0 +1,57 @@
+"""How much one tenant reused of another in a period has one answer: API, command and page, beside the leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+from typer.testing import CliRunner
+
+from kvcustody.audit.events import HitCounters, WorkerStarted
+from kvcustody.console.main import app
+from kvcustody.times import DAY_US, iso
+from standins.audit.falsified import OFFSET_US
+from standins.audit.one_process import OneProcess
+from standins.console.page_tables import rows_of
+from standins.console.web_world import running
+
+EARLY, LATER = 20 * 1_000_000, 3 * DAY_US
+BLOCKS = {EARLY: 12, LATER: 30}
+
+
+def reused(at_us: int) -> HitCounters:
+    blocks = BLOCKS[at_us]
+    return HitCounters(
+        at_us, "labs", "acme", "reuse", "permit", "labs-reads-acme", 1, at_us - 1, 2, blocks, 16 * blocks
+    )
+
+
+@pytest.mark.system("the page of decisions shows another period's reuse than was asked for")
+def test_a_period_has_one_answer(store: Engine, tmp_path: Path) -> None:
+    """The page without a period is the control: its last day has none of it."""
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    started = WorkerStarted(1, "worker-1", 64, 1, 4096, "cpu", "test")
+    OneProcess(store, tmp_path).fill([started, reused(EARLY), reused(LATER)])
+    (tmp_path / "console").mkdir()
+    with running(tmp_path / "console", ledger) as opened:
+        key = opened.keys["auditor"]
+        with httpx.Client(base_url=opened.url, timeout=60) as client:
+            assert client.post("/console/login", data={"key": key}).status_code == 303
+            for at, blocks in BLOCKS.items():
+                since, until = OFFSET_US + at - 10**6, OFFSET_US + at + 10**6
+                period = {"since": iso(since)[:19], "until": iso(until)[:19]}
+                page = client.get("/console/decisions", params=period).text
+                shown = ["labs", "acme", "labs-reads-acme", "2", str(blocks), str(16 * blocks)]
+                assert rows_of(page, "Reuse across tenants") == [shown]
+                bounds = {"since": since, "until": until}
+                known = {"authorization": f"Bearer {key}"}
+                items = client.get("/v1/custody/reuse", params=bounds, headers=known).json()["items"]
+                assert [[str(value) for value in row.values()] for row in items] == [shown]
+                words = ["api", "list-crossed-reuse", "--since", str(since), "--until", str(until), "--json"]
+                done = CliRunner().invoke(app, [*words, "--ledger", ledger])
+                assert done.exit_code == 0, done.output
+                assert json.loads(done.stdout)["items"] == items
+            assert "No tenant reused another" in client.get("/console/decisions").text
