@@ -73,6 +73,9 @@ OWN_FRAMEWORK = (
     Unchecked("asked.framework", "it is of the preparer's own file"),
     Unchecked("statements", "they name controls of the preparer's own file"),
 )
+EARLIER_EDITION = Unchecked(
+    "changes", "what was so at the earlier checkpoint: the ledger says it, an export does not"
+)
 PROOF = Unchecked("proof", "the policy was not given: prove it again with `--policy`")
 
 
@@ -98,7 +101,10 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
             framework=_own(stated),
         )
     sealed = _with_seal(made, stated, _extension(folder, stated))
-    return MadeAgain(sealed, "the export", (*NOT_IN_LEAVES, *_of_proof(stated)))
+    unchecked = (*NOT_IN_LEAVES, *_of_proof(stated))
+    if stated.asked.extends is not None:
+        sealed, unchecked = sealed._replace(changes=stated.changes), (*unchecked, EARLIER_EDITION)
+    return MadeAgain(sealed, "the export", unchecked)
 
 
 class SealedAs(NamedTuple):

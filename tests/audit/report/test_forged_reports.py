@@ -168,7 +168,7 @@ def test_an_export_shows_which_checkpoint_was_extended(world_class: Any, tmp_pat
     assert verify_report(report.to_bytes(), vkeys, again=made).ok
     assert {each.path for each in made.unchecked} == {
         *("boundary.witnessed", "boundary.checkpoint.at_us", "boundary.checkpoint.signed_us", "window"),
-        *("responses", "asked.preparer", "asked.threshold_ppm"),
+        *("responses", "asked.preparer", "asked.threshold_ppm", "changes"),
     }
     path = report.boundary.consistency
     for extends, forged in (
