@@ -166,9 +166,10 @@ def test_a_proof_waits_for_the_database_twice(
             assert check_leaf(proof, leaf, [KEY.verifier]).name == name
             return list(asked)
 
-        assert waits() == [1, 3]
+        first = waits()  # and the leaf by itself, where it does not lie beside what was read
+        assert first[:2] == [1, 3] and len(first) <= 4
         connection.execute(delete(tree_nodes).where(tree_nodes.c.level >= HALF))
-        assert len(waits()) > 2, "without half levels some is read when it is missed (control)"
+        assert len(waits()) > len(first), "without half levels some is read when it is missed (control)"
 
 
 def test_tiles_keep_the_leaves_of_one_reading_alone(ledger: Engine) -> None:

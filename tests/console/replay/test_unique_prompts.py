@@ -44,4 +44,7 @@ def test_nobody_repeats_a_prompt_and_nothing_is_a_hit(tmp_path: Path) -> None:
     totals = json.loads(found.stdout)["totals"]
     assert totals["preempted"] > 0, "void: nothing was preempted"
     assert (totals["hit_tokens"], totals["hit_requests"], totals["prefill_avoided"]) == (0, 0, 0.0)
-    assert totals["input_tokens"] == REQUESTS * TOKENS, "each prompt is counted once"
+    counted = totals["input_tokens"] / TOKENS
+    assert REQUESTS - totals["deferred"] <= counted <= REQUESTS, (
+        "no prompt is counted twice; one that is given up may not be"
+    )
