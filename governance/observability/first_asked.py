@@ -27,7 +27,8 @@ class FirstAsked:
         if reason not in before:
             self._reasons[request] = (*before, reason)
         if len(self._at_us) > WAITING_MAX:
-            self.forget(next(iter(self._at_us)))
+            oldest = next(iter(self._at_us))
+            del self._at_us[oldest], self._reasons[oldest]
         return reason not in before
 
     def note_preempted(self, request: Hashable, blocks: int) -> None:

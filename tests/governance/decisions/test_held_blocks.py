@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from coverage_oracle import History, judge
 from sqlalchemy import select
@@ -15,6 +16,9 @@ from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.coverage.summary import summary
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events import CustodyEnded
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.events.ledger_events import GapRecorded
 from kvcustody.audit.schema.ledger import custody_ends
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
@@ -115,3 +119,21 @@ def test_a_dead_process_ends_what_it_held_as_its_owners(world: SharedWorld) -> N
     with ledger.store.connect() as connection:
         assert "unproven: process death" in set(connection.scalars(select(custody_ends.c.cause)))
     assert set(ledger.held().values()) == {0} and ledger.problems() == []
+
+
+def test_a_recorded_gap_is_no_damage(world: SharedWorld) -> None:
+    """What a worker lost is on record as lost. Control: without that record the same ledger does not add up."""
+    ledger = filled(world)
+    end = CustodyEnded(
+        1, "acme", "internal", (Run(np.array([0]), 1 << 40),), "evicted", 1, 1, 1, 1_000
+    )  # its hand-out was lost
+    world.worker.writer.submit([end])
+    assert world.worker.writer.flush()
+    assert any(" holds " in what for what in ledger.problems()), "control"
+    world.worker.writer.submit([GapRecorded(1, "spill lost", 1 << 41, 1 << 41)])
+    assert world.worker.writer.flush()
+    with ledger.store.connect() as connection:
+        report = fsck(connection)
+    assert not any(" holds " in problem.what for problem in report.problems)
+    assert any("leaves are missing" in what for what in report.unproved)
+    world.worker.close()
