@@ -22,6 +22,7 @@ import structlog
 from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.util import LRUCache
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.sqlite_write_queue import queue_writes
@@ -35,6 +36,7 @@ VERSION_TABLE = "kvcustody_schema"
 STATEMENT_SECONDS = 300.0  # of a reader's statement, unless the opener says otherwise
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit
+COMPILED_KEPT = 1024  # statements of each kind of database that stay compiled
 MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 
@@ -84,8 +86,8 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, k
     engine = create_engine(
         f"sqlite:///file:{quote(str(path))}?mode={mode}&uri=true",
         connect_args={"timeout": timeout_seconds, "check_same_thread": False, "cached_statements": 512},
-        query_cache_size=128,
     )
+    engine.update_execution_options(compiled_cache=_sqlite_statements)
 
     @event.listens_for(engine, "do_connect")
     def _claimed(*_: object) -> None:
@@ -156,6 +158,7 @@ def _postgres(url: str, timeout_seconds: float, reading_seconds: float | None) -
         },
         pool_pre_ping=False,
     )
+    engine.update_execution_options(compiled_cache=_postgres_statements)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: Any) -> None:
@@ -166,6 +169,22 @@ def _postgres(url: str, timeout_seconds: float, reading_seconds: float | None) -
             connection.adapters.register_dumper(int, dumper)
 
     return engine
+
+
+class _CompiledStatements:
+    """Statements as text, compiled once in a process, whichever engine of one kind of database asks first."""
+
+    def __init__(self) -> None:
+        self._kept: LRUCache[Any, Any] = LRUCache(COMPILED_KEPT)
+
+    def get(self, key: tuple[Any, ...]) -> Any:
+        return self._kept.get(key[1:])  # the rest: the dialect, which each engine has one of
+
+    def __setitem__(self, key: tuple[Any, ...], statement: Any) -> None:
+        self._kept[key[1:]] = statement
+
+
+_sqlite_statements, _postgres_statements = _CompiledStatements(), _CompiledStatements()
 
 
 def with_placeholders(connection: Connection, statement: str) -> str:

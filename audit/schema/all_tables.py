@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from sqlalchemy import (
     Alias,
@@ -64,29 +64,32 @@ MONTHLY = {  # tables that grow with traffic, and the column that has the time o
 }
 
 
-def every_table() -> list[Table]:
+@cache
+def every_table() -> tuple[Table, ...]:
     """In an order in which each can be filled."""
-    return metadata.sorted_tables
+    return tuple(metadata.sorted_tables)
 
 
-def projections() -> list[Table]:
+@cache
+def projections() -> tuple[Table, ...]:
     """Tables whose rows are keyed by the leaf they came from, or by an item of it."""
-    return [
+    return tuple(
         table
         for table in every_table()
         if [column.name for column in table.primary_key.columns][:2] == ["log", "idx"]
         and table.name != "events"
-    ]
+    )
 
 
-def tables_of_one_row() -> list[Table]:
+@cache
+def tables_of_one_row() -> tuple[Table, ...]:
     """Tables whose only key is an `id` that somebody states: it is 1."""
-    return [
+    return tuple(
         table
         for table in every_table()
         if [(column.name, column.autoincrement) for column in table.primary_key.columns] == [("id", False)]
         and isinstance(table.c.id.type, Integer)
-    ]
+    )
 
 
 def kinds_of(table: Table) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ still holds it). Leaves may be gone only where a purge is on record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Table, func, select
+from sqlalchemy import Connection, Row, Select, Table, bindparam, func, select
 
 from kvcustody.audit.counters.count_events import Figures, count_events
 from kvcustody.audit.database.dialect import dialect_of
@@ -361,9 +362,9 @@ class LogCheck:
             return
         leaves = dict(sound)
         for table in TABLES:
-            query = select(table).where(table.c.log == self._log, table.c.idx >= first, table.c.idx <= last)
             stored: dict[_RowKey, tuple[Any, ...]] = {}
-            for row in map(tuple, self._connection.execute(query)):
+            between = {"of_log": self._log, "first": first, "last": last}
+            for row in map(tuple, self._connection.execute(_rows_between(table), between)):
                 key = _key(table, row)
                 stored[key] = (
                     () if key in stored else row
@@ -399,6 +400,17 @@ class LogCheck:
 
     def _say(self, idx: int | None, last: int | None, what: str) -> None:
         self.problems.append(FsckFinding(self._name, idx, last, "", what))
+
+
+@cache
+def _rows_between(table: Table) -> Select[Any]:
+    """The rows of a projection that are of leaves of one log from `first` to `last`."""
+    here = (
+        table.c.log == bindparam("of_log"),
+        table.c.idx >= bindparam("first"),
+        table.c.idx <= bindparam("last"),
+    )
+    return select(table).where(*here)
 
 
 _RowKey = tuple[int, int]  # the leaf's idx, and the item of it

@@ -7,8 +7,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, Table, and_, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Integer,
+    Select,
+    Table,
+    and_,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+)
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.schema.all_tables import every_table, projections, tables_of_one_row
@@ -25,14 +41,25 @@ def keys_of_no_number(connection: Connection) -> Iterator[str]:
     """Keys that are no integers, which SQLite keeps: nothing can be compared where a row has one (3.5, a text)."""
     if not dialect_of(connection).in_file:
         return
-    for table in every_table():
-        for column in table.primary_key.columns:
-            if isinstance(column.type, Integer):
-                odd = select(column).where(func.typeof(column) != "integer").limit(1)
-                yield from (
-                    f"`{table.name}` has a row whose `{column.name}` is `{value}`"
-                    for value in connection.scalars(odd)
-                )
+    for table, name, value in connection.execute(_odd_keys()):
+        yield f"`{table}` has a row whose `{name}` is `{value}`"
+
+
+@cache
+def _odd_keys() -> CompoundSelect[Any]:
+    """One such row of each key of each table: its table, its column, its value as SQL writes it."""
+    keys = [(table, key) for table in every_table() for key in table.primary_key.columns]
+    return union_all(
+        *(
+            select(literal(table.name), literal(key.name), func.quote(key))
+            .where(func.typeof(key) != "integer")
+            .limit(1)
+            .subquery()
+            .select()
+            for table, key in keys
+            if isinstance(key.type, Integer)
+        )
+    )
 
 
 def stray_rows(connection: Connection) -> Iterator[tuple[int | None, str]]:
@@ -57,10 +84,14 @@ def _off_their_places(connection: Connection) -> Iterator[tuple[int | None, str]
 
 
 def _without_leaf(connection: Connection, table: Table) -> Iterator[tuple[int | None, str]]:
-    its = and_(events.c.log == table.c.log, events.c.idx == table.c.idx)
-    query = select(table.c.log, table.c.idx).where(~exists().where(its)).distinct()
-    for log, idx in connection.execute(query.limit(_SHOWN)):
+    for log, idx in connection.execute(_rows_without_leaf(table)):
         yield log, f"`{table.name}` has a row of leaf `{idx}` of log `{log}`, which is not there"
+
+
+@cache
+def _rows_without_leaf(table: Table) -> Select[Any]:
+    its = and_(events.c.log == table.c.log, events.c.idx == table.c.idx)
+    return select(table.c.log, table.c.idx).where(~exists().where(its)).distinct().limit(_SHOWN)
 
 
 def _without_log(connection: Connection, table: Table) -> Iterator[tuple[int | None, str]]:
