@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcustody.audit.events import Context, ResidencyOpened, ResidencyReleased, leaves
+from kvcustody.audit.events import Context, Event, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.tlog.checkpoint import check_witness_time, open_checkpoint
 from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash, leaf_hashes
@@ -48,7 +49,7 @@ def real_leaves(count: int, tenant: str = "a") -> Leaves:
     context = Context(
         "ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"{len(session):024x}"
     )
-    found: Leaves = []
+    recorded: list[Event] = []
     for number in range(count // 2):
         run = (Run(np.arange(number, number + 5), 1 + 5 * number),)
         opened = ResidencyOpened(
@@ -67,9 +68,8 @@ def real_leaves(count: int, tenant: str = "a") -> Leaves:
             run,
         )
         released = ResidencyReleased(number + 1, number, tenant, "finished", (), 0)
-        for event in (opened, released):
-            found += [leaf.data for leaf in leaves(event, context, len(found) + 1)]
-    return found
+        recorded += [opened, released]
+    return list(BatchEncoder(context).encode(list(enumerate(recorded, 1))).batch.data)
 
 
 LEAVES = real_leaves(COUNT)
