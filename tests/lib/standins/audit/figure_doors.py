@@ -513,21 +513,24 @@ def _is_near(here: float | str, there: float | str) -> bool:
 
 
 class _Reader:
-    """Leaves of a ledger, read once for each state of it."""
+    """Leaves of a ledger, read once for each state of it; the state before is forgotten, it takes much memory."""
 
     def __init__(self, database_url: str) -> None:
         self._database_url = database_url
-        self._found: dict[object, LeafFigures] = {}
+        self._newest: tuple[object, LeafFigures] = (None, LeafFigures([]))
+        self._sealed: tuple[int, LeafFigures] = (0, LeafFigures([]))
 
     def now(self, state: object) -> LeafFigures:
-        if state not in self._found:
-            self._found[state] = read_leaves(self._database_url)
-        return self._found[state]
+        if self._newest[0] != state:
+            self._newest = (None, LeafFigures([]))
+            self._newest = (state, read_leaves(self._database_url))
+        return self._newest[1]
 
     def at(self, tree_size: int) -> LeafFigures:
-        if tree_size not in self._found:
-            self._found[tree_size] = read_leaves(self._database_url, tree_size)
-        return self._found[tree_size]
+        if self._sealed[0] != tree_size:
+            self._sealed = (0, LeafFigures([]))
+            self._sealed = (tree_size, read_leaves(self._database_url, tree_size))
+        return self._sealed[1]
 
 
 def show(site: Site, doors: Sequence[Door] = DOORS) -> list[Shown]:
