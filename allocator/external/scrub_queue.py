@@ -95,10 +95,7 @@ class ScrubQueue:
         """The engine has handed `blocks` out again already: they are ordered with this step."""
         waiting: deque[EndedRun] = deque()
         for custody in self._fenced:
-            taken = (
-                np.isin(custody.blocks, blocks) if custody.fence else np.zeros(len(custody.blocks), np.bool_)
-            )
-            if taken.any():
+            if custody.fence and (taken := np.isin(custody.blocks, blocks)).any():
                 again = _part(custody, taken)
                 again.fence, again.retired_us = 0, now_us
                 waiting.append(again)

@@ -89,10 +89,10 @@ class Device:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_overlap_and_no_stall_beyond_the_fences(seed):
-    device = Device(seed).go(4_000)
+    device = Device(seed).go(1_500)
     assert device.overlaps == 0
     assert 0 < device.longest <= LATEST + 1
-    assert device.admitted > 1_000
+    assert device.admitted > 300
 
 
 def test_positive_control_immediate_free_overlaps():

@@ -86,10 +86,10 @@ class Life:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_hit_after_the_absolute_deadline(seed):
-    life = Life(seed).go(5_000)
+    life = Life(seed).go(2_000)
     assert life.late == 0
-    assert life.hits > 3_000
-    assert life.restarts > 5
+    assert life.hits > 1_000
+    assert life.restarts > 1
 
 
 def test_positive_control_a_sliding_ceiling_is_hit_for_ever(monkeypatch):

@@ -22,7 +22,7 @@ from kvcustody.allocator.prefix.eviction_policy import (
     ValueAware,
 )
 from standins.allocator.ranked_engine import Engine, Key
-from standins.allocator.world import SIZE, World, run
+from standins.allocator.world import World, run
 
 KINDS: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": Lru,
@@ -107,17 +107,23 @@ def test_both_pools_give_up_the_same_blocks_in_the_same_order(kind: str, seed: i
     base = policy().base if kind.startswith("priority") else 35  # type: ignore[attr-defined]
     falling = [[], [(0, 2, 80, 0), (2, 4, 50, 0), (4, END, 10, 0)], [(1, 2, 30, 0), (2, END, 20, 0)]]
     plans = [disjoint(ranges, base) for ranges in falling]
-    known: set[tuple[int, ...]] = set()
+    prompts: dict[Key, list[Key]] = {}  # of whole blocks, with their prefixes
 
-    def left() -> set[tuple[int, ...]]:
-        return {prefix for prefix in known if world.hit("a", [*prefix, -1 % 999]) == len(prefix) // SIZE}
+    def left() -> set[Key]:
+        return {prefix for prefixes in prompts.values() for prefix in prefixes[: hit(prefixes)]}
 
-    def evict() -> None:
+    def hit(prefixes: list[Key]) -> int:
+        return world.hit("a", [*prefixes[-1][1], 7])
+
+    def evict(count: int) -> None:
         before = left()
-        world.m.tree.evict(world.m.accounts["a"], 1, world.now, "test")
-        world.ok()
-        engine.evict(1)
-        assert before - left() == {prefix for _, prefix in engine.victims[-1:]}
+        for _ in range(count):
+            world.m.tree.evict(world.m.accounts["a"], 1, world.now, "test")
+            world.ok()
+            engine.evict(1)
+            after = left()
+            assert before - after == set(engine.victims[-1:])
+            before = after
 
     for _ in range(60):
         world.now = engine.now = world.now + choose.choice((1, 20))
@@ -129,18 +135,18 @@ def test_both_pools_give_up_the_same_blocks_in_the_same_order(kind: str, seed: i
         if kind == "priority-lapse":  # the tree lets what lapsed sink when it comes to it
             tokens = run(30 + stem + 5 * blocks, 1)
             priorities = disjoint([(0, 4, 90, 50)]) if stem % 2 else ()
-        known |= {prefix for _, prefix in engine.keys("a", tokens)}
+        prefixes = engine.keys("a", tokens)
+        prompts[prefixes[-1]] = prefixes
         sequence = world.admit("a", [*tokens, 7])
         assert not isinstance(sequence, str)
         sequence.priorities = priorities
         world.m.commit(sequence, len(tokens) + 1, world.now)
         world.m.release(sequence, world.now, "finished")
         engine.cache("a", [*tokens, 7], priorities)
-        assert left() == {prefix for _, prefix in engine.index}
-        for _ in range(min(len(engine.index), choose.choice((0, 0, 0, 1, 5)))):
-            evict()
-    while engine.index:
-        evict()
+        assert left() == set(engine.index)
+        evict(min(len(engine.index), choose.choice((0, 0, 0, 1, 5))))
+    evict(len(engine.index))
+    assert not engine.index
     assert not left()
 
 
