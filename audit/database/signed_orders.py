@@ -10,20 +10,24 @@
    So a copy of an older order is no newer than the order was, and none is of another kind than its leaf says.
 3. An engine that nobody authenticated believes every order.
 4. What is not believed is remembered, a bounded number, so that whoever reads can put it on record.
+5. A process without a key writes no order: whatever would record one raises `UnsignedOrderError` before anything is
+   queued (`check_orders`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.events.registry import SIGNATURE
-from kvcustody.errors import LedgerError
+from kvcustody.audit.events import Event
+from kvcustody.audit.events.event import GuardingOrder, LifecycleOrder
+from kvcustody.audit.events.registry import KINDS, SIGNATURE
+from kvcustody.errors import UnsignedOrderError
 from kvcustody.signed_document import (
     DocumentRejected,
     DocumentSignature,
@@ -36,8 +40,8 @@ from kvcustody.signed_document import (
 SCHEMA: Final = "kvcustody/order@1"
 ORDERS_OPTION = "kvcustody_orders"  # the execution option of an engine that says whose orders count
 NO_KEY = (
-    "orders are signed here (`policy_trust`), and this process has no key: name one in `order_key_path` that the trust "
-    "configuration lists with the role `orders`"
+    "This process has no key that signs orders (`order_key_path`), and under `policy_trust` nobody follows an unsigned "
+    f"one: it refuses each ({UnsignedOrderError.code})."
 )
 _KEPT_MAX = 1 << 16
 _REFUSED_MAX = 1000
@@ -94,17 +98,12 @@ class SignedOrders:
             self._told += len(found)
         return found
 
-    def must_sign(self, leaf: bytes) -> str:
-        """As `sign`, for a process whose orders would otherwise be in vain; raises `LedgerError` without an own key."""
-        if self._own is None:
-            raise LedgerError(NO_KEY)
-        return self.sign(leaf)
-
     def sign(self, leaf: bytes) -> str:
-        """The signature of a leaf that has none yet, as its `signature` says it; empty where there is no own key."""
+        """The signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule 5)."""
+        body = orjson.loads(leaf)
         if self._own is None:
-            return ""
-        form = DocumentSignature(self._own.name, self._own.sign(self._message(orjson.loads(leaf)))).form()
+            raise UnsignedOrderError(str(body["kind"]))
+        form = DocumentSignature(self._own.name, self._own.sign(self._message(body))).form()
         return f"{form['key']} {form['signature']}"
 
     def accepted(self, leaf: bytes, kind: str) -> dict[str, Any] | None:
@@ -163,6 +162,15 @@ class SignedOrders:
 
     def _message(self, unsigned: Mapping[str, Any]) -> bytes:
         return signed_bytes(SCHEMA, self._place | {"leaf": dict(unsigned)})
+
+
+def check_orders(orders: SignedOrders | None, events: Iterable[Event]) -> None:
+    """Raise `UnsignedOrderError` for the first of these that is an order which nobody would follow (rule 5)."""
+    if orders is None or orders.may_sign:
+        return
+    for event in events:
+        if isinstance(event, GuardingOrder | LifecycleOrder):
+            raise UnsignedOrderError(KINDS[type(event)].name)
 
 
 def authenticate(engine: Engine, orders: SignedOrders | None) -> None:

@@ -28,7 +28,7 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import (
@@ -115,10 +115,14 @@ def request(
         with engine.connect() as connection:
             selector = selector._replace(tenant=known_tenant(connection, tenant))
             check_not_restricted(connection, selector, keys)
-        with recorder(engine, clock, subject_keys=None if clear else keys, clear_names=clear) as writer:
-            now_us = clock.now_us()
-            deadline_us = now_us + within_seconds * MICROSECONDS
-            writer.submit_durable(request_event(selector, erasure, actor, deadline_us, now_us))
+        within_us = within_seconds * MICROSECONDS
+        record_operator_act(
+            engine,
+            lambda at_us: request_event(selector, erasure, actor, at_us + within_us, at_us),
+            clock=clock,
+            subject_keys=None if clear else keys,
+            clear_names=clear,
+        )
     if as_json:
         print_json({"erasure": erasure, "kind": selector.kind, "within_seconds": within_seconds})
     else:
