@@ -10,23 +10,29 @@
    So a copy of an older order is no newer than the order was, and none is of another kind than its leaf says.
 3. An engine that nobody authenticated believes every order.
 4. What is not believed is remembered, a bounded number, so that whoever reads can put it on record.
-5. A process without a key writes no order: whatever would record one raises `UnsignedOrderError` before anything is
+5. An order from before orders were signed counts where a signed `order-signed` leaf names its digest: as it stands,
+   and from its own time. So nothing that was superseded, ended or answered comes back.
+6. A process without a key writes no order: whatever would record one raises `UnsignedOrderError` before anything is
    queued (`check_orders`).
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, select
 
-from kvcustody.audit.events import Event
+from kvcustody.audit.events import Event, OrderSigned
 from kvcustody.audit.events.event import GuardingOrder, LifecycleOrder
 from kvcustody.audit.events.registry import KINDS, SIGNATURE
+from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.ledger import events
 from kvcustody.errors import UnsignedOrderError
 from kvcustody.signed_document import (
     DocumentRejected,
@@ -85,6 +91,20 @@ class SignedOrders:
         self._accepted: set[bytes] = set()  # digests of leaves
         self._refused: dict[bytes, RefusedOrder] = {}
         self._told = 0
+        self._read_signed_later: Callable[[], frozenset[str]] = frozenset
+
+    def over(self, connection: Connection) -> SignedOrders:
+        """The same, with the orders that were signed later in this ledger (rule 5), read once where one is needed."""
+        view = copy.copy(self)
+        view._read_signed_later = functools.cache(lambda: self._signed_later(connection))
+        return view
+
+    def _signed_later(self, connection: Connection) -> frozenset[str]:
+        """Digests that signed `order-signed` leaves name."""
+        kind = KINDS[OrderSigned].name
+        leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == kind, has_leaf(events)))
+        bodies = [self.accepted(bytes(leaf), kind) for leaf in leaves]
+        return frozenset(str(body["digest"]) for body in bodies if body is not None)
 
     @property
     def may_sign(self) -> bool:
@@ -99,7 +119,7 @@ class SignedOrders:
         return found
 
     def sign(self, leaf: bytes) -> str:
-        """The signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule 5)."""
+        """The signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule 6)."""
         body = orjson.loads(leaf)
         if self._own is None:
             raise UnsignedOrderError(str(body["kind"]))
@@ -125,15 +145,18 @@ class SignedOrders:
         digest = hashlib.sha256(leaf).digest()
         body: dict[str, Any] = {}
         with self._lock:
-            if digest in self._refused:
-                return None
+            was_refused = digest in self._refused
             is_known = digest in self._accepted
+        if was_refused and digest.hex() not in self._read_signed_later():
+            return None
         try:
             body = dict(orjson.loads(leaf))
-            if is_known:
+            if is_known or was_refused:
                 return body
             self._check(body)
         except (DocumentRejected, ValueError, TypeError) as error:
+            if digest.hex() in self._read_signed_later():
+                return body
             why = error.message if isinstance(error, DocumentRejected) else "it is no leaf"
             names = (name for name in RefusedOrder._fields if name != "why")
             refused = RefusedOrder(
@@ -145,7 +168,7 @@ class SignedOrders:
             return None
         with self._lock:
             if len(self._accepted) > _KEPT_MAX:
-                self._accepted = set()
+                self._accepted.clear()
             self._accepted.add(digest)
         return body
 
@@ -154,7 +177,7 @@ class SignedOrders:
         key, found, data = str(body.get(SIGNATURE, "")).rpartition(" ")
         if not found:
             raise DocumentRejected(
-                "it is not signed: give the order again, signed by a key with the role `orders`"
+                "it is not signed: sign it with `kvcustody policy sign-orders`, or give the order again"
             )
         unsigned = {name: value for name, value in body.items() if name != SIGNATURE}
         signature = read_signature({"key": key, "signature": data})
@@ -165,7 +188,7 @@ class SignedOrders:
 
 
 def check_orders(orders: SignedOrders | None, events: Iterable[Event]) -> None:
-    """Raise `UnsignedOrderError` for the first of these that is an order which nobody would follow (rule 5)."""
+    """Raise `UnsignedOrderError` for the first of these that is an order which nobody would follow (rule 6)."""
     if orders is None or orders.may_sign:
         return
     for event in events:
@@ -179,6 +202,6 @@ def authenticate(engine: Engine, orders: SignedOrders | None) -> None:
 
 
 def orders_of(store: Engine | Connection) -> SignedOrders | None:
-    """Whose orders count here; None where every order does (rule 3)."""
+    """Whose orders count here; None where every order does (rule 3). With a connection, by rule 5 too."""
     found: SignedOrders | None = store.get_execution_options().get(ORDERS_OPTION)
-    return found
+    return found.over(store) if found is not None and isinstance(store, Connection) else found

@@ -45,7 +45,8 @@ MAKERS = {
     "audit/retention/purge_and_legal_hold.py:lift_hold": "record_operator_act",
     "audit/retention/purge_and_legal_hold.py:record_purges": "record_operator_acts",
     "audit/retention/unlink_subject.py:unlink_subject": "record_operator_act, Service.record",
-    "console/policy/issuer.py:assign_command": "record_operator_act",
+    "console/policy/orders.py:assign_command": "record_operator_act",
+    "console/policy/orders.py:order_signature": "record_operator_acts",
     "governance/cases/take_step.py:opened_event": "Service.record",
     "governance/cases/take_step.py:step_event": "Service.record",
     "governance/decisions/tenant_names.py:_meet": "Ledger.submit_durable",
@@ -97,7 +98,7 @@ def test_a_writer_without_a_key_takes_no_order(store: Engine, tmp_path: Path, na
     order = kind(**values)
     with builders.writer(opened_as(store, orders()), tmp_path / "none") as writer:
         for door in DOORS.values():
-            with pytest.raises(UnsignedOrderError, match="KVC615.*`order_key_path`.*role `orders`"):
+            with pytest.raises(UnsignedOrderError, match=r"KVC615.*`order_key_path`.*role `orders`"):
                 door(writer, order)
         assert writer.status().submitted_sequence == 0, "and nothing that came with it is queued"
     for number, signed in enumerate((None, orders(OLGA))):  # the controls: nobody asks, or there is a key
