@@ -49,6 +49,7 @@ NO_KEY = (
     "This process has no key that signs orders (`order_key_path`), and under `policy_trust` nobody follows an unsigned "
     f"one: it refuses each ({UnsignedOrderError.code})."
 )
+SIGNED_LATER: Final = KINDS[OrderSigned].name
 _KEPT_MAX = 1 << 16
 _REFUSED_MAX = 1000
 _SHOWN_CHARACTERS = 64
@@ -95,16 +96,24 @@ class SignedOrders:
 
     def over(self, connection: Connection) -> SignedOrders:
         """The same, with the orders that were signed later in this ledger (rule 5), read once where one is needed."""
-        view = copy.copy(self)
-        view._read_signed_later = functools.cache(lambda: self._signed_later(connection))
-        return view
+        query = select(events.c.leaf).where(events.c.kind == SIGNED_LATER, has_leaf(events))
+        return self._with(lambda: map(bytes, connection.scalars(query)))
 
-    def _signed_later(self, connection: Connection) -> frozenset[str]:
-        """Digests that signed `order-signed` leaves name."""
-        kind = KINDS[OrderSigned].name
-        leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == kind, has_leaf(events)))
-        bodies = [self.accepted(bytes(leaf), kind) for leaf in leaves]
-        return frozenset(str(body["digest"]) for body in bodies if body is not None)
+    def beside(self, leaves: Iterable[bytes]) -> SignedOrders:
+        """The same, with those that these leaves sign."""
+        named = f'"kind":"{SIGNED_LATER}"'.encode()
+        return self._with(lambda: (leaf for leaf in leaves if named in leaf))
+
+    def _with(self, read: Callable[[], Iterable[bytes]]) -> SignedOrders:
+        """The same, with the digests that the `order-signed` leaves of `read` name."""
+
+        def signed_later() -> frozenset[str]:
+            bodies = [self.accepted(leaf, SIGNED_LATER) for leaf in read()]
+            return frozenset(str(body["digest"]) for body in bodies if body is not None)
+
+        view = copy.copy(self)
+        view._read_signed_later = functools.cache(signed_later)
+        return view
 
     @property
     def may_sign(self) -> bool:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import orjson
 import pytest
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Engine, insert, select
 
 from kvcustody.audit.cases.restrictions import restrictions_in_force
 from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.events import (
-    EnforcementOrdered,
     Event,
 )
 from kvcustody.audit.events.leaf_schema import ORDERS, SIGNED_ORDERS
@@ -30,19 +29,16 @@ from standins.erasure.signing import (
     READERS,
     case_opened,
     case_step,
+    enforce,
     erase_alpha,
     hold,
     monitor,
     opened_as,
     orders,
     put,
+    without_rules,
 )
 from standins.robust.custody_world import CustodyWorld
-
-
-def enforce(at_us: int) -> Event:
-    return EnforcementOrdered(at_us, "enforce", (), 0, "ab" * 16, 0, "olga", "back")
-
 
 FORGERIES: dict[str, Callable[[], SignedOrders | None]] = {
     "no signature": lambda: None,
@@ -125,7 +121,7 @@ def test_a_copy_of_an_older_order_undoes_no_newer_one(worker: Worker) -> None:
         assert old is not None
         size = connection.scalar(select(log_rows.c.size).where(log_rows.c.id == old.log))
         copy = old._asdict() | {"idx": size, "sequence": 1 << 40, "at_us": old.at_us + 3_000_000}
-        _off(connection)
+        without_rules(connection)
         connection.execute(log_rows.update().where(log_rows.c.id == old.log).values(size=size + 1))
         connection.execute(insert(events).values(copy))
     worker.look()
@@ -139,7 +135,7 @@ def test_a_signed_leaf_that_is_copied_as_another_kind_is_no_order(worker: Worker
     """With its control: whoever believes the row cannot read the leaf."""
     worker.put(hold("placed"), orders(OLGA))
     with worker.store.begin() as connection:
-        _off(connection)
+        without_rules(connection)
         row = connection.execute(select(events).where(events.c.kind == "legal-hold")).one()
         system = select(log_rows.c.id, log_rows.c.size).where(log_rows.c.name == "system")
         log, size = connection.execute(system).one()
@@ -155,7 +151,7 @@ def test_a_signed_leaf_that_is_copied_as_another_kind_is_no_order(worker: Worker
 def test_an_edited_leaf_is_no_order(worker: Worker) -> None:
     worker.put(erase_alpha, orders(OLGA))
     with worker.store.begin() as connection:
-        _off(connection)
+        without_rules(connection)
         row = connection.execute(select(events).where(events.c.kind == "erasure-requested")).one()
         edited = orjson.loads(row.leaf) | {"actor": "dora"}
         place = (events.c.log == row.log, events.c.idx == row.idx)
@@ -170,24 +166,11 @@ def test_a_row_that_says_more_than_its_signed_leaf_is_no_order(worker: Worker) -
     small = Selector("alpha", "nobody")
     worker.put(lambda at_us: request_event(small, "e-1", "olga", at_us + 60_000_000, at_us), orders(OLGA))
     with worker.store.begin() as connection:
-        _off(connection)
+        without_rules(connection)
         connection.execute(erasures.update().values(subject=None, selector="tenant"))
     assert worker.look() == 0
     worker.believe_everybody()
     assert worker.look() == 1, "control"
-
-
-def _off(connection: Connection) -> None:
-    """Without the triggers and keys that keep leaves as they are: who forges here has the file, or owns the tables."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET session_replication_role = replica")
-        return
-    names = (
-        connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
-    )
-    for name in names:
-        connection.exec_driver_sql(f"DROP TRIGGER {name}")
-    connection.exec_driver_sql("DROP INDEX IF EXISTS ix_events_incarnation_sequence")
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -62,6 +62,10 @@ def monitor(at_us: int) -> Event:
     return EnforcementOrdered(at_us, "monitor", (), 0, "ab" * 16, 1 << 40, "olga", "test")
 
 
+def enforce(at_us: int) -> Event:
+    return EnforcementOrdered(at_us, "enforce", (), 0, "ab" * 16, 0, "olga", "back")
+
+
 def erase_alpha(at_us: int) -> Event:
     return request_event(Selector("alpha"), "e-1", "olga", at_us + 60_000_000, at_us)
 
@@ -97,3 +101,16 @@ READERS: dict[str, Read] = {
     ),
     "a restriction": Read((case_opened, case_step("restrict", ground="18(1)(a)")), restrictions_in_force),
 }
+
+
+def without_rules(connection: Connection) -> None:
+    """Without the triggers and keys that keep leaves as they are: who forges here has the file, or owns the tables."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET session_replication_role = replica")
+        return
+    names = (
+        connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
+    )
+    for name in names:
+        connection.exec_driver_sql(f"DROP TRIGGER {name}")
+    connection.exec_driver_sql("DROP INDEX IF EXISTS ix_events_incarnation_sequence")
