@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import check_store, ledger_error, open_store
-from kvcustody.audit.database.signed_orders import authenticate
+from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.processes.marked_processes import history, read_marked
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, store_beside
@@ -31,9 +31,14 @@ _SNAPSHOT_SECONDS = 600.0
 
 
 @contextmanager
-def reading(ledger: str) -> Iterator[Engine]:
-    """The ledger's engine, checked; a failure of the database is one line."""
+def reading(ledger: str, *, signed_orders: bool = False) -> Iterator[Engine]:
+    """The ledger's engine, checked; a failure of the database is one line.
+
+    `signed_orders`: orders count as the worker's settings say (`policy_trust`), and not every one.
+    """
     engine = open_store(ledger, read_only=True)
+    if signed_orders:
+        authenticate(engine, _signed_orders(may_sign=False))
     try:
         check_store(engine)
         with engine.connect() as connection:
@@ -55,12 +60,7 @@ def tell_marked(connection: Connection) -> None:
 @contextmanager
 def writing(ledger: str) -> Iterator[Engine]:
     """The ledger's engine for an act that is put on record; orders are signed where the worker's settings say so."""
-    from kvcustody.governance.release.order_signing import read_signed_orders
-    from kvcustody.governance.settings import load_settings
-
-    settings = load_settings()
-    trust = Path(settings.policy_trust) if settings.policy_trust else None
-    orders = read_signed_orders(trust, settings.ledger_origin, settings.order_key_path)
+    orders = _signed_orders(may_sign=True)
     engine = open_store(ledger, timeout_seconds=5.0)
     authenticate(engine, orders)
     try:
@@ -70,6 +70,15 @@ def writing(ledger: str) -> Iterator[Engine]:
         raise ledger_error(engine, problem) from problem
     finally:
         engine.dispose()
+
+
+def _signed_orders(*, may_sign: bool) -> SignedOrders | None:
+    from kvcustody.governance.release.order_signing import read_signed_orders
+    from kvcustody.governance.settings import load_settings
+
+    settings = load_settings()
+    trust = Path(settings.policy_trust) if settings.policy_trust else None
+    return read_signed_orders(trust, settings.ledger_origin, settings.order_key_path if may_sign else None)
 
 
 @contextmanager

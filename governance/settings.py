@@ -110,7 +110,7 @@ class Settings(LayeredSettings):
     order_key_path: Path | None = Field(
         None,
         description="The key that signs this process's orders, or `plugin:NAME`: `policy_trust` names it with the role "
-        "`orders` (docs/operate/service.md). Empty: they are unsigned, and under `policy_trust` nobody follows them.",
+        "`orders` (docs/operate/service.md). Empty: under `policy_trust` this process writes no order (KVC615).",
     )
     monitoring: Literal["refused", "allowed"] = Field(
         "refused",

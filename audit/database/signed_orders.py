@@ -10,20 +10,30 @@
    So a copy of an older order is no newer than the order was, and none is of another kind than its leaf says.
 3. An engine that nobody authenticated believes every order.
 4. What is not believed is remembered, a bounded number, so that whoever reads can put it on record.
+5. An order from before orders were signed counts where a signed `order-signed` leaf names its digest: as it stands,
+   and from its own time. So nothing that was superseded, ended or answered comes back.
+6. A process without a key writes no order: whatever would record one raises `UnsignedOrderError` before anything is
+   queued (`check_orders`).
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, select
 
-from kvcustody.audit.events.registry import SIGNATURE
-from kvcustody.errors import LedgerError
+from kvcustody.audit.events import Event, OrderSigned
+from kvcustody.audit.events.event import GuardingOrder, LifecycleOrder
+from kvcustody.audit.events.registry import KINDS, SIGNATURE
+from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.ledger import events
+from kvcustody.errors import UnsignedOrderError
 from kvcustody.signed_document import (
     DocumentRejected,
     DocumentSignature,
@@ -36,9 +46,10 @@ from kvcustody.signed_document import (
 SCHEMA: Final = "kvcustody/order@1"
 ORDERS_OPTION = "kvcustody_orders"  # the execution option of an engine that says whose orders count
 NO_KEY = (
-    "orders are signed here (`policy_trust`), and this process has no key: name one in `order_key_path` that the trust "
-    "configuration lists with the role `orders`"
+    "This process has no key that signs orders (`order_key_path`), and under `policy_trust` nobody follows an unsigned "
+    f"one: it refuses each ({UnsignedOrderError.code})."
 )
+SIGNED_LATER: Final = KINDS[OrderSigned].name
 _KEPT_MAX = 1 << 16
 _REFUSED_MAX = 1000
 _SHOWN_CHARACTERS = 64
@@ -81,6 +92,28 @@ class SignedOrders:
         self._accepted: set[bytes] = set()  # digests of leaves
         self._refused: dict[bytes, RefusedOrder] = {}
         self._told = 0
+        self._read_signed_later: Callable[[], frozenset[str]] = frozenset
+
+    def over(self, connection: Connection) -> SignedOrders:
+        """The same, with the orders that were signed later in this ledger (rule 5), read once where one is needed."""
+        query = select(events.c.leaf).where(events.c.kind == SIGNED_LATER, has_leaf(events))
+        return self._with(lambda: map(bytes, connection.scalars(query)))
+
+    def beside(self, leaves: Iterable[bytes]) -> SignedOrders:
+        """The same, with those that these leaves sign."""
+        named = f'"kind":"{SIGNED_LATER}"'.encode()
+        return self._with(lambda: (leaf for leaf in leaves if named in leaf))
+
+    def _with(self, read: Callable[[], Iterable[bytes]]) -> SignedOrders:
+        """The same, with the digests that the `order-signed` leaves of `read` name."""
+
+        def signed_later() -> frozenset[str]:
+            bodies = [self.accepted(leaf, SIGNED_LATER) for leaf in read()]
+            return frozenset(str(body["digest"]) for body in bodies if body is not None)
+
+        view = copy.copy(self)
+        view._read_signed_later = functools.cache(signed_later)
+        return view
 
     @property
     def may_sign(self) -> bool:
@@ -94,17 +127,12 @@ class SignedOrders:
             self._told += len(found)
         return found
 
-    def must_sign(self, leaf: bytes) -> str:
-        """As `sign`, for a process whose orders would otherwise be in vain; raises `LedgerError` without an own key."""
-        if self._own is None:
-            raise LedgerError(NO_KEY)
-        return self.sign(leaf)
-
     def sign(self, leaf: bytes) -> str:
-        """The signature of a leaf that has none yet, as its `signature` says it; empty where there is no own key."""
+        """The signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule 6)."""
+        body = orjson.loads(leaf)
         if self._own is None:
-            return ""
-        form = DocumentSignature(self._own.name, self._own.sign(self._message(orjson.loads(leaf)))).form()
+            raise UnsignedOrderError(str(body["kind"]))
+        form = DocumentSignature(self._own.name, self._own.sign(self._message(body))).form()
         return f"{form['key']} {form['signature']}"
 
     def accepted(self, leaf: bytes, kind: str) -> dict[str, Any] | None:
@@ -126,15 +154,18 @@ class SignedOrders:
         digest = hashlib.sha256(leaf).digest()
         body: dict[str, Any] = {}
         with self._lock:
-            if digest in self._refused:
-                return None
+            was_refused = digest in self._refused
             is_known = digest in self._accepted
+        if was_refused and digest.hex() not in self._read_signed_later():
+            return None
         try:
             body = dict(orjson.loads(leaf))
-            if is_known:
+            if is_known or was_refused:
                 return body
             self._check(body)
         except (DocumentRejected, ValueError, TypeError) as error:
+            if digest.hex() in self._read_signed_later():
+                return body
             why = error.message if isinstance(error, DocumentRejected) else "it is no leaf"
             names = (name for name in RefusedOrder._fields if name != "why")
             refused = RefusedOrder(
@@ -146,7 +177,7 @@ class SignedOrders:
             return None
         with self._lock:
             if len(self._accepted) > _KEPT_MAX:
-                self._accepted = set()
+                self._accepted.clear()
             self._accepted.add(digest)
         return body
 
@@ -155,7 +186,7 @@ class SignedOrders:
         key, found, data = str(body.get(SIGNATURE, "")).rpartition(" ")
         if not found:
             raise DocumentRejected(
-                "it is not signed: give the order again, signed by a key with the role `orders`"
+                "it is not signed: sign it with `kvcustody policy sign-orders`, or give the order again"
             )
         unsigned = {name: value for name, value in body.items() if name != SIGNATURE}
         signature = read_signature({"key": key, "signature": data})
@@ -165,12 +196,21 @@ class SignedOrders:
         return signed_bytes(SCHEMA, self._place | {"leaf": dict(unsigned)})
 
 
+def check_orders(orders: SignedOrders | None, events: Iterable[Event]) -> None:
+    """Raise `UnsignedOrderError` for the first of these that is an order which nobody would follow (rule 6)."""
+    if orders is None or orders.may_sign:
+        return
+    for event in events:
+        if isinstance(event, GuardingOrder | LifecycleOrder):
+            raise UnsignedOrderError(KINDS[type(event)].name)
+
+
 def authenticate(engine: Engine, orders: SignedOrders | None) -> None:
     """From here on readers of this engine believe these orders alone, and its writers sign theirs; None: rule 3."""
     engine.update_execution_options(**{ORDERS_OPTION: orders})
 
 
 def orders_of(store: Engine | Connection) -> SignedOrders | None:
-    """Whose orders count here; None where every order does (rule 3)."""
+    """Whose orders count here; None where every order does (rule 3). With a connection, by rule 5 too."""
     found: SignedOrders | None = store.get_execution_options().get(ORDERS_OPTION)
-    return found
+    return found.over(store) if found is not None and isinstance(store, Connection) else found

@@ -11,7 +11,9 @@
    request, the start and end of every process that was at work then, and the answers (`who_owes`).
 6. It says when any process did not enforce its policy for everybody, as its issuer's word: the leaves that show it
    name other tenants.
-7. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
+7. Where orders are signed (`audit.database.signed_orders`), it is not `complete` where nobody follows its request, and
+   says why.
+8. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,21 +29,23 @@ import orjson
 from sqlalchemy import Connection, and_, exists, func, or_, select, union
 
 from kvcustody.audit.copies.copy_rows import DESTROYED, ENDED
+from kvcustody.audit.database.signed_orders import SIGNED_LATER, orders_of
 from kvcustody.audit.erasure.erasure_holds import hold_leaves, holds_among
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.erasure.who_owes import without_answer
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events import KINDS, SYSTEM, ErasureRequested
 from kvcustody.audit.processes.enforcement import monitored_periods, unnamed
 from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import about, life_leaves, work_periods
 from kvcustody.audit.query.evidence_columns import read
-from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import (
     erasure_results,
     erasures,
+    events,
     incarnations,
     logs,
     receipts,
@@ -52,6 +57,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
 from kvcustody.signed_document import encode_ascii
 
 SCHEMA = "kvcustody/erasure-certificate@1"
+REQUESTED = KINDS[ErasureRequested].name
 SALT_BYTES = 32
 LIMITS = (
     "it covers memory and tiers that the named workers manage; not copies outside of them",
@@ -109,7 +115,8 @@ def issue(
         carried.append({"log": log, "idx": idx, "leaf": leaf.decode(), "path": path})
     bodies = [orjson.loads(one["leaf"]) for one in carried]
     figures = figures_of(bodies, erasure)
-    is_shown = not (figures.unproven or figures.waiting_copies or without_answer(bodies, erasure))
+    why = _not_followed(connection, carried, erasure)
+    is_shown = not (why or figures.unproven or figures.waiting_copies or without_answer(bodies, erasure))
     body = {
         "schema": SCHEMA,
         "erasure": erasure,
@@ -128,6 +135,8 @@ def issue(
         "leaves": carried,
         "limits": list(LIMITS),
     }
+    if why:
+        body["order"] = why
     signature = sign_statement(key, statement_text(key.name, encode_ascii(body)))
     signed = {
         "name": signature.name,
@@ -135,6 +144,18 @@ def issue(
         "data": base64.b64encode(signature.data).decode(),
     }
     return {"body": body, "signature": signed}
+
+
+def _not_followed(connection: Connection, carried: list[dict[str, Any]], erasure: str) -> str:
+    """Why nobody follows the request of an erasure; empty where it counts."""
+    signed = orders_of(connection)
+    for leaf in [] if signed is None else [one["leaf"].encode() for one in carried]:
+        body = orjson.loads(leaf)
+        if body["kind"] == REQUESTED and body["erasure"] == erasure:
+            refused = signed.refusal(leaf) if signed is not None else None
+            if refused is not None:
+                return refused.why
+    return ""
 
 
 def _request(found: Status, opening: SelectorOpening) -> dict[str, Any]:
@@ -173,6 +194,7 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     made: set[tuple[str, int]] = set()
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
     made |= _lives(connection, erasure, found)
+    made |= {*_signed_later(connection, erasure)}
     held = (connection, found.request.tenant, found.request.subject)
     made |= {(leaf.log, leaf.idx) for leaf in hold_leaves(*held)}
     for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
@@ -186,6 +208,26 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
         generations = effect.pairs.generations[life == incarnation]
         made |= _receipts(connection, incarnation, np.unique(generations), names)
     return made | _copies(connection, erasure, names)
+
+
+def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, int]]:
+    """Leaves that sign its request later (`signed_orders`, 5)."""
+    leaf = events.c.leaf
+    asked = (
+        select(leaf)
+        .select_from(events)
+        .join(erasures, is_leaf_of(erasures))
+        .where(erasures.c.erasure == erasure)
+    )
+    digests = {hashlib.sha256(bytes(data)).hexdigest() for data in connection.scalars(asked)}
+    query = (
+        select(logs.c.name, events.c.idx, leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.kind == SIGNED_LATER, has_leaf(events))
+    )
+    for log, idx, data in connection.execute(query):
+        if orjson.loads(bytes(data))["digest"] in digests:
+            yield log, idx
 
 
 def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:

@@ -192,6 +192,20 @@ class SubjectUnlinked(GuardingOrder, frozen=True, tag="subject-unlinked"):
     reason: str
 
 
+class OrderSigned(GuardingOrder, frozen=True, tag="order-signed"):
+    """An order that was recorded without a signature counts from here on, as it stands and from its own time (class A).
+
+    `digest` is the SHA-256 of its leaf, in hex; `idx` its place in the log of `tenant` (None: the system log).
+    """
+
+    tenant: str | None
+    of_kind: str
+    idx: int
+    digest: str
+    actor: str
+    reason: str
+
+
 class SinkChanged(GuardingEvent, frozen=True, tag="sink-changed"):
     """A sink of leaves (a webhook, a collector's file) is about to be attached, detached, or sent its dead batches
     again (class A). It is on record here and not in the sink, which may be the one that is dead."""

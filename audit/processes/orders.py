@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.database.signed_orders import RefusedOrder, orders_of
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events import SYSTEM, log_of
 from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
+from kvcustody.audit.events.registry import SIGNATURE
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
 
@@ -64,6 +67,44 @@ def order_leaves(
         found = [one._replace(at_us=int(body["at_us"])) for one, body in read if body is not None]
         found.sort(key=lambda one: (one.at_us, one.idx))
     return found[-1:] if newest else found
+
+
+class UnsignedOrder(NamedTuple):
+    """An order on record without a signature: its leaf's place, SHA-256 and time (UTC), and who gave it."""
+
+    kind: str
+    log: str
+    idx: int
+    digest: str
+    at_us: int
+    actor: str
+    tenant: str | None
+
+
+def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
+    """Orders that nobody follows because their leaves have no signature, oldest first; never those with a wrong one."""
+    signed = orders_of(connection)
+    if signed is None:
+        return []
+    query = (
+        select(logs.c.name, events.c.idx, events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.kind.in_(sorted(SIGNED_ORDERS)), has_leaf(events))
+        .order_by(events.c.at_us, logs.c.name, events.c.idx)
+    )
+    found = []
+    for log, idx, leaf in connection.execute(query):
+        data = bytes(leaf)
+        if signed.refusal(data) is None:
+            continue
+        body = orjson.loads(data)
+        if SIGNATURE not in body and body["log"] == log:
+            digest = hashlib.sha256(data).hexdigest()
+            tenant = None if log == SYSTEM else log.removeprefix(log_of(""))
+            found.append(
+                UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant)
+            )
+    return found
 
 
 def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:

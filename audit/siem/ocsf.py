@@ -96,6 +96,7 @@ TABLE: dict[str, OcsfClass] = {
     "withdrawn": OcsfClass(EVENT_LOG, OTHER, "Withdraw", MEDIUM),
     "retention-purged": OcsfClass(EVENT_LOG, 2, "Delete", MEDIUM),
     "legal-hold": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "order-signed": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "subject-unlinked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "sink-changed": OcsfClass(EVENT_LOG, OTHER, "Configure", MEDIUM),
     "report-schedule-changed": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),

@@ -8,7 +8,8 @@
 4. Leaves that no checkpoint covers yet have to give the frontier of their log, and `unsealed_heads` has to name them.
 5. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
    shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
-6. Memory is bounded by a batch of leaves and the root leaves; where coverage was judged by hour, by one process's
+6. Where orders are signed (`audit.database.signed_orders`), an order that nobody follows is a problem, by its leaf.
+7. Memory is bounded by a batch of leaves and the root leaves; where coverage was judged by hour, by one process's
    custody, which is judged again.
 """
 
@@ -125,6 +126,7 @@ def fsck(
     rows = connection.execute(select(logs).order_by(logs.c.id)).all()
     total = sum(row.size for row in rows)
     sealed_us: dict[tuple[int, int], int | None] = {}
+    orders: list[FsckFinding] = []
     for row in rows:
         check = LogCheck(
             connection, row.id, row.name, _seals(connection, row.id), _unsealed(connection, row.id)
@@ -139,6 +141,7 @@ def fsck(
         report.purged += check.purged
         report.segmented += check.segmented
         report.problems += check.problems
+        orders += check.orders
         report.unproved += check.unproved
         sealed_us |= check.sealed_us
     named = {row.id: row.name for row in rows}
@@ -157,14 +160,12 @@ def fsck(
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
     report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]
+    report.problems += orders  # their leaves are sound, so what is derived from them was compared
     registers = check_registers(connection, witnesses)
     report.problems += [FsckFinding(REGISTERS, None, None, "", what) for what in registers.problems]
     report.unproved += registers.unproved
     report.remarks += registers.remarks
-    oldest_us = connection.scalar(select(func.min(unsealed_heads.c.grown_us)))
-    if oldest_us is not None and oldest_us < overdue_before_us:
-        what = f"leaves are under no checkpoint since {readable(oldest_us)} UTC: nobody seals (`kvcustody audit sign`)"
-        report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", what))
+    report.problems += _overdue(connection, overdue_before_us)
     report.remarks += _odd_times(connection, [row.name for row in rows])
     silent = silent_processes(connection)
     if silent:
@@ -187,6 +188,14 @@ def _checked_holdings(connection: Connection, report: FsckReport) -> list[str]:
         report.unproved.append("who holds what does not add up: leaves are missing, as recorded gaps say")
         return []
     return wrong
+
+
+def _overdue(connection: Connection, before_us: int) -> Iterator[FsckFinding]:
+    """Leaves from before then that are under no checkpoint."""
+    oldest_us = connection.scalar(select(func.min(unsealed_heads.c.grown_us)))
+    if oldest_us is not None and oldest_us < before_us:
+        what = f"leaves are under no checkpoint since {readable(oldest_us)} UTC: nobody seals (`kvcustody audit sign`)"
+        yield FsckFinding(_ROOT_NAME, None, None, "", what)
 
 
 def _opened_twice(connection: Connection) -> list[FsckFinding]:

@@ -16,9 +16,11 @@ from sqlalchemy import Connection, Row, Select, Table, bindparam, func, select
 
 from kvcustody.audit.counters.count_events import Figures, count_events
 from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
+from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.schema.trees import tree_nodes
@@ -109,6 +111,8 @@ class LogCheck:
         self.segmented = 0  # of those, leaves that stand by the roots of their tiles
         self.unsealed = 0
         self.problems: list[FsckFinding] = []
+        self.orders: list[FsckFinding] = []  # sound leaves that nobody follows (`signed_orders`)
+        self._signed_orders = orders_of(connection)
 
     def leaves(self) -> Iterator[int]:
         """Check every leaf and all that is derived from it; yields how many are done."""
@@ -313,8 +317,18 @@ class LogCheck:
                     sound.append((row.idx, leaf))
         if self._name == SYSTEM:
             self._life_rows.take(leaf.body for _, leaf in sound)
+        if self._signed_orders is not None:
+            self._check_orders(self._signed_orders, sound)
         if sound:
             self._check_projections(rows[0][0], rows[-1][0], sound)
+
+    def _check_orders(self, orders: SignedOrders, sound: Iterable[tuple[int, Leaf]]) -> None:
+        for idx, leaf in sound:
+            refused = orders.refusal(leaf.data) if leaf.body["kind"] in SIGNED_ORDERS else None
+            if refused is not None:
+                event = f"{leaf.body['incarnation']}/{leaf.body['sequence']}"
+                what = f"nobody follows this order (`{refused.kind}`): {refused.why}"
+                self.orders.append(FsckFinding(self._name, idx, idx, event, what))
 
     def _leaf(self, row: Row[Any]) -> Leaf | None:
         """The leaf, where it is one and its row says what it says."""

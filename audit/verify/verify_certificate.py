@@ -5,7 +5,8 @@
 2. A certificate that claims more than its leaves show is refused with what it claims and what they show.
 3. Every worker that was at work when the erasure was requested, as signed starts and ends say, owes an answer.
 4. With the opening, the selector must be the one that the certificate commits to.
-5. What no leaf of the document shows is listed by its path with the reason: no certificate is sound beyond that list.
+5. With the keys that may sign orders, the request must be signed by one, or an `order-signed` leaf that it carries.
+6. What no leaf of the document shows is listed by its path with the reason: no certificate is sound beyond that list.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from kvcustody.audit.database.signed_orders import SignedOrders
 from kvcustody.audit.erasure.certificate import (
     EARLIER_LIMITS,
     LIMITS,
+    REQUESTED,
     SCHEMA,
     SelectorOpening,
     statement_text,
@@ -53,7 +56,7 @@ _PARTS = {
         "waiting",
         "unreachable",
     ),
-    *("holds", "population", "figures", "ledger", "leaves", "limits"),
+    *("holds", "population", "figures", "ledger", "leaves", "limits", "order"),
 }
 _REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_us", "deadline_us", "detail"}
 
@@ -80,6 +83,11 @@ NOT_SHOWN = (
     ),
     NotShown("holds", "whether a hold that somebody placed was left out: an export has them all", True),
     NotShown("leaves", "whether a leaf that changes no figure was left out: an export has them all", True),
+)
+ORDER_NOT_CHECKED = NotShown(
+    "request",
+    "whether somebody who may give orders asked for it: give `--trust`, where orders are signed",
+    True,
 )
 NOT_OPENED = NotShown("request.commitment", "which selector it is of: give `--opening`")
 PARTIAL = (
@@ -108,9 +116,15 @@ class CertificateReport:
 
 
 def verify(
-    document: bytes, vkeys: Sequence[str], opening: SelectorOpening | None = None
+    document: bytes,
+    vkeys: Sequence[str],
+    opening: SelectorOpening | None = None,
+    orders: SignedOrders | None = None,
 ) -> CertificateReport:
-    """Check a certificate; a bad one is a report with problems. Raises `NoteError` for a malformed key of yours."""
+    """Check a certificate; a bad one is a report with problems. Raises `NoteError` for a malformed key of yours.
+
+    `orders`: whose orders count in the ledger that it is of (rule 5).
+    """
     keys = [parse_vkey(text) for text in vkeys]
     report = CertificateReport()
     if len(document) > DOCUMENT_BYTES_MAX:
@@ -121,6 +135,7 @@ def verify(
         if whole.keys() != {"body", "signature"} or whole["signature"].keys() != {"name", "key_id", "data"}:
             report.problems.append("it has parts that no certificate has")
         _check(report, whole["body"], whole["signature"], keys, opening)
+        _check_order(report, whole["body"], orders)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
         report.problems.append(f"the document is malformed ({type(problem).__name__})")
     except LedgerError as problem:
@@ -138,7 +153,7 @@ def _check(
     if body["schema"] != SCHEMA:
         report.problems.append(f"its schema is `{body['schema']}`, not `{SCHEMA}`")
         return
-    if body.keys() | {"marked", "monitored", "holds"} != _PARTS:
+    if body.keys() | {"marked", "monitored", "holds", "order"} != _PARTS:
         report.problems.append("it has parts that no certificate has, or lacks some")
     report.erasure, report.outcome = body["erasure"], body["outcome"]
     report.unchecked = NOT_SHOWN
@@ -222,9 +237,7 @@ def _check_request(
     bodies: list[dict[str, Any]],
     opening: SelectorOpening | None,
 ) -> None:
-    asked = [
-        one for one in bodies if one["kind"] == "erasure-requested" and one["erasure"] == body["erasure"]
-    ]
+    asked = [one for one in bodies if one["kind"] == REQUESTED and one["erasure"] == body["erasure"]]
     if len(asked) != 1:
         report.problems.append(f"{len(asked)} leaves request this erasure")
         return
@@ -245,6 +258,22 @@ def _check_request(
         report.opened = opening.commitment() == stated["commitment"]
         if not report.opened:
             report.problems.append("the opening is not of this certificate")
+
+
+def _check_order(report: CertificateReport, body: dict[str, Any], orders: SignedOrders | None) -> None:
+    """Whether its request counts, as its issuer says, and as `orders` do."""
+    if body.get("order"):
+        report.problems.append(f"nobody follows its request, as its issuer says: {body['order']}")
+    if orders is None:
+        report.unchecked += (ORDER_NOT_CHECKED,)
+        return
+    leaves = [one["leaf"].encode() for one in body["leaves"]]
+    signed = orders.beside(leaves)
+    for leaf in leaves:
+        said = orjson.loads(leaf)
+        refused = signed.refusal(leaf) if said["kind"] == REQUESTED else None
+        if refused is not None and said["erasure"] == body["erasure"]:
+            report.problems.append(f"nobody follows its request: {refused.why}")
 
 
 def _check_statements(report: CertificateReport, body: dict[str, Any], figures: ErasureFigures) -> None:

@@ -17,6 +17,8 @@
    its pool's counters, once its custody has ended.
 8. `close` drains, and where events are in the spill asks the sink once more.
 9. What was spilled is handed in behind live batches, in at most `replay_share` of the time.
+10. An order that nobody would follow is refused with `UnsignedOrderError`, and nothing that came with it is queued
+    (`audit.database.signed_orders`, 5).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from typing import NamedTuple, Self
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import describe
-from kvcustody.audit.database.signed_orders import orders_of
+from kvcustody.audit.database.signed_orders import SignedOrders, check_orders, orders_of
 from kvcustody.audit.events import Context, Event, GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -110,12 +112,13 @@ class LedgerWriter:
         spill_directory: Path,
         settings: WriterSettings | None = None,
         may_be_away: bool = False,
-        sign: Callable[[bytes], str] | None = None,
+        orders: SignedOrders | None = None,
     ) -> None:
         """`may_be_away`: where the sink cannot be reached, begin with the spill. The sink is closed with the writer.
 
-        `sign` signs the leaves of orders.
+        `orders` signs the leaves of orders (rule 10).
         """
+        self._orders = orders
         self._sink = sink
         self._worker = worker
         self._clock = clock
@@ -123,6 +126,7 @@ class LedgerWriter:
         self.incarnation = uuid.uuid4().hex
         self.offset_us = clock.utc_us() - clock.now_us()
         self._directory = sink.directory
+        sign = None if orders is None else orders.sign
         context = Context(self.incarnation, self.offset_us, self._directory, sign)
         self._encoder = BatchEncoder(context)
         self.shares = TenantShares(events=settings.capacity, spill_bytes=settings.spill_bytes)
@@ -233,7 +237,8 @@ class LedgerWriter:
             raise LedgerUnavailable(f"the ledger cannot be asked: {away.cause}") from away
 
     def submit(self, events: Sequence[Event]) -> int:
-        """Queue events of class B and C; returns the sequence of the last one."""
+        """Queue events of class B and C; returns the sequence of the last one. Raises by rule 10."""
+        check_orders(self._orders, events)
         return self._intake.submit(events)
 
     def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
@@ -244,7 +249,11 @@ class LedgerWriter:
         return self.end_durable(awaited)
 
     def begin_durable(self, event: Event, decided: Callable[[], object]) -> Awaited:
-        """Queue a class A event: `decided` is called, on another thread, when `end_durable` need not be waited with."""
+        """Queue a class A event: `decided` is called, on another thread, when `end_durable` need not be waited with.
+
+        Raises by rule 10.
+        """
+        check_orders(self._orders, (event,))
         sequence, ticket = self._intake.submit_ticket(event, decided)
         if not self._thread.is_alive():
             ticket.cause = "the ledger writer has stopped"
@@ -528,9 +537,8 @@ class EventWriter(LedgerWriter):
         settings: WriterSettings | None = None,
         subject_keys: SubjectKeys | None = None,
         clear_names: bool = False,
-        must_sign: bool = False,
     ) -> None:
-        """`subject_keys`, `clear_names`: as for `DatabaseSink`. `must_sign`: no order goes unsigned."""
+        """`subject_keys`, `clear_names`: as for `DatabaseSink`."""
         self.engine = engine
         self.subject_keys = subject_keys
         sink = DatabaseSink(
@@ -540,14 +548,13 @@ class EventWriter(LedgerWriter):
             clear_names=clear_names,
             root_interval_seconds=(settings or WriterSettings()).root_interval_seconds,
         )
-        signed = orders_of(engine)
         super().__init__(
             sink,
             worker=worker,
             clock=clock,
             spill_directory=spill_directory,
             settings=settings,
-            sign=None if signed is None else signed.must_sign if must_sign else signed.sign,
+            orders=orders_of(engine),
         )
 
     def close_predecessors(self, worker: str, incarnation: str) -> None:

@@ -3,7 +3,8 @@
 1. `record_operator_act` returned means committed; otherwise it raises `LedgerUnavailable` and the act must not happen
    (class A).
 2. The process's own orderly end is on record behind the act.
-3. Where orders are signed (`audit.database.signed_orders`), one that this process cannot sign is refused.
+3. Where orders are signed (`audit.database.signed_orders`), one that this process cannot sign is refused, and then
+   nothing is written.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from kvcustody.audit.database.signed_orders import check_orders, orders_of
 from kvcustody.audit.events import Event
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.event_writer import EventWriter
@@ -53,8 +55,9 @@ def record_operator_acts(
 ) -> None:
     """The same for several events that one act stands on, in few transactions: where this raises, some may be there."""
     clock = clock or SystemClock()
+    acts = make(clock.now_us())
+    check_orders(orders_of(engine), acts)
     with recorder(engine, clock, subject_keys=subject_keys, clear_names=clear_names) as writer:
-        acts = make(clock.now_us())
         decided = [threading.Event() for _ in acts]
         awaited = [writer.begin_durable(act, each.set) for act, each in zip(acts, decided, strict=True)]
         deadline = time.monotonic() + writer.durable_seconds * (1 + len(acts) // _TOGETHER)
@@ -83,6 +86,5 @@ def recorder(
             spill_directory=Path(folder),
             subject_keys=subject_keys,
             clear_names=clear_names,
-            must_sign=True,
         ) as writer:
             yield writer

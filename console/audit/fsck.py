@@ -40,14 +40,18 @@ def check(
 ) -> None:
     """Compute trees, roots, checkpoints and derived rows again from the leaves, and name the first bad one.
 
-    What no leaf proves is said (`not proved`).
+    What no leaf proves is said (`not proved`). With KVCUSTODY_POLICY_TRUST, every order that nobody follows is named.
 
     A ledger whose end was cut off with all that sealed it is shorter and sound: give a note that you kept elsewhere.
     Exit status 1 when something is wrong.
     """
     keys = [parse_vkey(text) for text in key_texts(key or [])]
     witnesses = [parse_vkey(text) for text in key_texts(witness or [])]
-    with reading(ledger) as engine, engine.connect() as connection, progress_bar() as bar:
+    with (
+        reading(ledger, signed_orders=True) as engine,
+        engine.connect() as connection,
+        progress_bar() as bar,
+    ):
         task = bar.add_task("leaves", total=None)
 
         def show(log: str, done: int, total: int) -> None:

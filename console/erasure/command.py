@@ -26,9 +26,10 @@ from kvcustody.audit.erasure.requests_and_answers import (
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import (
@@ -51,6 +52,7 @@ from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
+from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.times import readable
 
@@ -115,10 +117,14 @@ def request(
         with engine.connect() as connection:
             selector = selector._replace(tenant=known_tenant(connection, tenant))
             check_not_restricted(connection, selector, keys)
-        with recorder(engine, clock, subject_keys=None if clear else keys, clear_names=clear) as writer:
-            now_us = clock.now_us()
-            deadline_us = now_us + within_seconds * MICROSECONDS
-            writer.submit_durable(request_event(selector, erasure, actor, deadline_us, now_us))
+        within_us = within_seconds * MICROSECONDS
+        record_operator_act(
+            engine,
+            lambda at_us: request_event(selector, erasure, actor, at_us + within_us, at_us),
+            clock=clock,
+            subject_keys=None if clear else keys,
+            clear_names=clear,
+        )
     if as_json:
         print_json({"erasure": erasure, "kind": selector.kind, "within_seconds": within_seconds})
     else:
@@ -284,7 +290,7 @@ def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: Selec
     """The certificate; where its leaves are not signed yet, as nobody has the ledger open, its key signs them first."""
     clock = SystemClock()
     try:
-        with reading(ledger) as engine, engine.connect() as connection:
+        with reading(ledger, signed_orders=True) as engine, engine.connect() as connection:
             return issue(connection, erasure, key, opens, now_us=deadline_us())
     except ProofError:
         with writing(ledger) as engine:
@@ -308,6 +314,12 @@ def verify(
     *,
     key: Keys,
     opening: Annotated[Path | None, typer.Option(help="The opening that the requester has.")] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trust configuration: one of its keys with the role `orders` signed the request."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a certificate offline: signature, every leaf's place in the ledger, and every figure from the leaves.
@@ -321,7 +333,9 @@ def verify(
             opens = SelectorOpening(**json.loads(opening.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"`{opening or file}` cannot be read: {error}") from None
-    report = verify_certificate(data, key_texts(key), opens)
+    vkeys = key_texts(key)
+    orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None) if vkeys else None
+    report = verify_certificate(data, vkeys, opens, orders)
     figures = report.figures.as_dict() if report.figures is not None else None
     if report.marked:
         tell_history(history(report.marked), [one._asdict() for one in report.marked])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from kvcustody.console.policy import enforcement, export, issuer, lint, release, review, segment, simulate
+from kvcustody.console.policy import enforcement, export, lint, orders, release, review, segment, simulate
 from kvcustody.console.policy import explain_and_test as ask
 from kvcustody.console.policy import init_fmt_schema as write
 from kvcustody.console.policy import validate as author
@@ -20,5 +20,5 @@ app = typer.Typer(
     help="Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
     epilog=EPILOG,
 )
-for _module in (write, author, segment, lint, ask, review, simulate, export, release, enforcement, issuer):
+for _module in (write, author, segment, lint, ask, review, simulate, export, release, enforcement, orders):
     _module.add_to(app)

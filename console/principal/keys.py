@@ -221,5 +221,6 @@ def _print_keys(found: list[dict[str, Any]], as_json: bool) -> None:
             readable(key[at], TO_THE_MINUTE, none="")
             for at in ("issued_us", "expires_us", "used_us", "revoked_us")
         ]
-        table.add_row(key["prefix"], *days, key["certificate"] or "", key["made_with"] or "")
+        ends_with = ", ".join(filter(None, (key["made_with"], "a session" if key["in_session"] else "")))
+        table.add_row(key["prefix"], *days, key["certificate"] or "", ends_with)
     stdout().print(table)

@@ -267,6 +267,10 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{body['actor']}: legal hold {body['hold']} {body['action']}, on the records of "
         f"{body.get('tenant') or 'every tenant'}"
     ),
+    "order-signed": lambda body: (
+        f"{body['actor']} signed the order in leaf {_number(body['idx'])} of "
+        f"{'the system log' if body['tenant'] is None else body['tenant']} ({body['of_kind']}): it counts from now on"
+    ),
     "subject-unlinked": lambda body: (
         f"{body['actor']} unlinked a subject of {body['tenant']}: "
         f"{_many(body['pseudonyms'], 'pseudonym')} name nobody from now on"

@@ -14,7 +14,7 @@ import structlog
 
 from kvcustody.audit.events import BARE, GOVERNOR, QUALIFIED, IssuerAssigned
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError, LedgerUnavailable
+from kvcustody.errors import ConfigError, LedgerUnavailable, UnsignedOrderError
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import Keyring
@@ -114,7 +114,12 @@ class TenantNames:
             return self._refuse(issuer)
         for one, tenants in ((home, BARE), (issuer, QUALIFIED)):
             if one not in self._on_record.all:
-                self._ledger.submit_durable(IssuerAssigned(self._clock.now_us(), one, tenants, GOVERNOR))
+                try:
+                    self._ledger.submit_durable(IssuerAssigned(self._clock.now_us(), one, tenants, GOVERNOR))
+                except UnsignedOrderError as refused:
+                    return self._refuse(
+                        issuer, f"{refused}, or assign `{one}`: kvcustody policy assign-issuer"
+                    )
                 others = (*self._on_record.others, one) if tenants == QUALIFIED else self._on_record.others
                 self._on_record = Issuers(home, others)
                 self._look()  # another worker may have been first
@@ -136,11 +141,12 @@ class TenantNames:
         """Whose tenants have keys here."""
         return {owner.issuer for owner in self._keyring.owners() if owner.kind == "tenant"} - {OWN}
 
-    def _refuse(self, issuer: str) -> bool:
+    def _refuse(self, issuer: str, why: str = "list it under `issuers` in the policy") -> bool:
         if issuer not in self._strangers and len(self._strangers) < _STRANGERS_MAX:
             self._strangers.add(issuer)
             _log.error(
-                "tenants of this issuer are not admitted: list it under `issuers` in the policy",
+                "tenants of this issuer are not admitted",
+                why=why,
                 issuer=issuer,
                 listed=list(self._listed),
                 home=self._on_record.home,

@@ -139,7 +139,10 @@ class _Run:
 
 
 class ErasureRunner:
-    """The erasures of one process. `emit` hands events to the ledger's queue; `duty` is the active policy's."""
+    """The erasures of one process. `emit` hands events to the ledger's queue; `duty` is the active policy's.
+
+    `record` has a request on record at once, or raises: then nothing was done.
+    """
 
     def __init__(
         self,
@@ -147,11 +150,13 @@ class ErasureRunner:
         clock: Clock,
         emit: Callable[[Sequence[Event]], None],
         duty: Callable[[], ErasureDuty],
+        record: Callable[[Sequence[Event]], object],
     ) -> None:
         self._custodian = custodian
         self._clock = clock
         self._emit = emit
         self._duty = duty
+        self._record = record
         self._next_poll_us = 0
         self.tiers: list[CopyStore] = []
         self.pending: dict[str, _Run] = {}
@@ -189,7 +194,9 @@ class ErasureRunner:
         before_us: int | None = None,
         on_record: bool = False,
     ) -> ErasureResult:
-        """Take effect now; raises `ConfigError` for a malformed selector. Times are boot time.
+        """Take effect now. Times are boot time.
+
+        Raises `ConfigError` for a malformed selector, `UnsignedOrderError` for a request that nobody else would follow.
 
         Without a deadline the policy's holds, from now on; without `before_us` the erasure covers all until now.
         """
@@ -203,7 +210,7 @@ class ErasureRunner:
         before_us = now_us if before_us is None else min(before_us, now_us)
         order = ErasureOrder(selector, erasure, actor, deadline_us, before_us, on_record)
         if not on_record:
-            self._emit([_requested(order, now_us)])
+            self._record([_requested(order, now_us)])
         finish = duty.running is OnRunning.FINISH and now_us < deadline_us
         run = _Run(order, self._custodian.take_effect(selector, before_us, finish=finish))
         for tier in self.tiers:

@@ -172,7 +172,11 @@ class EnginePort(Authority[ExternalPool]):
         )
         self._accounts.is_unlimited = self._is_unlimited
         self.erasures = ErasureRunner(
-            PortErasure(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
+            PortErasure(self, engine),
+            self._clock,
+            self._emit,
+            lambda: self.table.policy.erasure,
+            ledger.submit,
         )
         self._orphans = OrphanScans(EngineScanSource(self, engine), self._clock, self._emit)
         self._limit(table)

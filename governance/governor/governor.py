@@ -155,6 +155,7 @@ class Governor(Authority[BlockManager]):
             self._clock,
             self._emit,
             lambda: self.table.policy.erasure,
+            ledger.submit,
         )
         self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
         self.offload: Offloading | None = None

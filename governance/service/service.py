@@ -22,8 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.signed_orders import NO_KEY, SignedOrders, authenticate
-from kvcustody.audit.events import KINDS, Event
-from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
+from kvcustody.audit.events import Event
 from kvcustody.audit.processes.enforcement import worker_enforcement
 from kvcustody.audit.processes.marked_processes import Marked, read_marked
 from kvcustody.audit.processes.orders import AUTHENTICATED
@@ -37,7 +36,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.event_writer import Awaited, WriterSettings
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError
+from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, UnsignedOrderError
 from kvcustody.files import private_folder as make_private
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key, recorded_keys
@@ -297,8 +296,6 @@ class Service:
 
         Raises `unavailable` where the ledger cannot record, and `conflict` for an order that would not be signed.
         """
-        if self.orders is not None and not self.orders.may_sign and KINDS[type(event)].name in SIGNED_ORDERS:
-            raise ProblemError("conflict", NO_KEY)
         with _recorded():
             self.writer.submit_durable(event)
 
@@ -434,6 +431,8 @@ def _recorded() -> Iterator[None]:
     """What the ledger refuses to record is not available to whoever asked."""
     try:
         yield
+    except UnsignedOrderError as error:
+        raise ProblemError("conflict", error.message) from error
     except LedgerError as error:
         _log.error("not recorded, so not done", exc_info=True)
         raise ProblemError("unavailable", "the ledger cannot record", headers={"Retry-After": "2"}) from error

@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders, authenticate
+from kvcustody.audit.database.signed_orders import NO_KEY, RefusedOrder, SignedOrders, authenticate
 from kvcustody.audit.events import OrphanFound, WorkerStarted
 from kvcustody.audit.events.control_events import FROM_CONTROL_PLANE, SIGNED
 from kvcustody.audit.processes.orders import AUTHENTICATED, NOT_AUTHENTICATED
@@ -160,6 +160,8 @@ def _signed_orders(settings: Settings) -> SignedOrders | None:
         _log.warning("orders are not authenticated", why=NOT_AUTHENTICATED)
     else:
         _log.info("orders are authenticated", why=AUTHENTICATED, signs=orders.may_sign)
+        if not orders.may_sign:
+            _log.warning("orders are refused", why=NO_KEY)
     return orders
 
 

@@ -12,7 +12,8 @@ CustodyError
 ├── CapacityError          blocks, residencies or quota are exhausted for good (not merely deferred)
 ├── AdmissionError         a cache was refused by policy, or has to wait (`is_deferred`)
 ├── LedgerError            the audit store cannot record
-│   └── LedgerUnavailable  a class-A event could not be made durable; the act it guards must not happen
+│   ├── LedgerUnavailable  a class-A event could not be made durable; the act it guards must not happen
+│   └── UnsignedOrderError an order that nobody would follow, because this process cannot sign it
 ├── ServiceError           the control plane refused a request, or cannot be reached
 ├── DeviceError            a scrub, verification or copy failed on a device
 │   └── StoreError         a store of a tier failed: a miss, and nothing kept
@@ -120,6 +121,20 @@ class LedgerUnavailable(LedgerError):
     """A class-A event could not be made durable; the act that it guards must not happen."""
 
     code = "KVC610"
+
+
+class UnsignedOrderError(LedgerError):
+    """An order that nobody would follow: orders are signed here (`policy_trust`), and this process has no key."""
+
+    code = "KVC615"
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"`{kind}` is not recorded, because nobody would follow it: orders are signed here (`policy_trust`), and "
+            "this process has no key; name one in `order_key_path` that the trust configuration lists with the role "
+            "`orders`",
+            kind=kind,
+        )
 
 
 class ServiceError(CustodyError):

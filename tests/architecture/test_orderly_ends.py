@@ -13,11 +13,10 @@ ROOMS = ("audit", "governance", "integrations", "console", "testkit")
 WRITERS = {"EventWriter", "TracedWriter", "RemoteLedger", "recorder"}
 # Opened by their `with`, or by a stack's `enter_context`: the end is recorded by the writer itself.
 MANAGED = {
-    "audit/writer/record_operator_act.py": "acts of operators: `audit`, `db`, `subject`, `clock`",
+    "audit/writer/record_operator_act.py": "acts of operators: `audit`, `db`, `erasure`, `subject`, `clock`",
     "console/audit/signing.py": "`audit rotate-key`",
     "console/report/keys.py": "`report enrol-key` and `report rotate-key`",
     "console/report/schedules.py": "`report schedules` and `report retry`",
-    "console/erasure/command.py": "`erasure request`",
     "console/replay/run/environment.py": "what a replay that was killed left behind",
     "governance/keys/checkpoint_signing_key.py": "`audit sign`",
     "console/case/command.py": "`case open`, `case step`",

@@ -18,6 +18,7 @@ from kvcustody.audit.verify import verify_certificate as verifier
 from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.signed_document import encode_ascii
 from standins.erasure.certificate_case import KEY, VKEYS, Case
+from standins.erasure.signing import OLGA, orders
 
 Place = tuple[str | int, ...]
 
@@ -102,4 +103,6 @@ def test_what_is_not_shown_is_said_and_shrinks_with_the_opening(case: Case) -> N
     bare = {one.path for one in verify(case.data, VKEYS).unchecked}
     opened = {one.path for one in verify(case.data, VKEYS, case.opening).unchecked}
     assert bare - opened == {"request.commitment"}
-    assert opened == {"issued_us", "workers", "population", "monitored", "holds", "leaves"}
+    assert opened == {"issued_us", "workers", "population", "monitored", "holds", "leaves", "request"}
+    ordered = {one.path for one in verify(case.data, VKEYS, case.opening, orders(OLGA)).unchecked}
+    assert opened - ordered == {"request"}

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Engine, insert, select
 
 from kvcustody.audit.cases.restrictions import restrictions_in_force
 from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.events import (
-    BARE,
-    CaseOpened,
-    CaseStepped,
-    EnforcementOrdered,
     Event,
-    IssuerAssigned,
-    KeysOrdered,
-    LegalHoldChanged,
 )
 from kvcustody.audit.events.leaf_schema import ORDERS, SIGNED_ORDERS
-from kvcustody.audit.processes.enforcement import newest_order, order_at
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.retention.purge_and_legal_hold import active_holds
 from kvcustody.audit.schema.ledger import erasures, events
 from kvcustody.audit.schema.ledger import logs as log_rows
@@ -33,21 +22,23 @@ from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
-from standins.erasure.signing import EVE, OLGA, ONE, opened_as, orders, put
+from standins.erasure.signing import (
+    EVE,
+    OLGA,
+    ONE,
+    READERS,
+    case_opened,
+    case_step,
+    enforce,
+    erase_alpha,
+    hold,
+    monitor,
+    opened_as,
+    orders,
+    put,
+    without_rules,
+)
 from standins.robust.custody_world import CustodyWorld
-
-
-def monitor(at_us: int) -> Event:
-    return EnforcementOrdered(at_us, "monitor", (), 0, "ab" * 16, 1 << 40, "olga", "test")
-
-
-def enforce(at_us: int) -> Event:
-    return EnforcementOrdered(at_us, "enforce", (), 0, "ab" * 16, 0, "olga", "back")
-
-
-def erase_alpha(at_us: int) -> Event:
-    return request_event(Selector("alpha"), "e-1", "olga", at_us + 60_000_000, at_us)
-
 
 FORGERIES: dict[str, Callable[[], SignedOrders | None]] = {
     "no signature": lambda: None,
@@ -130,7 +121,7 @@ def test_a_copy_of_an_older_order_undoes_no_newer_one(worker: Worker) -> None:
         assert old is not None
         size = connection.scalar(select(log_rows.c.size).where(log_rows.c.id == old.log))
         copy = old._asdict() | {"idx": size, "sequence": 1 << 40, "at_us": old.at_us + 3_000_000}
-        _off(connection)
+        without_rules(connection)
         connection.execute(log_rows.update().where(log_rows.c.id == old.log).values(size=size + 1))
         connection.execute(insert(events).values(copy))
     worker.look()
@@ -142,9 +133,9 @@ def test_a_copy_of_an_older_order_undoes_no_newer_one(worker: Worker) -> None:
 
 def test_a_signed_leaf_that_is_copied_as_another_kind_is_no_order(worker: Worker) -> None:
     """With its control: whoever believes the row cannot read the leaf."""
-    worker.put(_hold("placed"), orders(OLGA))
+    worker.put(hold("placed"), orders(OLGA))
     with worker.store.begin() as connection:
-        _off(connection)
+        without_rules(connection)
         row = connection.execute(select(events).where(events.c.kind == "legal-hold")).one()
         system = select(log_rows.c.id, log_rows.c.size).where(log_rows.c.name == "system")
         log, size = connection.execute(system).one()
@@ -160,7 +151,7 @@ def test_a_signed_leaf_that_is_copied_as_another_kind_is_no_order(worker: Worker
 def test_an_edited_leaf_is_no_order(worker: Worker) -> None:
     worker.put(erase_alpha, orders(OLGA))
     with worker.store.begin() as connection:
-        _off(connection)
+        without_rules(connection)
         row = connection.execute(select(events).where(events.c.kind == "erasure-requested")).one()
         edited = orjson.loads(row.leaf) | {"actor": "dora"}
         place = (events.c.log == row.log, events.c.idx == row.idx)
@@ -175,57 +166,11 @@ def test_a_row_that_says_more_than_its_signed_leaf_is_no_order(worker: Worker) -
     small = Selector("alpha", "nobody")
     worker.put(lambda at_us: request_event(small, "e-1", "olga", at_us + 60_000_000, at_us), orders(OLGA))
     with worker.store.begin() as connection:
-        _off(connection)
+        without_rules(connection)
         connection.execute(erasures.update().values(subject=None, selector="tenant"))
     assert worker.look() == 0
     worker.believe_everybody()
     assert worker.look() == 1, "control"
-
-
-def _off(connection: Connection) -> None:
-    """Without the triggers and keys that keep leaves as they are: who forges here has the file, or owns the tables."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET session_replication_role = replica")
-        return
-    names = (
-        connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars().all()
-    )
-    for name in names:
-        connection.exec_driver_sql(f"DROP TRIGGER {name}")
-    connection.exec_driver_sql("DROP INDEX IF EXISTS ix_events_incarnation_sequence")
-
-
-class Read(NamedTuple):
-    """An order of one kind, and what a reader makes of those on record."""
-
-    orders: tuple[Callable[[int], Event], ...]
-    read: Callable[[Connection], Any]
-
-
-def _case(at_us: int) -> Event:
-    return CaseOpened(at_us, "case-1", "acme", "ada", "restriction", "mail", at_us, "UTC", (), "dora")
-
-
-def _step(step: str, **more: str) -> Callable[[int], Event]:
-    words = {"outcome": "", "ground": "", "about": "", "reason": "", "digest": ""} | more
-    return lambda at_us: CaseStepped(at_us, "case-1", "acme", step, actor="dora", **words)
-
-
-def _hold(action: str) -> Callable[[int], Event]:
-    return lambda at_us: LegalHoldChanged(at_us, "h-1", "acme", action, "test", "dora")
-
-
-READERS: dict[str, Read] = {
-    "enforcement": Read((monitor,), newest_order),
-    "one order on enforcement": Read(
-        (monitor,), lambda connection: order_at(connection, 0) or newest_order(connection)
-    ),
-    "keys": Read((lambda at_us: KeysOrdered(at_us, "acme", "destroy", "olga", "test"),), key_orders),
-    "issuers": Read(
-        (lambda at_us: IssuerAssigned(at_us, "evil", BARE, "olga"),), lambda c: known_issuers(c).home
-    ),
-    "a restriction": Read((_case, _step("restrict", ground="18(1)(a)")), restrictions_in_force),
-}
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -252,10 +197,10 @@ def test_every_reader_follows_signed_orders(store: Engine, tmp_path: Path, name:
         assert read(connection) == read(believing) and read(connection)
 
 
-def test_an_unsigned_order_lifts_no_restriction_and_no_hold(store: Engine, tmp_path: Path) -> None:
+def test_an_unsigned_order_lifts_no_restriction_and_nohold(store: Engine, tmp_path: Path) -> None:
     clock = VirtualClock()
-    begun = (_case, _step("restrict", ground="18(1)(a)"), _hold("placed"))
-    ended = (_step("lift-restriction", reason="forged"), _hold("lifted"))
+    begun = (case_opened, case_step("restrict", ground="18(1)(a)"), hold("placed"))
+    ended = (case_step("lift-restriction", reason="forged"), hold("lifted"))
     for number, order in enumerate((*begun, *ended)):
         clock.advance(1_000_000)
         put(store, tmp_path / str(number), clock, order, orders(OLGA) if order in begun else None)
@@ -272,7 +217,7 @@ def test_an_unsigned_order_lifts_no_restriction_and_no_hold(store: Engine, tmp_p
 
 def test_an_unsigned_hold_holds_all_the_same(store: Engine, tmp_path: Path) -> None:
     """What a purge dropped does not come back."""
-    put(store, tmp_path, VirtualClock(), _hold("placed"), None)
+    put(store, tmp_path, VirtualClock(), hold("placed"), None)
     with opened_as(store, orders()).connect() as connection:
         assert [one.hold for one in active_holds(connection)] == ["h-1"]
 

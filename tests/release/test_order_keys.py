@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,32 @@ from typer.testing import CliRunner
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.signed_orders import SignedOrders
-from kvcustody.audit.events import EnforcementOrdered, WorkerStarted
+from kvcustody.audit.events import EnforcementOrdered, LegalHoldChanged, WorkerStarted
 from kvcustody.audit.processes.enforcement import newest_order
+from kvcustody.audit.processes.orders import orders_to_sign, unsigned_orders
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.signing_key import create_signing_key
-from kvcustody.clock import SystemClock
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.record_operator_act import record_operator_acts
+from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
+from kvcustody.console.policy.orders import order_signature
 from kvcustody.errors import ServiceError
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.trust import write_trust
 from kvcustody.times import DAY_US, iso
 from standins import builders
+from standins.erasure.signing import (
+    EVE,
+    OLGA,
+    READERS,
+    erase_alpha,
+    monitor,
+    opened_as,
+    orders,
+    put,
+)
 from standins.service.control_plane_world import ControlPlane
 
 ORIGIN = "kvcustody.example/ledger"  # the default of both settings
@@ -167,3 +182,70 @@ def test_the_commands_make_such_a_key_and_name_it(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     made = read_signed_orders(tmp_path / "trust.toml", ORIGIN, tmp_path / "control-plane.key")
     assert made is not None and made.may_sign and not readers(tmp_path).may_sign
+
+
+def test_a_person_signs_the_orders_from_before_orders_were_signed(any_store: Engine, tmp_path: Path) -> None:
+    """Each of them counts again, from its own time; with its control: before, nobody follows one."""
+    clock, key = VirtualClock(), opened_as(any_store, orders(OLGA))
+    for number, (made, _) in enumerate(READERS.values()):
+        for part, order in enumerate((*made, erase_alpha)):
+            clock.advance(1_000_000)
+            put(any_store, tmp_path / f"{number}-{part}", clock, order, None)
+    with any_store.connect() as connection:
+        believed = {name: read(connection) for name, (_, read) in READERS.items()}
+    with opened_as(any_store, orders()).connect() as connection:
+        assert not any(read(connection) for _, read in READERS.values()), "control"
+    with key.connect() as connection:
+        to_sign = orders_to_sign(connection)
+        assert len(unsigned_orders(connection)) == len(to_sign) > 5
+    record_operator_acts(key, lambda at_us: [order_signature(one, at_us, "olga", "test") for one in to_sign])
+    with opened_as(any_store, orders()).connect() as connection:
+        assert {name: read(connection) for name, (_, read) in READERS.items()} == believed
+        assert unsigned_orders(connection) == () and orders_to_sign(connection) == []
+    with opened_as(any_store, orders(EVE)).connect() as connection:
+        assert all(read(connection) for _, read in READERS.values()), "who reads needs no key of its own"
+
+
+@pytest.mark.parametrize("forged", ["signed by nobody", "signed by a stranger"])
+def test_nobody_but_a_trusted_key_signs_an_order_from_before(
+    any_store: Engine, tmp_path: Path, forged: str
+) -> None:
+    clock = VirtualClock()
+    put(any_store, tmp_path / "order", clock, monitor, None)
+    with opened_as(any_store, orders()).connect() as connection:
+        [order] = orders_to_sign(connection)
+    signature = partial(order_signature, order, actor="olga", reason="test")
+    put(any_store, tmp_path / "forger", clock, signature, orders(EVE) if "stranger" in forged else None)
+    with opened_as(any_store, orders()).connect() as connection:
+        assert newest_order(connection) is None
+    put(any_store, tmp_path / "olga", clock, signature, orders(OLGA))
+    with opened_as(any_store, orders()).connect() as connection:
+        assert newest_order(connection) is not None, "control"
+
+
+def test_the_command_lists_first_and_signs_what_it_is_asked_to(
+    desk: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SystemClock()
+    until = clock.utc_us() // 10**6 + 3600
+    order = EnforcementOrdered(clock.now_us(), "monitor", (), 0, "ab" * 16, until, "olga", "before")
+    hold = LegalHoldChanged(clock.now_us(), "h-1", "acme", "placed", "before", "dora")
+    builders.record(desk, tmp_path / "before", [order, hold], worker="before", clock=clock)
+    sign = ("policy", "sign-orders", "--actor", "olga")
+    listed = json.loads(run(tmp_path, *sign).output)
+    assert [one["kind"] for one in listed["orders"]] == ["enforcement-ordered", "legal-hold"]
+    assert not listed["signed"] and len(listed["not_followed"]) == 2 and leaves(desk, "order-signed") == []
+    monkeypatch.delenv("KVCUSTODY_ORDER_KEY_PATH")
+    assert "KVC615" in run(tmp_path, *sign, "--yes").output, "who may not give orders signs none"
+    monkeypatch.setenv("KVCUSTODY_ORDER_KEY_PATH", str(tmp_path / "olga.key"))
+    one = listed["orders"][0]
+    place = f"{one['log']}/{one['idx']}"
+    chosen = run(tmp_path, *sign, "--order", place, "--yes")
+    assert len(json.loads(chosen.output)["not_followed"]) == 1, chosen.output
+    assert "no unsigned order at this place" in run(tmp_path, *sign, "--order", place).output
+    assert json.loads(run(tmp_path, *sign, "--yes").output)["not_followed"] == []
+    assert len(leaves(desk, "order-signed")) == 2
+    with desk.connect() as connection:
+        assert fsck(connection).ok
+    monkeypatch.delenv("KVCUSTODY_POLICY_TRUST")
+    assert "set KVCUSTODY_POLICY_TRUST" in run(tmp_path, *sign).output

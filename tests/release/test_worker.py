@@ -131,9 +131,7 @@ def test_a_worker_that_follows_signed_orders_alone_says_so_at_its_start(
 ) -> None:
     release.desk.propose(policy(), release.people.ada, note="x")
     release.approve(1)
-    settings = worker_settings(
-        tmp_path, policy_path=tmp_path / "policy.bundle", order_key_path=tmp_path / "orders.key"
-    )
+    settings = worker_settings(tmp_path, policy_path=tmp_path / "policy.bundle")
     settings.policy_path.write_bytes(release.desk.bundle(1))
     with structlog.testing.capture_logs() as said:
         opened(settings).close()

@@ -101,7 +101,10 @@ class Enrolled(Model):
 
 
 class ApiKeyModel(Model):
-    """What may be known of a key. `made_with`: prefix of the key with which it ends; none: it stands alone."""
+    """What may be known of a key. `made_with`: prefix of the key with which it ends; none: with none.
+
+    `in_session`: it was made in a session, and ends with that. One with neither stands alone.
+    """
 
     model_config = example(
         {
@@ -113,6 +116,7 @@ class ApiKeyModel(Model):
             "revoked_us": None,
             "certificate": None,
             "made_with": None,
+            "in_session": False,
         }
     )
 
@@ -124,6 +128,7 @@ class ApiKeyModel(Model):
     revoked_us: Utc | None
     certificate: str | None
     made_with: str | None
+    in_session: bool
 
 
 class ApiKeyPage(Model):

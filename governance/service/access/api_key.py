@@ -4,7 +4,8 @@
    scanners of source code can check offline. Only a BLAKE2b digest of the whole is stored: there are too many keys
    for anybody to try, so a digest that is dear to compute would slow down those alone who are asked to verify.
 2. A well-formed key that is unknown costs one comparison of digests, as a known one with a wrong secret does.
-3. What is stored of a key that was made with another key says so in its parameters: `$blake2b$from=<prefix>$...`.
+3. What is stored of a key that was made with another key, or in a session, says so in its parameters:
+   `$blake2b$from=<prefix>$in=<digest of the session>$...`.
 4. A key that was verified is remembered for a while under a digest of itself, keyed for this process alone; what its
    row says (revoked, expired, replaced) is read at every request all the same.
 """
@@ -31,6 +32,7 @@ _CACHED_MAX = 4096
 _CACHED_SECONDS = 300.0
 _DIGEST, _DIGEST_BYTES = "$blake2b$", 32
 _MADE_WITH = re.compile(r"\A\$blake2b\$from=([0-9a-f]{12})\$")
+_MADE_IN = re.compile(r"\$in=([0-9a-f]{64})\$")
 
 
 class NewKey(NamedTuple):
@@ -98,8 +100,10 @@ def prefix_of(key: str) -> str | None:
     return found[1] if f"{zlib.crc32(body.encode()):08x}" == found[3] else None
 
 
-def with_source(stored: str, source: str) -> str:
-    """What is stored of a key, with the prefix of the key that it was made with (rule 3); empty: with none."""
+def with_source(stored: str, source: str, session: str) -> str:
+    """What is stored of a key, with what it was made with (rule 3): a key by its prefix, a session by its digest."""
+    if session:
+        stored = stored.replace(_DIGEST, f"{_DIGEST}in={session}$", 1)
     return stored.replace(_DIGEST, made_with(source), 1) if source else stored
 
 
@@ -114,9 +118,15 @@ def source_of(stored: str) -> str:
     return "" if found is None else found[1]
 
 
+def session_of(stored: str) -> str:
+    """The digest of the session that a key ends with, by what is stored of it (rule 3); empty: with none."""
+    found = _MADE_IN.search(stored)
+    return "" if found is None else found[1]
+
+
 def without_source(stored: str) -> str:
     """What is stored of a key that stands alone."""
-    return _MADE_WITH.sub(_DIGEST, stored)
+    return _DIGEST + stored.rpartition("$")[2]
 
 
 def digest_of(key: str) -> str:

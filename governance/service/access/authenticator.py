@@ -107,12 +107,11 @@ class ServiceAuthenticator:
         """What a key is made with that a caller asks for itself; raises `unauthenticated` where that has ended."""
         if caller.by != "session":
             return KeySource(caller.key, None)
-        until_us = (
-            self._principals.expiry(caller.key) if caller.key else self._sessions.expiry(caller.session)
-        )
-        if until_us is None:
+        until_us = self._sessions.expiry(caller.session)
+        of_key_us = self._principals.expiry(caller.key) if caller.key else until_us
+        if until_us is None or of_key_us is None:
             raise unauthenticated()
-        return KeySource(caller.key, until_us)
+        return KeySource(caller.key, min(until_us, of_key_us), caller.session)
 
     def _proven(self, authorization: str | None, cookie: str | None, certificate: str | None) -> Caller:
         if authorization is None:

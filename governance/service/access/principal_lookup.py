@@ -1,7 +1,8 @@
 """Finding principals and keys, and whose key this is: the reading half of the book of principals.
 
 1. A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
-   the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second.
+   the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second. A key
+   that ends with a session is looked up every time.
 2. A key that is bound to a client certificate is valid over connections with that certificate alone.
 3. A key that was revoked, has expired, or whose principal was disabled costs what an unknown one costs (api_key, rule
    2 of `api_key`).
@@ -18,7 +19,7 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.query.issuers import named_tenant
 from kvcustody.audit.schema.service import service_keys, service_principals
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.service.access.api_key import KeyHasher, session_of
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
     ApiKeyRecord,
@@ -26,6 +27,7 @@ from kvcustody.governance.service.access.principal_table import (
     certificate_matches,
     key_of,
     principal_of,
+    session_end,
 )
 from kvcustody.governance.service.problem_details import not_found
 
@@ -70,10 +72,15 @@ class PrincipalLookup:
 
     def keys(self, name: str) -> list[ApiKeyRecord]:
         """Every key that a principal ever had, newest first; at most 1,000."""
+        now_us = self._clock.utc_us()
         query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000))
-            return [key_of(row) for row in rows]
+            rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000)).all()
+            ends = [session_end(connection, row.hash, now_us) for row in rows]
+        return [
+            key_of(row)._replace(expires_us=min(row.expires_us, row.expires_us if end is None else end))
+            for row, end in zip(rows, ends, strict=True)
+        ]
 
     def known(self, prefix: str, key: str, certificate: str | None = None) -> PrincipalRecord | None:
         """The principal whose key this is, if that was looked up within a second (rule 1); no I/O."""
@@ -107,6 +114,8 @@ class PrincipalLookup:
             query = select(*columns, service_keys.c.revoked_us).where(joined, service_keys.c.prefix == prefix)
             with self._engine.connect() as connection:
                 row = connection.execute(query).first()
+                if row is not None and session_end(connection, row.hash, self._clock.utc_us()) is not None:
+                    row = None
         now_us = self._clock.utc_us()
         counts = row is not None and _counts(row, now_us, certificate)
         if not self._hasher.verify(key, row.hash if row is not None and counts else None):
@@ -117,6 +126,8 @@ class PrincipalLookup:
         if len(known) >= _KNOWN_MAX:
             known.clear()
         principal = principal_of(row)
+        if session_of(row.hash):
+            return principal, prefix
         known[prefix] = (
             now_us,
             row.expires_us,
@@ -140,11 +151,14 @@ class PrincipalLookup:
             if not prefix:
                 return False
             key = connection.execute(
-                select(service_keys.c.revoked_us, service_keys.c.expires_us).where(
+                select(service_keys.c.revoked_us, service_keys.c.expires_us, service_keys.c.hash).where(
                     service_keys.c.prefix == prefix
                 )
             ).first()
-        return key is None or key.revoked_us is not None or self._clock.utc_us() >= key.expires_us
+            now_us = self._clock.utc_us()
+            if key is None or session_end(connection, key.hash, now_us) is not None:
+                return True
+        return key.revoked_us is not None or now_us >= key.expires_us
 
     def expiry(self, prefix: str) -> int | None:
         """When a key expires (UTC)."""

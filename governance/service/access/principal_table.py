@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, select
 
-from kvcustody.audit.schema.service import service_keys
-from kvcustody.governance.service.access.api_key import source_of
+from kvcustody.audit.schema.service import service_keys, service_sessions
+from kvcustody.governance.service.access.api_key import session_of, source_of
 from kvcustody.governance.service.access.roles import Role
 
 
@@ -40,7 +40,8 @@ class ApiKeyRecord(NamedTuple):
     used_us: int | None
     revoked_us: int | None
     certificate: str | None = None  # `x5t#S256` of the client certificate that it is bound to
-    made_with: str | None = None  # prefix of the key with which it ends; none: it stands alone
+    made_with: str | None = None  # prefix of the key with which it ends; none: with none
+    in_session: bool = False  # made in a session, with which it ends
 
 
 class IssuedKey(NamedTuple):
@@ -52,23 +53,26 @@ class IssuedKey(NamedTuple):
 
 
 class KeySource(NamedTuple):
-    """What a principal makes a key of its own with: the key that it showed, or that its session was begun with.
+    """What a principal makes a key of its own with: the key that it showed, or its session and the key of that.
 
-    `until_us` (UTC): the key expires no later; None: it replaces what it was made with.
+    `until_us` (UTC): the key expires no later; None: it replaces what it was made with. `session`: its digest.
     """
 
     key: str
     until_us: int | None
+    session: str = ""
 
 
-_STORED = ApiKeyRecord._fields[:-1]
+_STORED = ApiKeyRecord._fields[:-2]
 KEY_COLUMNS = [*(service_keys.c[name] for name in _STORED), service_keys.c.hash]
 
 
 def key_of(row: Any) -> ApiKeyRecord:
     """The key of a row of `KEY_COLUMNS`."""
     stored = {name: getattr(row, name) for name in _STORED}
-    return ApiKeyRecord(**stored, made_with=source_of(row.hash) or None)
+    return ApiKeyRecord(
+        **stored, made_with=source_of(row.hash) or None, in_session=bool(session_of(row.hash))
+    )
 
 
 def principal_of(row: Any) -> PrincipalRecord:
@@ -84,10 +88,21 @@ def roles_text(roles: Iterable[Role]) -> str:
 
 
 def valid_keys(connection: Connection, name: str, now_us: int) -> list[str]:
-    """The prefixes of a principal's keys that are neither revoked nor expired."""
+    """The prefixes of a principal's keys that are neither revoked nor expired, and whose session is not over."""
     table = service_keys.c
     where = and_(table.principal == name, table.revoked_us.is_(None), table.expires_us > now_us)
-    return list(connection.scalars(select(table.prefix).where(where)))
+    rows = connection.execute(select(table.prefix, table.hash).where(where)).all()
+    return [row.prefix for row in rows if session_end(connection, row.hash, now_us) is None]
+
+
+def session_end(connection: Connection, stored: str, now_us: int) -> int | None:
+    """When the session ended that a key ends with, now at the latest; None: it goes on, or there is none."""
+    digest = session_of(stored)
+    if not digest:
+        return None
+    query = select(service_sessions.c.expires_us).where(service_sessions.c.digest == digest)
+    expires_us = connection.scalar(query)
+    return None if expires_us is not None and now_us < expires_us else min(expires_us or now_us, now_us)
 
 
 def certificate_matches(bound: str | None, certificate: str | None) -> bool:

@@ -9,8 +9,9 @@
 5. Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
    tokens keeps (`issuer:name`) the book has a row from the first time that it is disabled.
 6. What was made with a key ends with it: its sessions always, and once it is revoked the keys that were made with it
-   and with those. A key made in a session expires no later than the session's key. An administrator's key stands
-   alone, and so does from then on a key that another administrator than its principal keeps (`keep_key`).
+   and with those. A key made in a session, and every key made with that, ends with the session, however it ends, and
+   expires no later than the session's key. An administrator's key stands alone, and so does from then on a key that
+   another administrator than its principal keeps (`keep_key`).
 7. The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those
    who can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the
    issuer knows them. Of two who end each other at one moment, one is refused.
@@ -33,7 +34,13 @@ from kvcustody.audit.schema.service import service_keys, service_principals, ser
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
-from kvcustody.governance.service.access.api_key import KeyHasher, made_with, with_source, without_source
+from kvcustody.governance.service.access.api_key import (
+    KeyHasher,
+    made_with,
+    session_of,
+    with_source,
+    without_source,
+)
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
@@ -238,6 +245,7 @@ class Principals(PrincipalLookup):
             valid = valid_keys(connection, name, now_us)
             if source_key and source_key not in valid:
                 raise ProblemError("unauthenticated")
+            session = "" if source is None else source.session or _session_of(connection, source_key)
             if overlap_days is not None:
                 until_us = now_us + int(overlap_days * DAY_US)
                 late = service_keys.c.prefix.in_(valid) & (service_keys.c.expires_us > until_us)
@@ -250,7 +258,7 @@ class Principals(PrincipalLookup):
                 "issued_us": now_us,
                 "expires_us": issued.expires_us,
                 "certificate": certificate,
-                "hash": with_source(made.hash, source_key),
+                "hash": with_source(made.hash, source_key, session),
             }
             connection.execute(insert(service_keys).values(row))
         self._known = {}
@@ -305,7 +313,7 @@ class Principals(PrincipalLookup):
         if row is None:
             raise not_found()
         found = key_of(row)
-        if not is_valid or found.made_with is None:
+        if not is_valid or not (found.made_with or found.in_session):
             why = "stands alone already" if is_valid else "is not valid any more"
             raise ProblemError("conflict", f"key `{prefix}` {why}")
         self._claim(by, owner.roles)
@@ -318,7 +326,7 @@ class Principals(PrincipalLookup):
         self._known = {}
         if not kept:
             raise ProblemError("conflict", f"key `{prefix}` is not valid any more")
-        return found._replace(expires_us=expires_us, made_with=None)
+        return found._replace(expires_us=expires_us, made_with=None, in_session=False)
 
     def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[ApiKeyRecord]:
         """Refuse every key of a principal from now on, and end its sessions; on record afterwards."""
@@ -363,6 +371,12 @@ class Principals(PrincipalLookup):
         self._record(
             PrincipalChanged(at_us, principal.name, action, roles, principal.tenant or "", by, detail)
         )
+
+
+def _session_of(connection: Connection, prefix: str) -> str:
+    """The session that a key ends with; empty: with none, or there is no such key."""
+    query = select(service_keys.c.hash).where(service_keys.c.prefix == prefix)
+    return session_of(connection.scalar(query) or "")
 
 
 def _made_with(connection: Connection, name: str, prefix: str, keep: str) -> list[str]:

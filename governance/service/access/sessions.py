@@ -4,7 +4,9 @@
    holds the keyed digest of both. A session ends at its deadline, when it is idle too long, when its key does (revoked,
    expired or replaced), when its principal is disabled, or when it is ended.
 2. A session is its principal, read anew at every request: roles are never remembered in it.
-3. An act in a session needs the session's CSRF token, which is computed from the cookie and kept nowhere, and must
+3. A row's `expires_us` is when the session ends unless it is used before: whoever has the row alone knows whether it is
+   over (`principal_table.session_end`).
+4. An act in a session needs the session's CSRF token, which is computed from the cookie and kept nowhere, and must
    come from the service's own origin.
 """
 
@@ -62,7 +64,8 @@ class Sessions:
         token, now_us = f"{secrets.token_urlsafe(32)}.{key}", self._clock.utc_us()
         table = service_sessions
         over = or_(table.c.expires_us <= now_us, table.c.used_us <= now_us - self._idle_us)
-        row = {"principal": principal, "begun_us": now_us, "used_us": now_us, "expires_us": now_us + self._us}
+        row = {"principal": principal, "begun_us": now_us, "used_us": now_us}
+        row["expires_us"] = min(now_us + self._us, now_us + self._idle_us)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(delete(table).where(over))
             connection.execute(insert(table).values(digest=self._digest(token), **row))
@@ -80,14 +83,16 @@ class Sessions:
             return None
         if now_us - row.used_us >= _TOUCH_US:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                connection.execute(update(table).where(table.c.digest == digest).values(used_us=now_us))
+                ends = {"used_us": now_us, "expires_us": min(row.begun_us + self._us, now_us + self._idle_us)}
+                connection.execute(update(table).where(table.c.digest == digest).values(ends))
         return StandingSession(str(row.principal), form[1], digest)
 
     def expiry(self, digest: str) -> int | None:
         """When a session ends at the latest (UTC)."""
-        query = select(service_sessions.c.expires_us).where(service_sessions.c.digest == digest)
+        query = select(service_sessions.c.begun_us).where(service_sessions.c.digest == digest)
         with self._engine.connect() as connection:
-            return connection.scalar(query)
+            begun_us = connection.scalar(query)
+        return None if begun_us is None else begun_us + self._us
 
     def stands(self, digest: str, key: str) -> bool:
         """Whether a session that was found is not over now."""
@@ -113,7 +118,7 @@ class Sessions:
         return keyed_digest(self._csrf_key, token.encode())
 
     def vouches(self, token: str, csrf: str) -> bool:
-        """Whether `csrf` belongs to the session (rule 3)."""
+        """Whether `csrf` belongs to the session (rule 4)."""
         return same(self.csrf(token), csrf)
 
     def _digest(self, token: str) -> str:

@@ -121,13 +121,15 @@ def test_a_session_of_another_form_or_with_another_key_named_in_it_is_none(clien
     assert works(client, headers=session)
 
 
-def test_a_key_that_was_made_in_a_session_expires_with_the_sessions_key(
+def test_a_key_that_was_made_in_a_session_expires_with_it_and_with_its_key(
     service: Service, client, people
 ) -> None:
     key = people.add("ivy", Role.AUDITOR)
     expires_us = service.principals.expiry(str(prefix_of(key)))
     made = rotated(client, headers=session_of(client, key))
-    assert made["status"] == 201 and made["expires_us"] == expires_us
+    session_us = service.settings.session_minutes * 60 * MICROSECONDS
+    assert made["status"] == 201 and expires_us is not None
+    assert made["expires_us"] <= min(expires_us, service.clock.utc_us() + session_us)
     direct = rotated(client, made["key"])
     assert direct["expires_us"] > service.clock.utc_us() + 80 * 86_400 * MICROSECONDS, (
         "control: a key that replaces the key that is shown lives as long as asked"
@@ -301,3 +303,117 @@ def test_every_session_says_with_which_key_it_began() -> None:
 
     assert inspect.signature(Sessions.begin).parameters["key"].default is inspect.Parameter.empty
     assert "_sessions.find" in inspect.getsource(ServiceAuthenticator.of_session)
+
+
+# -- every end of a session, by everything that is derived from it -----------------------------------------------------
+
+
+def by_logging_out(service: Service, key: str, session: dict[str, str]) -> None:
+    service.sessions.end(session["Cookie"].partition("=")[2])
+
+
+def _moved(service: Service, session: dict[str, str], **to: int) -> None:
+    """As if time had gone by: the row of a session says other times."""
+    found = service.authenticator.of_session(session["Cookie"].partition("=")[2])
+    assert found is not None
+    table = book_module.service_sessions
+    with service.engine.begin() as connection:
+        connection.execute(table.update().where(table.c.digest == found.session).values(to))
+
+
+def by_its_deadline(service: Service, key: str, session: dict[str, str]) -> None:
+    _moved(service, session, begun_us=1, expires_us=service.clock.utc_us() - 1)
+
+
+def by_idling(service: Service, key: str, session: dict[str, str]) -> None:
+    """What `used_us` and `expires_us` say once the idle time has gone by."""
+    idle_us = service.settings.session_idle_minutes * 60 * MICROSECONDS
+    now_us = service.clock.utc_us()
+    _moved(service, session, used_us=now_us - idle_us - 1, expires_us=now_us - 1)
+
+
+SESSION_ENDS: dict[str, Callable[[Service, str, dict[str, str]], None]] = {
+    "logout": by_logging_out,
+    "its deadline": by_its_deadline,
+    "idle too long": by_idling,
+    "its key revoked": lambda service, key, _: by_revoking(service, key),
+    "its key replaced": lambda service, key, _: by_replacing(service, key),
+    "its principal disabled": lambda service, key, _: by_disabling(service, key),
+}
+
+
+@pytest.mark.parametrize("name", SESSION_ENDS)
+def test_whatever_ends_a_session_ends_all_that_is_derived_from_it(
+    service: Service, client, people, name: str
+) -> None:
+    """The session, answers held open in it, keys made in it and with those, and sessions begun with these."""
+    who = f"derived-{name.replace(' ', '-')}"
+    key = people.add(who, Role.AUDITOR)
+    session = session_of(client, key)
+    caller = service.authenticator.of_session(session["Cookie"].partition("=")[2])
+    assert caller is not None
+    minted = rotated(client, headers=session)["key"]
+    further = rotated(client, minted)["key"]
+    second = session_of(client, minted)
+    by_minted = service.authenticator.caller(f"Bearer {minted}", None, "127.0.0.1")
+    listed = {found.prefix: found for found in service.principals.keys(who)}
+    assert listed[prefix_of(minted)].in_session and listed[prefix_of(further)].in_session
+    for held in (caller, by_minted):
+        service.authenticator.check_still_valid(held)
+    assert all(works(client, found) for found in (minted, further)), "control"
+    assert works(client, headers=session) and works(client, headers=second), "control"
+    SESSION_ENDS[name](service, key, session)
+    assert not any(works(client, found) for found in (minted, further))
+    assert not works(client, headers=session) and not works(client, headers=second)
+    for held in (caller, by_minted):
+        with pytest.raises(ProblemError):
+            service.authenticator.check_still_valid(held)
+    assert rotated(client, minted)["status"] == 401 and rotated(client, headers=second)["status"] == 401
+    over = {found.prefix: found for found in service.principals.keys(who)}
+    now_us = service.clock.utc_us()
+    assert all(
+        over[prefix_of(one)].expires_us <= now_us or over[prefix_of(one)].revoked_us
+        for one in (minted, further)
+    )
+
+
+@pytest.mark.parametrize("name", ["logout", "its deadline", "idle too long"])
+def test_a_key_that_another_administrator_keeps_outlives_its_session(
+    service: Service, client, people, name: str
+) -> None:
+    """And with its control: without the question, a minted key outlives the session by itself."""
+    who = f"outlives-{name.replace(' ', '-')}"
+    key = people.add(who, Role.AUDITOR)
+    session = session_of(client, key)
+    minted = rotated(client, headers=session)["key"]
+    other = rotated(client, headers=session)["key"]
+    assert kept(client, people["key-custodian"], who, minted) == 200
+    SESSION_ENDS[name](service, key, session)
+    assert works(client, minted) and not works(client, other)
+    assert kept(client, people["key-custodian"], who, other) == 409, "what has ended is kept by nobody"
+
+
+def test_without_the_question_a_key_made_in_a_session_outlives_it(
+    service: Service, client, people, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positive control: the defence off, the attack succeeds."""
+    key = people.add("outlived", Role.AUDITOR)
+    session = session_of(client, key)
+    minted = rotated(client, headers=session)["key"]
+    by_logging_out(service, key, session)
+    assert not works(client, minted)
+    monkeypatch.setattr("kvcustody.governance.service.access.principal_lookup.session_end", lambda *_: None)
+    assert works(client, minted)
+
+
+def test_a_key_made_in_a_session_that_a_link_began_ends_with_it(service: Service, client, people) -> None:
+    """Such a session has no key: what is made in it names the session alone."""
+    people.add("linda", Role.AUDITOR)
+    cookie = service.sessions.begin("linda", key="").token
+    caller = service.authenticator.of_session(cookie)
+    assert caller is not None and not caller.key
+    source = service.authenticator.source_of(caller)
+    made = service.principals.issue_key("linda", days=1, source=source, by="linda")
+    assert works(client, made.key)
+    service.sessions.end(cookie)
+    assert not works(client, made.key)

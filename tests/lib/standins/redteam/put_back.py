@@ -55,7 +55,7 @@ class Deployment:
 
     def runner(self, found: list[Event]) -> ErasureRunner:
         """What a worker has its erasures carried out by; `found` takes what goes on record."""
-        runner = ErasureRunner(None, self.place.world.clock, found.extend, None)  # type: ignore[arg-type]
+        runner = ErasureRunner(None, self.place.world.clock, found.extend, None, found.extend)  # type: ignore[arg-type]
         runner.tiers = [self.place.tier]
         return runner
 

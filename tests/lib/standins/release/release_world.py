@@ -134,15 +134,16 @@ class Release:
 
 
 def worker_settings(folder: Path, **fields: object) -> Settings:
-    return load_settings(
-        database_url=f"sqlite:///{folder}/ledger.db",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
-        policy_trust=str(folder / "trust.toml"),
-        policy_mark_path=folder / "mark",
-        **fields,
-    )
+    own: dict[str, object] = {
+        "database_url": f"sqlite:///{folder}/ledger.db",
+        "spill_path": folder / "spill",
+        "root_key_path": folder / "root.key",
+        "keyring_path": folder / "keys.json",
+        "policy_trust": str(folder / "trust.toml"),
+        "policy_mark_path": folder / "mark",
+        "order_key_path": folder / "orders.key",
+    }
+    return load_settings(**own | fields)
 
 
 class Follower:

@@ -1,0 +1,145 @@
+"""Orders are verified: `fsck` names each that nobody follows, and a certificate of such an erasure is not sound."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from sqlalchemy import Connection, Engine, insert, select
+
+from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
+from kvcustody.audit.erasure.certificate import issue
+from kvcustody.audit.processes.orders import orders_to_sign
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.schema.ledger import logs as log_rows
+from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
+from kvcustody.audit.verify.verify_certificate import ORDER_NOT_CHECKED, verify
+from kvcustody.clock import VirtualClock
+from kvcustody.console.policy.orders import order_signature
+from standins.erasure.certificate_case import KEY, VKEYS, Case
+from standins.erasure.signing import EVE, OLGA, enforce, hold, monitor, opened_as, orders, put, without_rules
+
+
+def _checked(store: Engine, signed: SignedOrders | None) -> FsckReport:
+    with opened_as(store, signed).connect() as connection:
+        return fsck(connection)
+
+
+def _row(connection: Connection, kind: str) -> dict[str, Any]:
+    return connection.execute(select(events).where(events.c.kind == kind)).first()._asdict()  # type: ignore[union-attr]
+
+
+def _appended(connection: Connection, row: dict[str, Any], into: str, **changes: Any) -> None:
+    """A leaf at the end of a log, its row saying what the leaf says."""
+    found = connection.execute(select(log_rows).where(log_rows.c.name == into)).one()
+    body = orjson.loads(row["leaf"]) | changes
+    values = {"log": found.id, "idx": found.size, "leaf": orjson.dumps(body, option=orjson.OPT_SORT_KEYS)}
+    values |= {name: body[name] for name in ("sequence", "kind") if name in changes}
+    connection.execute(log_rows.update().where(log_rows.c.id == found.id).values(size=found.size + 1))
+    connection.execute(insert(events).values(row | values))
+
+
+def _edited(connection: Connection) -> None:
+    row = _row(connection, "legal-hold")
+    leaf = orjson.dumps(orjson.loads(row["leaf"]) | {"reason": "edited"}, option=orjson.OPT_SORT_KEYS)
+    place = (events.c.log == row["log"], events.c.idx == row["idx"])
+    connection.execute(events.update().where(*place).values(leaf=leaf))
+
+
+FORGED: dict[str, tuple[str, Callable[[Connection], None]]] = {
+    "edited": ("the signature does not fit", _edited),
+    "copied with a sequence of its own": (
+        "the signature does not fit",
+        lambda c: _appended(c, _row(c, "legal-hold"), "tenant/acme", sequence=1 << 40),
+    ),
+    "moved to another log": (
+        "the signature does not fit",
+        lambda c: _appended(c, _row(c, "legal-hold"), "system", log="system", sequence=1 << 41),
+    ),
+    "inserted without a signature": (
+        "it is not signed",
+        lambda c: _appended(c, _row(c, "legal-hold"), "tenant/acme", sequence=1 << 42, signature=""),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORGED)
+def test_fsck_names_an_order_that_somebody_forged(any_store: Engine, tmp_path: Path, form: str) -> None:
+    """With its control: where nobody asks for signatures, no finding says so."""
+    put(any_store, tmp_path / "hold", VirtualClock(), hold("placed"), orders(OLGA))
+    put(any_store, tmp_path / "order", VirtualClock(), monitor, orders(OLGA))
+    assert _checked(any_store, orders()).ok
+    why, forge = FORGED[form]
+    with any_store.begin() as connection:
+        without_rules(connection)
+        forge(connection)
+    [named] = [
+        one for one in _checked(any_store, orders()).problems if "nobody follows this order" in one.what
+    ]
+    assert named.idx is not None and "`legal-hold`" in named.what and why in named.what
+    assert not [one for one in _checked(any_store, None).problems if "follows" in one.what], "control"
+
+
+def test_fsck_names_what_a_writer_of_the_ledger_ordered(any_store: Engine, tmp_path: Path) -> None:
+    """A sound leaf in every other way: only its signature says that nobody who may gave the order."""
+    clock = VirtualClock()
+    put(any_store, tmp_path / "olga", clock, monitor, orders(OLGA))
+    clock.advance(1_000_000)
+    put(any_store, tmp_path / "eve", clock, enforce, orders(EVE))
+    report = _checked(any_store, orders())
+    assert [
+        (one.log, "no key `eve` is trusted" in one.what or "eve" in one.what) for one in report.problems
+    ] == [("system", True)]
+    assert _checked(any_store, None).ok, "control"
+
+
+def _certificate(case: Case, signed: SignedOrders | None) -> dict[str, Any]:
+    with opened_as(case.store, signed).connect() as connection:
+        return issue(connection, case.done.erasure, KEY, case.opening, now_us=case.world.clock.utc_us())
+
+
+class Desk:
+    """An erasure that a worker carried out, its request signed or not."""
+
+    def __init__(self, store: Engine, folder: Path, signed: SignedOrders | None) -> None:
+        authenticate(store, signed)
+        self.case = Case(store, folder)
+        authenticate(store, None)
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
+def test_a_certificate_says_whether_its_order_counts(any_store: Engine, tmp_path: Path, signed: bool) -> None:
+    case = Desk(any_store, tmp_path, orders(OLGA) if signed else None).case
+    blind, seeing = _certificate(case, None), _certificate(case, orders())
+    assert blind["body"]["outcome"] == "complete" and "order" not in blind["body"]
+    found = verify(orjson.dumps(blind), VKEYS, case.opening)
+    assert found.ok and ORDER_NOT_CHECKED in found.unchecked, "control: nobody asks"
+    asked = verify(orjson.dumps(blind), VKEYS, case.opening, orders())
+    if signed:
+        assert seeing["body"]["outcome"] == "complete" and "order" not in seeing["body"]
+        assert asked.ok and ORDER_NOT_CHECKED not in asked.unchecked
+        elsewhere = verify(orjson.dumps(blind), VKEYS, case.opening, orders(ledger="example.com/other"))
+        assert ["the signature does not fit" in one for one in elsewhere.problems] == [True]
+        return
+    assert [one.partition(":")[0] for one in asked.problems] == ["nobody follows its request"]
+    assert seeing["body"]["outcome"] == "partial" and "it is not signed" in seeing["body"]["order"]
+    assert not verify(orjson.dumps(seeing), VKEYS, case.opening).ok
+    with opened_as(any_store, orders()).connect() as connection:
+        [order] = [one for one in orders_to_sign(connection) if one.kind == "erasure-requested"]
+    put(
+        any_store,
+        tmp_path / "olga",
+        case.world.clock,
+        lambda at_us: order_signature(order, at_us, "olga", "test"),
+        orders(OLGA),
+    )
+    case.sign()
+    again = _certificate(case, orders())
+    assert again["body"]["outcome"] == "complete"
+    assert verify(orjson.dumps(again), VKEYS, case.opening, orders()).ok, "it carries the leaf that signs"
+    leaf = next(one["leaf"] for one in again["body"]["leaves"] if "erasure-requested" in one["leaf"])
+    assert order.digest == hashlib.sha256(leaf.encode()).hexdigest()
