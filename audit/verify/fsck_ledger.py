@@ -24,7 +24,6 @@ from kvcustody.audit.database.append_only_triggers import missing_triggers
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.table_rules import missing_rules
 from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.processes.sequence_gaps import NO_LEAF, TORN, gaps
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.ledger import logs, residencies
 from kvcustody.audit.schema.trees import (
@@ -49,7 +48,7 @@ from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.figure_rows import wrong_sums_over_logs, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
-from kvcustody.audit.verify.held_rows import wrong_holdings
+from kvcustody.audit.verify.held_rows import unknown_holdings, wrong_holdings
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.audit.verify.sequence_rows import wrong_spans
@@ -153,7 +152,8 @@ def fsck(
     _check_notes(connection, report, heads, keys, kept)
     figures = [*wrong_sums_over_logs(connection), *wrong_spans(connection)]
     figures += [] if report.problems else wrong_verdicts(connection)
-    figures += _checked_holdings(connection, report)
+    figures += [] if report.problems else wrong_holdings(connection, is_purged=bool(report.purged))
+    report.unproved += unknown_holdings(connection)
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
     report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]
@@ -171,22 +171,6 @@ def fsck(
         report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")
     del report.problems[PROBLEMS_MAX:]
     return report
-
-
-def _checked_holdings(connection: Connection, report: FsckReport) -> list[str]:
-    """What is wrong with who holds what; where hand-outs or ends are gone for a known reason, that is said instead."""
-    if report.problems:
-        return []
-    if report.purged:
-        report.unproved.append("who holds what was not added up: retention dropped hand-outs or ends")
-        return []
-    wrong = [*wrong_holdings(connection)]
-    if wrong and any(
-        gap.cause not in (TORN, NO_LEAF) for gap in gaps(connection)
-    ):  # a hole is no record of a loss
-        report.unproved.append("who holds what does not add up: leaves are missing, as recorded gaps say")
-        return []
-    return wrong
 
 
 def _opened_twice(connection: Connection) -> list[FsckFinding]:
