@@ -259,14 +259,21 @@ def _build(
     )
     if asked.extends is not None:
         earlier = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.extends))
-        before = _edition(connection, asked, earlier, _last_us(connection, asked.extends))
-        after = _figures(found.total, made.activity, made.losses)
-        changes = (Change(name, before[name], after[name]) for name in after)
-        made = made._replace(changes=tuple(one for one in changes if one.before != one.after))
+        made = made._replace(
+            changes=changes_since(connection, made, earlier, _last_us(connection, asked.extends))
+        )
     if recount is not None:
         tell("recount from leaves")
         made = made._replace(recount=_recounted(connection, asked, recount, found, copies))
     return made
+
+
+def changes_since(connection: Connection, made: Report, state: AsOf, now_us: int) -> tuple[Change, ...]:
+    """The figures of a report's period that an earlier state gave otherwise; its last leaf is of `now_us`."""
+    before = _edition(connection, made.asked, state, now_us)
+    after = _figures(made.total, made.activity, made.losses)
+    changes = (Change(name, before[name], after[name]) for name in after)
+    return tuple(each for each in changes if each.before != each.after)
 
 
 def _edition(connection: Connection, asked: ReportParameters, state: AsOf, now_us: int) -> dict[str, int]:

@@ -153,7 +153,7 @@ def fsck(
     figures = [*wrong_sums_over_logs(connection), *wrong_spans(connection)]
     figures += [] if report.problems else wrong_verdicts(connection)
     figures += [] if report.problems else wrong_holdings(connection, is_purged=bool(report.purged))
-    report.unproved += unknown_holdings(connection)
+    report.unproved += [] if report.problems else unknown_holdings(connection)
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
     report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]
