@@ -19,6 +19,7 @@ from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
 from kvcustody.audit.counters.packed_figures import shared_by_logs, unpack, unpack_hour
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters, coverage_hours
 from kvcustody.errors import CustodyError, LedgerError
+from kvcustody.plurals import several
 
 _SHOWN = 3
 
@@ -53,7 +54,7 @@ def wrong_figures(connection: Connection, log: int, counted: Figures) -> Iterato
             f"`{expected[figure]}`"
         )
     if len(differing) > _SHOWN:
-        yield f"`counters`: {len(differing) - _SHOWN} more figures are not what the leaves give"
+        yield f"`counters`: the leaves do not give {several(len(differing) - _SHOWN, 'more figure')}"
 
 
 def wrong_sums_over_logs(connection: Connection) -> Iterator[str]:

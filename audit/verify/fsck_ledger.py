@@ -54,6 +54,7 @@ from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.audit.verify.sequence_rows import wrong_spans
 from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
 from kvcustody.audit.verify.stray_rows import keys_of_no_number, stray_rows
+from kvcustody.plurals import several
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable
 
@@ -168,7 +169,7 @@ def fsck(
     report.remarks += _odd_times(connection, [row.name for row in rows])
     silent = silent_processes(connection)
     if silent:
-        report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")
+        report.unproved.append(f"no leaf is here of {several(silent, 'process')} in `incarnations`")
     del report.problems[PROBLEMS_MAX:]
     return report
 
@@ -201,9 +202,11 @@ def _odd_times(connection: Connection, names: Sequence[str]) -> list[str]:
             first = f"the first is leaf {odd.idx} of `{odd.log}`, {odd.why}"
     made = []
     if first:
-        made.append(f"{counts[AHEAD] + counts[EARLY]} leaves state times that they cannot have; {first}")
+        made.append(
+            f"{several(counts[AHEAD] + counts[EARLY], 'leaf')} with a time that it cannot have; {first}"
+        )
     if counts[LATE]:
-        made.append(f"{counts[LATE]} leaves came late, from spills")
+        made.append(f"{several(counts[LATE], 'leaf')} came late, from spills")
     return [f"{said} (`kvcustody audit times`)" for said in made]
 
 
@@ -369,8 +372,8 @@ def _breaks(
             signed = "signed by your keys" if keys else "whose signature was not checked"
             report.remarks.append(
                 f"the root log broke: a signed checkpoint of `{what.lost.size}` was lost, and signing went on from "
-                f"`{what.base.size}` with {what.replayed} leaves replayed, as `{one.actor}` confirmed ({one.reason}) "
-                f"in leaf {one.idx} of `{SYSTEM}`, {signed}"
+                f"`{what.base.size}` with {several(what.replayed, 'leaf')} replayed, as `{one.actor}` "
+                f"confirmed ({one.reason}) in leaf {one.idx} of `{SYSTEM}`, {signed}"
             )
             lost = range(what.base.size + 1, what.lost.size + 1)
             found.append((lost, f" (which is lost by the break in leaf {one.idx} of `{SYSTEM}`)"))

@@ -22,6 +22,7 @@ from kvcustody.audit.coverage.block_uses import unit_keys_of
 from kvcustody.audit.processes.sequence_gaps import dropped_spans, recorded_losses
 from kvcustody.audit.query.evidence_columns import is_among, read, read_assignments, read_opened
 from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
+from kvcustody.plurals import several
 
 
 def unknown_holdings(connection: Connection) -> list[str]:
@@ -78,7 +79,7 @@ def _of_life(connection: Connection, life: int, uuid: str, held: Counter[str]) -
         other = (keys[at] == end_keys) & (owner[at] != end_owner)
         pairs = Counter(zip(owner[at][other].tolist(), end_owner[other].tolist(), strict=True))
         for (of, by), blocks in sorted(pairs.items()):
-            yield f"{blocks} blocks of `{by_name[of]}` ended as `{by_name[by]}`'s in process `{uuid}`"
+            yield f"{several(blocks, 'block')} of `{by_name[of]}` ended as `{by_name[by]}`'s in process `{uuid}`"
     living = owner[~is_among(keys, np.sort(end_keys))]
     for number, blocks in zip(*np.unique(living, return_counts=True), strict=True):
         held[by_name[int(number)]] += int(blocks)

@@ -226,7 +226,7 @@ def _check_request(
         one for one in bodies if one["kind"] == "erasure-requested" and one["erasure"] == body["erasure"]
     ]
     if len(asked) != 1:
-        report.problems.append(f"{len(asked)} leaves request this erasure")
+        report.problems.append(f"it has one request, and the leaves of requests are {len(asked)}")
         return
     stated = body["request"]
     if stated.keys() != _REQUEST | {"commitment"}:
