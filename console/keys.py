@@ -25,6 +25,7 @@ from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, create_
 from kvcustody.governance.keys.shred_keys import rewrap_shred_keys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
+from kvcustody.plurals import several
 from kvcustody.times import readable
 
 DEFAULT = Path("kvcustody-root.key")
@@ -95,7 +96,9 @@ def rewrap(
     if as_json:
         print_json({"path": str(store), "status": "rewrapped", "epochs": moved, "shred_keys": shreds})
     else:
-        what = f"{moved} epochs of {store}" + (f" and {shreds} keys of {shred}" if shred else "")
+        what = f"{several(moved, 'epoch')} of {store}" + (
+            f" and {several(shreds, 'key')} of {shred}" if shred else ""
+        )
         say(f"rewrapped: {what} are under {new}; {old} opens none of them")
 
 
@@ -166,7 +169,7 @@ def _show_tree(found: KeyHierarchy, last: int) -> None:
     _show_destroyed(found, last)
     if found.overdue:
         say(
-            f"{len(found.overdue)} buckets are over and their keys still there: start a worker with these tiers"
+            f"over, with the key still there: {several(len(found.overdue), 'bucket')}: start a worker with these tiers"
         )
 
 

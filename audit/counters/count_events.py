@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
@@ -26,6 +27,17 @@ from kvcustody.times import HOUR_US
 LEAVES, EVENTS, DENIED = "leaves", "events", "denied"
 ATTACHED, WRITTEN, BLOCKS, BYTES = "attached_blocks", "written_blocks", "blocks", "bytes"
 ASSIGNED, GIVEN = "assigned_blocks", "given_blocks"  # whose custody is not the tenant's that was handed them
+CARRIED = (
+    "retention-purged",
+    "carried_blocks",
+    "",
+    "",
+    "",
+)  # what dropped leaves left in custody, of no hour
+CUSTODY_KINDS = (  # hand-outs, whose they are, and ends
+    *("residency-opened", "residency-released", "blocks-attached", "blocks-released"),
+    *("custody-ended", "blocks-assigned"),
+)
 COPIES = "copies"
 COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
 MONITORED = "request-monitored"
@@ -90,6 +102,23 @@ COUNTED_KEYS = frozenset(
 DEFAULT_DENY = "default-deny"  # denied, and no rule says so
 ASKING = {"decision": "reader", HIT_COUNTERS: "tenant"}
 _RUNS = "runs"
+
+
+def held_blocks(figures: Mapping[tuple[str, str], int]) -> int:
+    """What is in a tenant's custody by the sums of its log, given by kind and measure."""
+    signs = {WRITTEN: 1, ASSIGNED: 1, GIVEN: -1, CARRIED[1]: 1}
+    return sum(
+        -value if (kind, measure) == ("custody-ended", BLOCKS) else signs.get(measure, 0) * value
+        for (kind, measure), value in figures.items()
+    )
+
+
+def custody_of(figures: Mapping[HourFigure, int]) -> int:
+    """The same for some figures of a log."""
+    sums = Counter[tuple[str, str]]()
+    for (kind, measure, *_), value in figures.items():
+        sums[kind, measure] += value
+    return held_blocks(sums)
 
 
 def is_scraped(kind: str, measure: str) -> bool:

@@ -62,8 +62,10 @@ def fold_some(connection: Connection, *, deltas_max: int = DELTAS_MAX) -> int:
     by_hour: dict[_Place, _Sum] = {}
     for scraped, hour_us, log, packed in taken:
         _add(by_hour, (scraped, hour_us, log), unpack_hour(hour_us, packed).items())
-    sums = dict(by_hour)
+    sums = {place: dict(figures) for place, figures in by_hour.items()}
     for (scraped, hour_us, log), figures in by_hour.items():
+        if hour_us == ALL_HOURS:
+            continue  # it is of no hour
         _add(sums, (scraped, ALL_HOURS, log), figures.items())
         _add(sums, (scraped, hour_us, ALL_LOGS), shared_by_logs(figures))
     add_to_sums(connection, sums)

@@ -4,7 +4,8 @@
    is that of the leaves in the same snapshot, whoever folds meanwhile.
 2. How many rows are read depends on how many tenants there are, and, for a period, on its hours: never on how long the
    history is. What a scrape reads of all tenants stands apart, in few rows.
-3. One sum needs more: blocks that ended twice, where a process that was taken for dead came back (`_ended_twice`).
+3. One sum needs more, of a process whose leaves do not add up: one that lost leaves, by a record of its writer, or that
+   was taken for dead and came back. Its leaves are read (`_uneven`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from sqlalchemy import CompoundSelect, Connection, func, or_, select, union, uni
 
 from kvcustody.audit.counters.count_events import (
     ASSIGNED,
-    ASSIGNMENT,
     ATTACHED,
     BLOCKS,
     BYTES,
+    CARRIED,
     COPIES,
     COPY_KINDS,
+    COUNTED_KEYS,
+    CUSTODY_KINDS,
     DENIED,
     EVENTS,
     GIVEN,
@@ -33,16 +36,24 @@ from kvcustody.audit.counters.count_events import (
     MONITORED_TOKENS,
     ORPHANS,
     WRITTEN,
+    Figures,
+    count_events,
+    custody_of,
+    held_blocks,
 )
 from kvcustody.audit.events import PROCESS_DEATH, SYSTEM, log_of
-from kvcustody.audit.processes.work_periods import RETURNED
+from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.events.change_items import CHANGED
+from kvcustody.audit.processes.sequence_gaps import recorded_losses
+from kvcustody.audit.processes.work_periods import RETURNED, about, life_leaves
 from kvcustody.audit.query.evidence_columns import read, unit_keys
 from kvcustody.audit.schema.all_tables import has_leaf, is_of_leaves
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
-from kvcustody.audit.schema.ledger import custody_ends, logs
+from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, logs
 from kvcustody.errors import LedgerError
 from kvcustody.times import HOUR_US
 
+_AT_ONCE = 4096  # leaves that are read together
 _NAMED = 500  # logs that are asked for by id; of more all names are read
 
 
@@ -50,7 +61,8 @@ class TenantTotals(NamedTuple):
     """What the ledger holds about one tenant.
 
     `held_blocks` are in its custody: handed out to it or assigned to it by others' requests, less what it was handed in
-    others' segments and what has ended. Growth that no leaf lists yet is not among them.
+    others' segments and what has ended. Growth that no leaf lists yet is not among them. None: not known, for a process
+    that still runs lost leaves; when it has ended it holds nothing, whatever was lost.
     """
 
     tenant: str
@@ -62,7 +74,7 @@ class TenantTotals(NamedTuple):
     leaves: int
     assigned_blocks: int
     given_blocks: int
-    held_blocks: int
+    held_blocks: int | None
 
 
 class Denials(NamedTuple):
@@ -115,16 +127,12 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
     """Totals by tenant, in name order."""
     log = None if tenant is None else log_of(tenant)
     sums: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-    measures = (EVENTS, ATTACHED, WRITTEN, ASSIGNED, GIVEN, BLOCKS)
-    kinds = ("residency-opened", "residency-released", "blocks-attached", "blocks-released", "custody-ended")
-    died = set[int]()
-    for number, kind, measure, outcome, _, value in _read(
-        connection, _Wanted(measures, (*kinds, ASSIGNMENT), False, log)
+    measures = (EVENTS, ATTACHED, WRITTEN, ASSIGNED, GIVEN, BLOCKS, CARRIED[1])
+    for number, kind, measure, _, _, value in _read(
+        connection, _Wanted(measures, (*CUSTODY_KINDS, CARRIED[0]), False, log)
     ):
         sums[number][kind, measure] += value
-        if outcome == PROCESS_DEATH:
-            died.add(number)
-    twice = _ended_twice(connection, died)
+    uneven = _uneven(connection)
     by_name = {name: sums[number] for number, name in _names(connection, sums).items()}
     made = []
     sizes = leaves_by_tenant(connection)
@@ -133,47 +141,92 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
         by_measure = Counter[str]()
         for (_, measure), value in found.items():
             by_measure[measure] += value
-        handed_out, ended = by_measure[WRITTEN], found["custody-ended", BLOCKS]
-        assigned, given = by_measure[ASSIGNED], by_measure[GIVEN]
-        held = handed_out + assigned - given - (ended - twice[each])
+        held = None if uneven is None else held_blocks(found) - uneven[log_of(each)]
         made.append(
             TenantTotals(
                 each,
                 found["residency-opened", EVENTS],
                 found["residency-released", EVENTS],
                 by_measure[ATTACHED],
-                handed_out,
-                ended,
+                by_measure[WRITTEN],
+                found["custody-ended", BLOCKS],
                 sizes[each],
-                assigned,
-                given,
+                by_measure[ASSIGNED],
+                by_measure[GIVEN],
                 held,
             )
         )
     return tuple(made)
 
 
-def _ended_twice(connection: Connection, died: Collection[int]) -> Counter[str]:
-    """Blocks with two ends, by tenant: one said for a process that was taken for dead, and its own when it came back.
+class UnevenLife(NamedTuple):
+    """A process whose leaves do not add up (rule 3)."""
 
-    `died`: ids of the logs with ends of the first kind. Rows are read where a process came back, or where the
-    connection does not see whether one did.
-    """
+    id: int
+    uuid: str
+    is_running: bool
+    has_losses: bool
+
+
+def uneven_lives(connection: Connection) -> list[UnevenLife]:
+    """Every such process; a connection that sees one tenant's rows finds those that may have come back alone."""
+    losing = recorded_losses(connection)
+    sees_system = connection.scalar(select(logs.c.id).where(logs.c.name == SYSTEM)) is not None
+    if sees_system:
+        came_back = any(_read(connection, _Wanted((LEAVES,), (RETURNED,), None, SYSTEM)))
+        bodies = [leaf.body for leaf in life_leaves(connection)] if came_back else []
+        returned = {about(body) for body in bodies if body["kind"] == RETURNED}
+        which = incarnations.c.uuid.in_(losing | returned)
+    else:
+        died = select(custody_ends.c.incarnation).where(custody_ends.c.cause == PROCESS_DEATH)
+        which = incarnations.c.id.in_(died.where(has_leaf(custody_ends)))
+    query = select(incarnations.c.id, incarnations.c.uuid, incarnations.c.end).where(which)
+    return [
+        UnevenLife(row.id, row.uuid, row.end is None or not sees_system, row.uuid in losing)
+        for row in connection.execute(query.order_by(incarnations.c.id))
+    ]
+
+
+def _uneven(connection: Connection) -> Counter[str] | None:
+    """By log, what the sums have too much because of such processes; None: it cannot be known."""
     found: Counter[str] = Counter()
-    system = connection.scalar(select(logs.c.id).where(logs.c.name == SYSTEM))
-    came_back = system is None or any(_read(connection, _Wanted((LEAVES,), (RETURNED,), None, SYSTEM)))
-    if not died or not came_back:
-        return found
-    ended = custody_ends.c
-    lives = select(ended.incarnation).where(ended.log.in_(died), ended.cause == PROCESS_DEATH).distinct()
-    for life in connection.scalars(lives.where(has_leaf(custody_ends))):
-        ends = read(connection, custody_ends, (ended.tenant,), ended.incarnation == life)
-        _, first = np.unique(unit_keys(ends.pairs.pools, ends.pairs.generations), return_index=True)
-        is_again = np.ones(len(ends.owner), np.bool_)
-        is_again[first] = False
-        tenants = ends.texts("tenant")
-        found.update(tenants[row] for row in ends.owner[is_again].tolist())
+    for life in uneven_lives(connection):
+        if life.is_running and life.has_losses:
+            return None
+        found.update(
+            _ended_twice(connection, life.id) if life.is_running else _left_over(connection, life.id)
+        )
     return found
+
+
+def _left_over(connection: Connection, life: int) -> Counter[str]:
+    """By log, what an ended process would hold by the leaves that are there: it holds nothing."""
+    query = (
+        select(events.c.leaf, logs.c.name)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.incarnation == life, events.c.kind.in_((*CUSTODY_KINDS, CHANGED)), has_leaf(events))
+    )
+    names: dict[str, int] = {}
+    figures: Figures = {}
+    for rows in connection.execute(query.execution_options(yield_per=_AT_ONCE)).partitions():
+        batch = read_leaves([bytes(row.leaf) for row in rows], hashed=False, keys=COUNTED_KEYS)
+        count_events(batch, [names.setdefault(row.name, len(names)) for row in rows], figures)
+    by_log = list(names)
+    found: Counter[str] = Counter()
+    for (_, number, _), of_hour in figures.items():
+        found[by_log[number]] += custody_of(of_hour)
+    return found
+
+
+def _ended_twice(connection: Connection, life: int) -> Counter[str]:
+    """By log, less one for each block with two ends: one that was said for the process, and its own as it came back."""
+    ends = read(connection, custody_ends, (custody_ends.c.tenant,), custody_ends.c.incarnation == life)
+    _, first = np.unique(unit_keys(ends.pairs.pools, ends.pairs.generations), return_index=True)
+    is_again = np.ones(len(ends.owner), np.bool_)
+    is_again[first] = False
+    tenants = ends.texts("tenant")
+    again = Counter(log_of(tenants[row]) for row in ends.owner[is_again].tolist())
+    return Counter({log: -blocks for log, blocks in again.items()})
 
 
 def leaves_by_tenant(connection: Connection) -> dict[str, int]:

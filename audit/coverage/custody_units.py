@@ -96,8 +96,8 @@ class Overdue(NamedTuple):
 class IncarnationTotals(NamedTuple):
     """What the leaves of an incarnation add up to, whatever was selected; counts of (block, generation).
 
-    `reached`: the highest generation of each pool, added up. `growth`: generations that no leaf lists yet, behind the
-    first block of a request that runs: each lists its growth at its end.
+    `reached`: the highest generation of each pool, added up. `unlisted`: generations that no leaf lists, behind
+    the first block of a request that runs: each lists its growth at its end.
     """
 
     handed_out: int
@@ -105,7 +105,7 @@ class IncarnationTotals(NamedTuple):
     unended: int
     reached: int
     pools: int
-    growth: int
+    unlisted: int
 
 
 class LifeUnits(NamedTuple):
@@ -345,12 +345,12 @@ def _account(uses: BlockUses, ended: Int64s) -> IncarnationTotals:
     reached = sum(int(every[of == pool].max()) - (pool << POOL_SHIFT) for pool in pools)
     unended = int((~is_among(handed_out, ended)).sum())
     running = uses.keys[uses.released == NEVER]
-    growth = 0
+    unlisted = 0
     for pool in distinct(running >> POOL_SHIFT).tolist():
         first = int(running[running >> POOL_SHIFT == pool].min())
         behind = (handed_out > first) & (handed_out >> POOL_SHIFT == pool)
-        growth += int(every[of == pool].max()) - first - int(behind.sum())
-    return IncarnationTotals(len(handed_out), len(ended), unended, reached, len(pools), growth)
+        unlisted += int(every[of == pool].max()) - first - int(behind.sum())
+    return IncarnationTotals(len(handed_out), len(ended), unended, reached, len(pools), unlisted)
 
 
 def _overdue(uses: BlockUses, ended: Int64s, now_boot_us: int) -> tuple[Overdue, list[tuple[str, str]]]:

@@ -23,11 +23,13 @@ from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select
 from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, outages
 from kvcustody.audit.schema.sequences import sequence_spans
 
 NO_LEAF, TORN = "no leaf has these sequences", "a continuation leaf is missing"
+REFUSED = "refused"  # the act did not happen: nothing was lost
 _KEEPING = 7_215_414  # the number of the lock
 _AT_ONCE = 1 << 18  # sequences of one question
 
@@ -55,13 +57,8 @@ class _Life(NamedTuple):
 
 def gaps(connection: Connection) -> tuple[Gap, ...]:
     """Leaf sets that lack a part, sequences that are nowhere, and losses that the writer recorded."""
-    lost = (
-        select(incarnations.c.uuid, outages.c.first_sequence, outages.c.last_sequence, outages.c.cause)
-        .join(incarnations, incarnations.c.id == outages.c.incarnation)
-        .where(outages.c.kind.in_(("gap", "withdrawn")), has_leaf(outages))
-    )
-    known = [Gap(*row) for row in connection.execute(lost)]
-    found = [gap for gap in known if gap.cause != "refused"]
+    known = _recorded_gaps(connection)
+    found = [gap for gap in known if gap.cause != REFUSED]
     for life in _lives(connection):
         whole, torn = _look(connection, life)
         found += [Gap(life.uuid, number, number, TORN) for number in torn]
@@ -69,6 +66,20 @@ def gaps(connection: Connection) -> tuple[Gap, ...]:
         there += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == life.uuid]
         found += [Gap(life.uuid, *hole, NO_LEAF) for hole in holes_in(there)]
     return tuple(sorted(found))
+
+
+def recorded_losses(connection: Connection) -> set[str]:
+    """The processes that lost events by a record of their writer; sequences that are nowhere are not looked for."""
+    return {gap.incarnation for gap in _recorded_gaps(connection) if gap.cause != REFUSED}
+
+
+def _recorded_gaps(connection: Connection) -> list[Gap]:
+    query = (
+        select(incarnations.c.uuid, outages.c.first_sequence, outages.c.last_sequence, outages.c.cause)
+        .join(incarnations, incarnations.c.id == outages.c.incarnation)
+        .where(outages.c.kind.in_(("gap", "withdrawn")), has_leaf(outages))
+    )
+    return [Gap(*row) for row in connection.execute(query)]
 
 
 def keep_spans(engine: Engine) -> int:
@@ -97,6 +108,20 @@ def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool
             if _recorded(connection, life, low, high) != [(low, high)]:
                 return True
     return False
+
+
+def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
+    """Whether a leaf was missing below the highest sequence that a process had in a state; refused events have none."""
+    here = (events.c.incarnation == incarnation, has_leaf(events), is_in(as_of, events))
+    sets = select(events.c.sequence, (func.max(events.c.parts) - func.count()).label("lacking")).where(*here)
+    each = sets.group_by(events.c.sequence, events.c.log).subquery()
+    highest, there, lacking = connection.execute(
+        select(func.max(each.c.sequence), func.count(each.c.sequence.distinct()), func.sum(each.c.lacking))
+    ).one()
+    length = outages.c.last_sequence - outages.c.first_sequence + 1
+    refused = select(func.sum(length)).where(outages.c.incarnation == incarnation, outages.c.kind == "gap")
+    refused = refused.where(outages.c.cause == REFUSED, has_leaf(outages), is_in(as_of, outages))
+    return bool(lacking) or (highest or 0) > there + int(connection.scalar(refused) or 0)
 
 
 def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:

@@ -63,11 +63,10 @@ from kvcustody.audit.report.sections.decisions import read_decisions
 from kvcustody.audit.report.sections.read_back import read_back
 from kvcustody.audit.report.sections.signature_window import signature_window
 from kvcustody.audit.report.sections.storage_limitation import storage_limitation
-from kvcustody.audit.report.system_boundary import read_boundary
+from kvcustody.audit.report.system_boundary import newest_leaf_us, read_boundary
 from kvcustody.audit.report.tiers import read_tiers
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.errors import ConfigError
 from kvcustody.times import iso
@@ -99,7 +98,7 @@ def period(
     if since_us is None:
         since_us = _first_us(connection, state) // 1_000_000 * 1_000_000
     if until_us is None:
-        until_us = (_last_us(connection, checkpoint) // 1_000_000 + 1) * 1_000_000
+        until_us = (newest_leaf_us(connection, checkpoint) // 1_000_000 + 1) * 1_000_000
     if since_us >= until_us:
         raise ConfigError("the period is empty: it must begin before it ends", since_us=since_us)
     return since_us, until_us
@@ -112,13 +111,6 @@ def _first_us(connection: Connection, state: AsOf) -> int:
         column.idx == 0, column.log.in_(each), state.has(events), has_leaf(events)
     )
     return connection.scalar(first) or 0
-
-
-def _last_us(connection: Connection, checkpoint: int) -> int:
-    """When the last leaf under a checkpoint was written."""
-    return (
-        connection.scalar(select(func.max(checkpoints.c.at_us)).where(checkpoints.c.size <= checkpoint)) or 0
-    )
 
 
 def build_report(
@@ -144,7 +136,7 @@ def build_report(
         made = _build(connection, asked, state, proof, tell, None, is_proved, framework)
         return _concluded(made, responses)
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
-    with open_recount(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
+    with open_recount(connection, chosen, newest_leaf_us(connection, asked.checkpoint), state) as recount:
         made = _build(connection, asked, state, proof, tell, recount, is_proved, framework)
     return _concluded(made, responses)
 
@@ -169,7 +161,7 @@ def _build(
         extends=asked.extends,
         period=(asked.since_us, asked.until_us),
     )
-    now_us = _last_us(connection, asked.checkpoint)
+    now_us = newest_leaf_us(connection, asked.checkpoint)
     tell("custody")
     chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     lives, trend = _units_and_trend(connection, chosen, now_us, state)
@@ -259,14 +251,21 @@ def _build(
     )
     if asked.extends is not None:
         earlier = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.extends))
-        before = _edition(connection, asked, earlier, _last_us(connection, asked.extends))
-        after = _figures(found.total, made.activity, made.losses)
-        changes = (Change(name, before[name], after[name]) for name in after)
-        made = made._replace(changes=tuple(one for one in changes if one.before != one.after))
+        made = made._replace(
+            changes=changes_since(connection, made, earlier, newest_leaf_us(connection, asked.extends))
+        )
     if recount is not None:
         tell("recount from leaves")
         made = made._replace(recount=_recounted(connection, asked, recount, found, copies))
     return made
+
+
+def changes_since(connection: Connection, made: Report, state: AsOf, now_us: int) -> tuple[Change, ...]:
+    """The figures of a report's period that an earlier state gave otherwise; its last leaf is of `now_us`."""
+    before = _edition(connection, made.asked, state, now_us)
+    after = _figures(made.total, made.activity, made.losses)
+    changes = (Change(name, before[name], after[name]) for name in after)
+    return tuple(each for each in changes if each.before != each.after)
 
 
 def _edition(connection: Connection, asked: ReportParameters, state: AsOf, now_us: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ from kvcustody.audit.processes.sequence_gaps import dropped_spans
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.plurals import several
 
 LISTED_MAX = 200
 
@@ -124,6 +125,7 @@ def _spills(overview: LeafCounts) -> list[SpillPeriod]:
         if body["kind"] == "spill-started":
             detail = f"{body['cause']}, from sequence {body['first_sequence']} on"
         else:
-            detail = f"{body['added']} leaves added, {body['duplicates']} were there, {body['torn_bytes']} torn bytes"
+            added, torn = several(body["added"], "leaf"), several(body["torn_bytes"], "torn byte")
+            detail = f"{added} added, {body['duplicates']} there already, {torn}"
         made.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail))
     return made

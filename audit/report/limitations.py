@@ -6,6 +6,7 @@ from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.system_boundary import deaths
 from kvcustody.audit.witness.status import UNWITNESSED
+from kvcustody.plurals import several
 
 ALWAYS = (
     "The log shows that nothing recorded was altered. That everything was recorded rests on the identities under "
@@ -48,7 +49,7 @@ def limitations(report: Report) -> tuple[str, ...]:
     if asleep:
         meant = sum(row.receipts for row in report.read_back if row.level == "sampled")
         made.append(
-            f"{asleep:,} of {meant:,} receipts of level sampled read none of their blocks: these are counted as not "
+            f"Of {several(meant, 'receipt')} of level sampled {asleep:,} read none of their blocks: these count as not "
             "read back."
         )
     if boundary.witnessed.age_us is None:
@@ -71,7 +72,7 @@ def limitations(report: Report) -> tuple[str, ...]:
     copies = sum(row.due for row in report.tiers.rows)
     if copies:
         made.append(
-            f"{copies:,} copies off the device were due: they are counted by tier. "
+            f"Due off the device: {several(copies, 'copy')}, counted by tier. "
             "Where a destroyed key alone proves a copy's end, nobody can open it, and its bytes may still be there."
         )
     if report.losses.gaps:
@@ -80,7 +81,9 @@ def limitations(report: Report) -> tuple[str, ...]:
         made.append("The sample's seed is the default, which was known beforehand: an auditor gives another.")
     left = sum(item.leaves_left_out for item in report.sample)
     if left:
-        made.append(f"{left:,} leaves of drawn custodies are not in this report: an export has them.")
+        made.append(
+            f"Not in this report: {several(left, 'leaf')} of drawn custodies. An export has them all."
+        )
     if report.recount is None:
         made.append("Coverage was not recomputed from leaves for this report.")
     if report.asked.tenant is not None:

@@ -2,8 +2,9 @@
 
 1. Counters of pools and devices are those that a worker recorded when it stopped; of one that still runs, or died,
    there are none in the ledger, and the identity is left out rather than filled in.
-2. A request lists what it grew by at its end. Until then its growth is a term of the identity: generations behind the
-   first block of a request that runs. What is missing before that block, or while none runs, was lost.
+2. A request lists what it grew by at its end. Until then its growth is a term of the identity: generations that no
+   leaf lists, behind the first block of a request that runs. Only a process all of whose sequences have leaves has
+   such a term: where one is missing, its leaf may have listed them, and the identity does not hold.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, func, select
 from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.processes.sequence_gaps import lacks_leaves
 from kvcustody.audit.report.system_boundary import Boundary, ReportedWorker
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import receipts
@@ -74,10 +76,13 @@ def _of_life(
     connection: Connection, each: LifeUnits, worker: ReportedWorker, state: AsOf
 ) -> Iterator[Balance]:
     account, who = each.account, f"{worker.name} {worker.incarnation[:8]}"
+    growth = account.unlisted
+    if growth and lacks_leaves(connection, each.life.id, state):
+        growth = 0
     yield Balance(
         f"{who}: generations up to the highest on record = listed as handed out + growth",
         account.reached - worker.generation * account.pools,
-        account.handed_out + account.growth,
+        account.handed_out + growth,
         "the pool's generation counter, as leaves show it",
         "leaves of openings and releases, and generations between them since a request that runs began",
     )

@@ -18,6 +18,7 @@ from kvcustody.audit.processes.orders import orders_followed
 from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
+from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.witness.status import UNWITNESSED
@@ -27,7 +28,7 @@ CLOSED_FOR_SILENCE, DECLARED_DEAD = " (closed for a silence", " (declared dead"
 
 
 class ReportedCheckpoint(NamedTuple):
-    """The root log's head, its note as text, and when it was signed; `root` is hexadecimal, times are UTC."""
+    """The root log's head, its note as text, when its newest leaf was written and when it was signed, UTC."""
 
     origin: str
     size: int
@@ -121,6 +122,12 @@ class Boundary(NamedTuple):
     orders: str = ""
 
 
+def newest_leaf_us(connection: Connection, checkpoint: int) -> int:
+    """When the newest leaf under a checkpoint was written: it may be older than the last, which another clock dated."""
+    column = checkpoints.c
+    return connection.scalar(select(func.max(column.at_us)).where(column.size <= checkpoint)) or 0
+
+
 def read_boundary(
     connection: Connection,
     checkpoint: int,
@@ -144,7 +151,7 @@ def read_boundary(
             parsed.text.splitlines()[0],
             head.size,
             head.root.hex(),
-            head.at_us,
+            newest_leaf_us(connection, checkpoint),
             note.at_us,
             note.note.decode(),
         ),

@@ -25,9 +25,10 @@ from typing import IO, NamedTuple
 import orjson
 from sqlalchemy import Connection
 
-from kvcustody.audit.counters.count_events import COUNTED_KEYS, count_events
+from kvcustody.audit.counters.count_events import COUNTED_KEYS
 from kvcustody.audit.counters.hourly_coverage import drop_verdicts
 from kvcustody.audit.counters.packed_figures import pack_hour
+from kvcustody.audit.counters.uncount import taken_off
 from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.database.monthly_partitions import MonthPartition
@@ -51,10 +52,15 @@ class CountedMonths:
     """Figures of leaves by month, these in order; safe for threads. A context: its files are gone afterwards.
 
     going: the leaves that may go, by name of their log; no other is counted. folder: on whose disk the files stand.
+    uneven: processes whose leaves do not add up (`uncount`, rule 2).
     """
 
     def __init__(
-        self, months: Sequence[MonthPartition], going: Mapping[str, ExpiredLeaves], folder: Path
+        self,
+        months: Sequence[MonthPartition],
+        going: Mapping[str, ExpiredLeaves],
+        folder: Path,
+        uneven: frozenset[str] = frozenset(),
     ) -> None:
         self.months = tuple(months)
         self._going = going
@@ -68,6 +74,7 @@ class CountedMonths:
         self._files: dict[str, IO[bytes]] = {}
         self._held = ExitStack()
         self._folder = folder
+        self._uneven = uneven
 
     def __enter__(self) -> CountedMonths:
         return self
@@ -108,14 +115,13 @@ class CountedMonths:
                     if number == len(firsts):
                         firsts.append(idx)
                     numbers.append(number)
-            found = count_events(batch, numbers)
+            found = taken_off(batch, numbers, self._uneven)
         keys, told = list(numbered), Counter(numbers)
         by_month: dict[str, list[bytes]] = {}
         for (scraped, number, hour_us), figures in found.items():
             of_log, month = keys[number]
-            off = pack_hour({name: -value for name, value in figures.items()})
             # No other delta has this name: a size is above 0, and a leaf is dropped once.
-            row = (scraped, of_log, -firsts[number] - 1, hour_us, off)
+            row = (scraped, of_log, -firsts[number] - 1, hour_us, pack_hour(figures))
             by_month.setdefault(month, []).append(orjson.dumps(row) + b"\n")
         with self._lock:
             for month, lines in by_month.items():

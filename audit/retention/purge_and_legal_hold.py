@@ -39,7 +39,7 @@ from kvcustody.audit.processes.work_periods import ENDS, RETURNED, LifeLeaf, abo
 from kvcustody.audit.retention.counted_months import CountedMonths, ExpiredLeaves
 from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.retention.free_space import free_space
-from kvcustody.audit.retention.truncate_month import empty_months, old_months
+from kvcustody.audit.retention.truncate_month import counted_months, empty_months
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
@@ -231,7 +231,7 @@ def purge(
     if plans:
         keep_spans(engine)
     going = expired_leaves(engine, plans)
-    with CountedMonths(old_months(engine, before_us), going, export.parent) as counted:
+    with counted_months(engine, before_us, going, export.parent) as counted:
         verdict, facts = read_back(engine, export, keys, (actor, approver, reason), counted)
         for plan in plans:
             check_exported(plan, verdict)

@@ -50,7 +50,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
     record_purges,
     thin_dropped,
 )
-from kvcustody.audit.retention.truncate_month import old_months
+from kvcustody.audit.retention.truncate_month import counted_months
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
@@ -141,7 +141,7 @@ def purge_to(
         for draft in folder.glob(".part-*.partial"):  # of a try that was killed; nothing reads it
             shutil.rmtree(draft)
         people = (actor, approver, reason)
-        with CountedMonths(old_months(engine, before_us), going, folder.parent) as counted:
+        with counted_months(engine, before_us, going, folder.parent) as counted:
             purge = _Purge(engine, contents, keys, people, parts, counted, progress, clock or SystemClock())
             made = purge.run(jobs, going)
     else:

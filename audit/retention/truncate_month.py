@@ -10,12 +10,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, islice
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
+from kvcustody.audit.counters.read_figures import uneven_lives
 from kvcustody.audit.counters.uncount import uncount
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
@@ -42,6 +44,15 @@ def old_months(engine: Engine, before_us: int) -> tuple[MonthPartition, ...]:
             if part.name != REST and part.below_us is not None and part.below_us <= before_us
         )
         return months if months and owns_tables(connection) else ()
+
+
+def counted_months(
+    engine: Engine, before_us: int, going: Mapping[str, ExpiredLeaves], folder: Path
+) -> CountedMonths:
+    """A count by month of what is read of `going`, none of it yet; its files stand in the folder."""
+    with engine.connect() as connection:
+        uneven = frozenset(life.uuid for life in uneven_lives(connection))
+    return CountedMonths(old_months(engine, before_us), going, folder, uneven)
 
 
 def empty_months(

@@ -25,7 +25,6 @@ from kvcustody.audit.database.append_only_triggers import missing_triggers
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.table_rules import missing_rules
 from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.processes.sequence_gaps import NO_LEAF, TORN, gaps
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.ledger import logs, residencies
 from kvcustody.audit.schema.trees import (
@@ -50,12 +49,13 @@ from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.figure_rows import wrong_sums_over_logs, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
-from kvcustody.audit.verify.held_rows import wrong_holdings
+from kvcustody.audit.verify.held_rows import unknown_holdings, wrong_holdings
 from kvcustody.audit.verify.life_rows import silent_processes
 from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.audit.verify.sequence_rows import wrong_spans
 from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
 from kvcustody.audit.verify.stray_rows import keys_of_no_number, stray_rows
+from kvcustody.plurals import several
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable
 
@@ -156,7 +156,8 @@ def fsck(
     _check_notes(connection, report, heads, keys, kept)
     figures = [*wrong_sums_over_logs(connection), *wrong_spans(connection)]
     figures += [] if report.problems else wrong_verdicts(connection)
-    figures += _checked_holdings(connection, report)
+    figures += [] if report.problems else wrong_holdings(connection, is_purged=bool(report.purged))
+    report.unproved += [] if report.problems else unknown_holdings(connection)
     if report.problems:
         report.unproved.append("verdicts by hour were not judged again: what they are judged from is wrong")
     report.problems += [FsckFinding(FIGURES, None, None, "", what) for what in figures]
@@ -169,25 +170,9 @@ def fsck(
     report.remarks += _odd_times(connection, [row.name for row in rows])
     silent = silent_processes(connection)
     if silent:
-        report.unproved.append(f"{silent} processes in `incarnations` have no leaf here")
+        report.unproved.append(f"no leaf is here of {several(silent, 'process')} in `incarnations`")
     del report.problems[PROBLEMS_MAX:]
     return report
-
-
-def _checked_holdings(connection: Connection, report: FsckReport) -> list[str]:
-    """What is wrong with who holds what; where hand-outs or ends are gone for a known reason, that is said instead."""
-    if report.problems:
-        return []
-    if report.purged:
-        report.unproved.append("who holds what was not added up: retention dropped hand-outs or ends")
-        return []
-    wrong = [*wrong_holdings(connection)]
-    if wrong and any(
-        gap.cause not in (TORN, NO_LEAF) for gap in gaps(connection)
-    ):  # a hole is no record of a loss
-        report.unproved.append("who holds what does not add up: leaves are missing, as recorded gaps say")
-        return []
-    return wrong
 
 
 def _overdue(connection: Connection, before_us: int) -> Iterator[FsckFinding]:
@@ -226,9 +211,11 @@ def _odd_times(connection: Connection, names: Sequence[str]) -> list[str]:
             first = f"the first is leaf {odd.idx} of `{odd.log}`, {odd.why}"
     made = []
     if first:
-        made.append(f"{counts[AHEAD] + counts[EARLY]} leaves state times that they cannot have; {first}")
+        made.append(
+            f"{several(counts[AHEAD] + counts[EARLY], 'leaf')} with a time that it cannot have; {first}"
+        )
     if counts[LATE]:
-        made.append(f"{counts[LATE]} leaves came late, from spills")
+        made.append(f"{several(counts[LATE], 'leaf')} came late, from spills")
     return [f"{said} (`kvcustody audit times`)" for said in made]
 
 
@@ -394,8 +381,8 @@ def _breaks(
             signed = "signed by your keys" if keys else "whose signature was not checked"
             report.remarks.append(
                 f"the root log broke: a signed checkpoint of `{what.lost.size}` was lost, and signing went on from "
-                f"`{what.base.size}` with {what.replayed} leaves replayed, as `{one.actor}` confirmed ({one.reason}) "
-                f"in leaf {one.idx} of `{SYSTEM}`, {signed}"
+                f"`{what.base.size}` with {several(what.replayed, 'leaf')} replayed, as `{one.actor}` "
+                f"confirmed ({one.reason}) in leaf {one.idx} of `{SYSTEM}`, {signed}"
             )
             lost = range(what.base.size + 1, what.lost.size + 1)
             found.append((lost, f" (which is lost by the break in leaf {one.idx} of `{SYSTEM}`)"))

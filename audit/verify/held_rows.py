@@ -4,7 +4,9 @@
    says the same tenant.
 2. What a tenant holds by the figures (`read_figures.tenant_totals`) is what of its blocks has no end.
 3. A process holds no more blocks than it has.
-4. Where retention dropped leaves, nothing of this is compared: hand-outs and ends lie in different leaves.
+4. Of a process that ended and whose leaves retention dropped in part, or that lost leaves by a record of its writer,
+   single blocks are not compared: hand-outs and ends lie in different leaves. It holds nothing.
+5. While a process runs that lost leaves, nobody knows who holds what (`unknown_holdings`).
 """
 
 from __future__ import annotations
@@ -15,16 +17,32 @@ from collections.abc import Iterator
 import numpy as np
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.counters.read_figures import tenant_totals
+from kvcustody.audit.counters.read_figures import tenant_totals, uneven_lives
 from kvcustody.audit.coverage.block_uses import unit_keys_of
+from kvcustody.audit.processes.sequence_gaps import dropped_spans, recorded_losses
 from kvcustody.audit.query.evidence_columns import is_among, read, read_assignments, read_opened
 from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
+from kvcustody.plurals import several
 
 
-def wrong_holdings(connection: Connection) -> Iterator[str]:
+def unknown_holdings(connection: Connection) -> list[str]:
+    """Why it is not known who holds what; empty where it is."""
+    return [
+        f"who holds what: process `{life.uuid}` runs and lost leaves, as a gap on record says"
+        for life in uneven_lives(connection)
+        if life.is_running and life.has_losses
+    ]
+
+
+def wrong_holdings(connection: Connection, *, is_purged: bool) -> Iterator[str]:
     """Which blocks ended as another tenant's, and which tenants hold other than the figures say."""
     held: Counter[str] = Counter()
-    for life in connection.execute(select(incarnations.c.id, incarnations.c.uuid, incarnations.c.blocks)):
+    losing = recorded_losses(connection)
+    column = incarnations.c
+    for life in connection.execute(select(column.id, column.uuid, column.blocks, column.end)):
+        is_cut = is_purged and life.end is not None and bool(dropped_spans(connection, life.id))
+        if life.uuid in losing or is_cut:
+            continue
         of_life: Counter[str] = Counter()
         yield from _of_life(connection, life.id, life.uuid, of_life)
         if life.blocks is not None and of_life.total() > life.blocks:
@@ -32,8 +50,8 @@ def wrong_holdings(connection: Connection) -> Iterator[str]:
         held.update(of_life)
     figures = {row.tenant: row.held_blocks for row in tenant_totals(connection)}
     for tenant in sorted(held.keys() | figures.keys()):
-        if held[tenant] != figures.get(tenant, 0):
-            blocks = figures.get(tenant, 0)
+        blocks = figures.get(tenant, 0)
+        if blocks is not None and held[tenant] != blocks:
             yield f"`counters` say that `{tenant}` holds {blocks} blocks, and the leaves {held[tenant]}"
 
 
@@ -61,7 +79,7 @@ def _of_life(connection: Connection, life: int, uuid: str, held: Counter[str]) -
         other = (keys[at] == end_keys) & (owner[at] != end_owner)
         pairs = Counter(zip(owner[at][other].tolist(), end_owner[other].tolist(), strict=True))
         for (of, by), blocks in sorted(pairs.items()):
-            yield f"{blocks} blocks of `{by_name[of]}` ended as `{by_name[by]}`'s in process `{uuid}`"
+            yield f"{several(blocks, 'block')} of `{by_name[of]}` ended as `{by_name[by]}`'s in process `{uuid}`"
     living = owner[~is_among(keys, np.sort(end_keys))]
     for number, blocks in zip(*np.unique(living, return_counts=True), strict=True):
         held[by_name[int(number)]] += int(blocks)

@@ -27,6 +27,7 @@ from kvcustody.audit.schema.trees import signed_checkpoints
 from kvcustody.audit.subjects.subject_table import is_proved, is_tagged, row_of
 from kvcustody.audit.tlog.checkpoint import verify
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note, parse_signatures
+from kvcustody.plurals import several
 from kvcustody.signed_document import digest
 
 _AT_ONCE = 4096
@@ -118,8 +119,8 @@ def _check_subjects(connection: Connection, found: RegisterFindings) -> None:
         )
     if clear:
         found.remarks.append(
-            f"{clear} rows of `subjects` name people in clear, here and in every backup: `kvcustody audit redact` "
-            "unlinks one (docs/audit/ledger.md#redaction)"
+            f"{several(clear, 'row')} of `subjects` with names of people in clear, here and in every backup: "
+            "`kvcustody audit redact` unlinks one (docs/audit/ledger.md#redaction)"
         )
     unlinked: dict[str, int] = {}
     for body in _said(connection, "subject-unlinked", of_tenants=True):
@@ -270,7 +271,8 @@ def _check_stamps(connection: Connection, found: RegisterFindings) -> None:
     count = connection.scalar(select(func.count()).select_from(timestamps))
     if count:
         found.unproved.append(
-            f"{count} rows in `timestamps`: whoever reads an export checks a token by its authority's certificate"
+            f"{several(count, 'row')} in `timestamps`: whoever reads an export checks a token by its "
+            "authority's certificate"
         )
 
 

@@ -239,7 +239,7 @@ def _check_request(
 ) -> None:
     asked = [one for one in bodies if one["kind"] == REQUESTED and one["erasure"] == body["erasure"]]
     if len(asked) != 1:
-        report.problems.append(f"{len(asked)} leaves request this erasure")
+        report.problems.append(f"it has one request, and the leaves of requests are {len(asked)}")
         return
     stated = body["request"]
     if stated.keys() != _REQUEST | {"commitment"}:

@@ -182,7 +182,7 @@ class ExportVerdict:
         if not self.whole:
             made.append("whether other sub-logs exist, or newer heads of these: this is an export of a part")
         if self.closed:
-            made.append(f"what {self.closed} leaves of the root log stand for: their salts were destroyed")
+            made.append(f"what leaves of the root log stand for whose salts were destroyed: {self.closed}")
         bare = [log for log in self.logs if self.whole and log.first]
         made += [
             f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare

@@ -31,6 +31,7 @@ from kvcustody.console.command import Json, make_table, print_json, progress_bar
 from kvcustody.console.opening import key_texts, reading
 from kvcustody.console.options import DEFAULT, Keys, Ledger, Witnesses, moment_us
 from kvcustody.errors import ConfigError
+from kvcustody.plurals import several
 from kvcustody.times import readable
 
 EXIT_NOT_SOUND = 1
@@ -86,7 +87,11 @@ def export(
         )
         return
     table = make_table(
-        f"{made.leaves} leaves of {made.origin}, checkpoint {made.root.size}", "log", "from", "to", "of"
+        f"{several(made.leaves, 'leaf')} of {made.origin}, checkpoint {made.root.size}",
+        "log",
+        "from",
+        "to",
+        "of",
     )
     for each in made.logs:
         table.add_row(each.name, str(each.range.first), str(each.range.end), str(each.head.size))
@@ -193,7 +198,7 @@ def _print(found: ExportVerdict, seconds: float) -> None:
     for problem in found.problems:
         say(f"not sound: {problem}")
     if found.ok:
-        say(f"sound: {found.leaves} leaves are what the ledger's key signed ({seconds:.1f} s)")
+        say(f"sound: {several(found.leaves, 'leaf')} are what the ledger's key signed ({seconds:.1f} s)")
     for line in found.signed.witnesses if found.signed else ():
         say(f"witness {line.key.name} signed at {readable(line.at_seconds * 1_000_000)} UTC")
     for stamp in found.stamps:
@@ -268,7 +273,9 @@ def check_leaf_proof(
     if as_json:
         print_json(facts)
     elif facts["sound"]:
-        say(f"sound: leaf {idx} of {sealed.name} ({sealed.head.size} leaves), as `{head.origin}` signed it")
+        say(
+            f"sound: leaf {idx} of {sealed.name} ({several(sealed.head.size, 'leaf')}), as `{head.origin}` signed it"
+        )
         for line in _NOT_SHOWN:
             say(f"not shown: {line}")
     else:

@@ -16,6 +16,7 @@ from kvcustody.console.opening import key_texts, reading
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import load_settings
+from kvcustody.plurals import several
 
 EXIT_NOT_SOUND = 1
 
@@ -86,14 +87,16 @@ def check(
     else:
         for problem in found.problems:
             say(f"not sound: {problem}")
-        verdict = "sound" if found.ok else f"{len(found.problems)} problems"
+        verdict = "sound" if found.ok else f"{several(len(found.problems), 'problem')}"
         by_hash = f" ({found.purged} by their hashes alone" if found.purged else ""
         by_hash += f", {found.segmented} of them by the roots of their tiles" if found.segmented else ""
         by_hash += ")" if found.purged else ""
-        say(f"{verdict}: {found.leaves} leaves of {found.logs} logs{by_hash}")
+        say(f"{verdict}: {several(found.leaves, 'leaf')} of {several(found.logs, 'log')}{by_hash}")
         say(f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys")
         if found.unsealed:
-            say(f"under no checkpoint yet: {found.unsealed} leaves, as their logs' frontiers have them")
+            say(
+                f"under no checkpoint yet: {several(found.unsealed, 'leaf')}, as their logs' frontiers have them"
+            )
         for what in found.unproved:
             say(f"not proved: {what}")
         for what in found.remarks:

@@ -33,6 +33,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.settings import load_settings
+from kvcustody.plurals import several
 from kvcustody.times import readable
 
 _HEAD = frozenset(
@@ -198,9 +199,11 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     for log in logs:
         table.add_row(log.name, str(log.head.size), log.head.root.hex()[:16] + "…")
     stdout().print(table)
-    say(f"root log: {found.size} leaves, {found.signed_size} signed, {found.witnessed_size} witnessed")
+    say(
+        f"root log: {several(found.size, 'leaf')}, {found.signed_size} signed, {found.witnessed_size} witnessed"
+    )
     age = f", the oldest for {waiting.age_us / 1e6:.0f} s" if waiting.leaves else ""
-    say(f"under no checkpoint yet: {waiting.leaves} leaves of {waiting.logs} logs{age}")
+    say(f"under no checkpoint yet: {several(waiting.leaves, 'leaf')} of {several(waiting.logs, 'log')}{age}")
     if overdue:
         say("warning: nobody seals this ledger; `kvcustody audit sign` does")
     for seen in found.witnesses:
@@ -284,7 +287,7 @@ def _show(rows: tuple[EventRow, ...], as_json: bool) -> None:
     if as_json:
         print_json({"events": [_facts(row) for row in rows]})
         return
-    table = make_table(f"{len(rows)} leaves", "time (UTC)", "log", "idx", "event", "says", left=5)
+    table = make_table(f"{several(len(rows), 'leaf')}", "time (UTC)", "log", "idx", "event", "says", left=5)
     for row in rows:
         table.add_row(readable(row.at_us), row.log, str(row.idx), row.kind, _says(row.body))
     stdout().print(table, markup=False)

@@ -29,6 +29,7 @@ from kvcustody.console.options import (
     moment_us,
 )
 from kvcustody.errors import ConfigError
+from kvcustody.plurals import several
 from kvcustody.times import readable
 
 _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
@@ -116,7 +117,7 @@ def drop(
         table.add_row(plan.log, plan.kept_by, str(plan.first), str(plan.below))
     stdout().print(table)
     for part in parts:
-        say(f"{part.path}: {part.leaves} leaves, manifest {part.digest}")
+        say(f"{part.path}: {several(part.leaves, 'leaf')}, manifest {part.digest}")
 
 
 hold = typer.Typer(no_args_is_help=True, help="Place, lift and list legal holds on ledger content.")
@@ -219,6 +220,6 @@ def redact(
     if as_json:
         print_json(found._asdict())
         return
-    say(f"unlinked: {found.pseudonyms} pseudonyms, {found.keys} keys destroyed")
+    say(f"unlinked: {several(found.pseudonyms, 'pseudonym')}, {several(found.keys, 'key')} destroyed")
     for line in found.remains:
         say(f"remains: {line}")

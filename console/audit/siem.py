@@ -24,6 +24,7 @@ from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
+from kvcustody.plurals import several
 
 
 def _shapes() -> list[str]:
@@ -118,7 +119,9 @@ def push(
     if as_json:
         print_json(found._asdict())
     else:
-        say(f"{found.name}: {found.delivered} leaves delivered, {found.dead} batches given up")
+        say(
+            f"{found.name}: {several(found.delivered, 'leaf')} delivered, {several(found.dead, 'batch')} given up"
+        )
 
 
 sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
@@ -133,7 +136,7 @@ def status(folder: _Folder, *, as_json: Json = False) -> None:
     if as_json:
         print_json({"attached": attached, "positions": positions, "dead": dead})
         return
-    say(f"{'attached' if attached else 'detached'}; {sum(positions.values())} leaves behind it")
+    say(f"{'attached' if attached else 'detached'}; {several(sum(positions.values()), 'leaf')} behind it")
     for reason in dead:
         say(f"given up: {reason}")
 

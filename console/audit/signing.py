@@ -29,6 +29,7 @@ from kvcustody.governance.keys.checkpoint_signing_key import (
     sign_ledger,
 )
 from kvcustody.governance.settings import load_settings
+from kvcustody.plurals import several
 from kvcustody.times import readable
 
 
@@ -134,7 +135,9 @@ def confirm(
         print_json(sizes | {"replayed": what.replayed})
         return
     say(f"lost: a signed checkpoint of {what.lost.size} root leaves; the ledger had {what.found.size}")
-    say(f"signs on from {what.base.size} root leaves; {what.replayed} leaves were replayed since")
+    say(
+        f"signs on from {several(what.base.size, 'root leaf')}; {several(what.replayed, 'leaf')} replayed since"
+    )
 
 
 def keys(

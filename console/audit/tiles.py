@@ -14,6 +14,7 @@ from kvcustody.audit.verify.verify_tiles import ExportReport, verify_export
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Ledger
+from kvcustody.plurals import several
 
 
 def tiles(
@@ -35,7 +36,7 @@ def tiles(
     if as_json:
         print_json({"folder": str(folder), "log": log, "size": head.size, "root": head.root.hex()})
     else:
-        say(f"exported: {head.size} leaves of {log or 'the root log'} as tiles in {folder}")
+        say(f"exported: {several(head.size, 'leaf')} of {log or 'the root log'} as tiles in {folder}")
 
 
 def is_tiles(folder: Path) -> bool:
@@ -58,7 +59,7 @@ def show_tiles(found: ExportReport, *, as_json: bool) -> None:
     for text in problems:
         say(f"not sound: {text}")
     if found.ok:
-        say(f"sound: {found.leaves} leaves of {found.name} are what the ledger's key signed")
+        say(f"sound: {several(found.leaves, 'leaf')} of {found.name} are what the ledger's key signed")
     say(
         "not shown: other logs, and whether this one is longer now; give a witness's key for its word on that"
     )

@@ -31,6 +31,7 @@ from kvcustody.console.opening import selection, snapshot, state_of
 from kvcustody.console.options import DEFAULT, At, Class, Ledger, Model, Since, Tenant, Tier, Until
 from kvcustody.console.report.render.number_format import percent
 from kvcustody.errors import ConfigError
+from kvcustody.plurals import several
 
 EXIT_DIFFERENT = 1
 RECOMPUTE = """Examples:
@@ -206,11 +207,11 @@ def print_recount(again: RecountResult, compared: tuple[Difference, ...] | None)
     )
     if compared is None:
         console.print(
-            f"recomputed from {again.leaves:,} leaves of the export; there are no tables to compare with"
+            f"recomputed from {several(again.leaves, 'leaf')} of the export; there are no tables to compare with"
         )
     elif not compared:
         console.print(
-            f"recomputed from {again.leaves:,} leaves: every figure of every row agrees with the tables"
+            f"recomputed from {several(again.leaves, 'leaf')}: every figure of every row agrees with the tables"
         )
     else:
         table = make_table(

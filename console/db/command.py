@@ -18,6 +18,7 @@ from kvcustody.audit.retention.sqlite_to_postgres import Progress, move_ledger
 from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.migrations.upgrade import upgrade as upgrade_schema
+from kvcustody.plurals import several
 
 _URL = "an SQLite file or a PostgreSQL server, as a URL"
 
@@ -114,7 +115,8 @@ def move(
     if as_json:
         print_json(moved._asdict() | {"head": {"size": moved.head.size, "root": moved.head.root.hex()}})
     else:
-        say(f"moved {moved.leaves} leaves, {sum(moved.rows.values())} rows of {len(moved.rows)} tables")
+        rows = several(sum(moved.rows.values()), "row")
+        say(f"moved {several(moved.leaves, 'leaf')}, {rows} of {several(len(moved.rows), 'table')}")
         say(f"the root is unchanged: {moved.head.root.hex()} over {moved.head.size} root leaves")
 
 

@@ -16,6 +16,7 @@ from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
 from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, ProblemFormat
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
+from kvcustody.plurals import several
 from kvcustody.policies.document.model import Tier
 from kvcustody.policies.document.problems import Problem, quote
 from kvcustody.policies.workbench.lint.lint import ERRORS, SOON_DAYS, ScrubRate, lint
@@ -129,7 +130,7 @@ def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style:
     else:
         for problem in problems:
             say(problem)
-        say(f"{len(problems)} findings in {len(found)} files")
+        say(f"{several(len(problems), 'finding')} in {several(len(found), 'file')}")
 
 
 def _from_ledger(

@@ -23,6 +23,7 @@ from kvcustody.console.policy.validate import EXIT_NO
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.files import READABLE, write_file
 from kvcustody.governance.release.trust import read_trust, write_trust
+from kvcustody.plurals import several
 from kvcustody.policies.bundle.bundle import verify
 
 _Public = Annotated[list[Path], typer.Option(help="A public key's file; repeatable.")]
@@ -121,7 +122,7 @@ def trust_command(
     if as_json:
         print_json({"path": str(file), "audience": audience, "keys": len(keys)})
     else:
-        say(f"created: {file}, {len(keys)} keys for `{audience}`")
+        say(f"created: {file}, {several(len(keys), 'key')} for `{audience}`")
 
 
 _BUNDLE = "Example:\n\n    kvcustody policy bundle 3 --out policy.bundle"

@@ -12,6 +12,7 @@ from kvcustody.console.command import Json, make_table, print_json, progress_bar
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.errors import PolicyError
 from kvcustody.files import READABLE, write_file
+from kvcustody.plurals import several
 from kvcustody.policies.document.problems import did_you_mean, quote
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.diff.model import CellChange, PolicyDiff, WidenedAccess
@@ -90,14 +91,14 @@ def print_diff(found: PolicyDiff) -> None:
             table.add_row(*row)
         out.print(table)
         if len(cells) > ROWS_MAX:
-            say(f"{len(cells) - ROWS_MAX} more rows; --json gives every cell")
+            say(f"{several(len(cells) - ROWS_MAX, 'more row')}; --json gives every cell")
     if found.duties:
         table = make_table("obligations", "tenant", "of", "field", "before", "after", "is", left=6)
         for duty in found.duties[:ROWS_MAX]:
             table.add_row(*(str(value) for value in duty[:5]), duty.data()["direction"])
         out.print(table)
         if len(found.duties) > ROWS_MAX:
-            say(f"{len(found.duties) - ROWS_MAX} more rows; --json gives every one")
+            say(f"{several(len(found.duties) - ROWS_MAX, 'more row')}; --json gives every one")
     if found.settings:
         table = make_table("settings (no access changes)", "of", "field", "before", "after", left=4)
         for setting in found.settings[:ROWS_MAX]:
@@ -229,6 +230,7 @@ def _print_proof(proof: Proof, out: Path | None) -> None:
         say(f"{name} is permitted and opens nothing: {why}")
     searched = proof.searched
     say(
-        f"{'holds' if proof.holds else 'DOES NOT HOLD'}: {searched.cells:,} cells over {searched.tenants} tenants and "
+        f"{'holds' if proof.holds else 'DOES NOT HOLD'}: {several(searched.cells, 'cell')} over "
+        f"{several(searched.tenants, 'tenant')} and "
         f"{searched.fresh} fresh ones, {searched.instants} instants" + (f"; written to {out}" if out else "")
     )

@@ -17,6 +17,7 @@ from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
+from kvcustody.plurals import several
 from kvcustody.policies.workbench.simulate import Simulation, TenantChange, simulate
 from kvcustody.policies.workbench.validate import load_table
 from kvcustody.times import span
@@ -123,15 +124,17 @@ def _print(found: Simulation, block_tokens: int) -> None:
         for cause, blocks in change.lost_by.items():
             causes[cause] = causes.get(cause, 0) + blocks
     for cause, blocks in sorted(causes.items(), key=lambda entry: -entry[1]):
-        say(f"lost by {cause}: {blocks * block_tokens:,} tokens")
+        say(f"lost by {cause}: {several(blocks * block_tokens, 'token')}")
     shortened = sum(change.shortened_blocks for change in found.tenants)
     if shortened:
         say(
-            f"{shortened * block_tokens:,} tokens were hit under a retention that gets shorter. The ledger does not "
-            "say how long a block was idle before a hit, so all may be lost. --trace or --generated measures it."
+            f"{several(shortened * block_tokens, 'token')} hit under a retention that gets shorter. The ledger does "
+            "not say how long a block was idle before a hit, so all may be lost. --trace or --generated measures it."
         )
     if found.unknown_levels:
-        say(f"{found.unknown_levels} requests have a classification that the new policy does not know")
+        say(
+            f"{several(found.unknown_levels, 'request')} with a classification that the new policy does not know"
+        )
 
 
 def _lost_share(change: TenantChange) -> str:

@@ -13,6 +13,7 @@ import typer
 from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.policy.sarif_junit import junit, sarif, validation_data
 from kvcustody.errors import PolicyError
+from kvcustody.plurals import several
 from kvcustody.policies.document.problems import Problem
 from kvcustody.policies.workbench.validate import Validation, read_source, validate
 
@@ -95,7 +96,7 @@ def _print(found: list[Validation], sources: dict[str, str]) -> None:
             for line in shown_at(lines, problem):
                 say(line)
         if item.omitted:
-            say(f"{item.file}: {item.omitted} more problems are not shown")
+            say(f"{item.file}: not shown: {several(item.omitted, 'more problem')}")
         if item.sound:
             say(f"{item.file}: sound, {item.digest}")
 

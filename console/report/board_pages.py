@@ -17,8 +17,9 @@ from kvcustody.audit.report.sections.board import (
     threshold_verdict,
 )
 from kvcustody.console.report.opinion_pages import share_text
-from kvcustody.console.report.render.number_format import count, minute, percent, second, several
+from kvcustody.console.report.render.number_format import count, minute, percent, second
 from kvcustody.console.report.render.page_model import Block, Facts, Items, Literal, Paragraph, Section, Table
+from kvcustody.plurals import several
 from kvcustody.times import iso
 
 _TOP = 5
@@ -82,8 +83,8 @@ def sentences(report: Report) -> tuple[str, str, str]:
     """What was due and what became of it; what is wrong; how it has been."""
     total, opinion = report.total, report.opinion
     first = (
-        f"{count(total.due)} units of {count(report.population.custodies)} custodies were due, and "
-        f"{count(total.due - total.covered)} of them did not end in time with evidence."
+        f"Due: {several(total.due, 'unit')} of {several(report.population.custodies, 'custody')}. "
+        f"{several(total.due - total.covered, 'unit')} did not end in time with evidence."
         if total.due
         else "Nothing was due in the period, so nothing is shown about it."
     )
@@ -108,7 +109,7 @@ def decision(report: Report) -> str:
     if verdict == MISSED:
         return "accept the shortfall as a risk, or say what changes and by when."
     if open_ones:
-        return f"name an owner and a date for {count(open_ones)} exceptions that have none."
+        return f"name an owner and a date where there is none: {several(open_ones, 'exception')}."
     if verdict != MET:
         return "have what is unknown resolved: whether the share was reached cannot be told."
     return "none: take note."
@@ -199,7 +200,7 @@ def service_section(report: Report) -> Section:
                     ("software", ", ".join(engines) or "none on record"),
                     ("policies in effect in the record", count(len(boundary.policies))),
                     ("tiers off the device", ", ".join(tiers) or "none"),
-                    ("records", f"{count(len(boundary.logs))} logs under one signed root"),
+                    ("records", f"{several(len(boundary.logs), 'log')} under one signed root"),
                 ]
             ),
         ),
@@ -211,15 +212,15 @@ def sources_section(report: Report) -> Section:
     asked = report.asked
     bounds = f"{iso(asked.since_us)} to {iso(asked.until_us)}"
     balances = report.population.balances
-    held = f"{count(sum(one.holds for one in balances))} of {count(len(balances))} identities hold"
+    held = f"{count(sum(one.holds for one in balances))} of {several(len(balances), 'identity')} held"
     again = report.recount
     recounted = (
         "not made again from leaves"
         if again is None
-        else f"made again from {count(again.leaves)} leaves: {count(len(again.differences))} figures differ"
+        else f"made again from {several(again.leaves, 'leaf')}: {several(len(again.differences), 'difference')}"
     )
     decided = report.decided.balances
-    of_decisions = f"{count(sum(one.holds for one in decided))} of {count(len(decided))} identities hold"
+    of_decisions = f"{count(sum(one.holds for one in decided))} of {several(len(decided), 'identity')} held"
     gaps = f"{several(report.losses.gaps, 'gap')} on record"
     return Section(
         "Sources of the information",
@@ -240,7 +241,7 @@ def sources_section(report: Report) -> Section:
                         "the population above",
                         f"seed `{asked.seed}`, {count(len(report.sample))} drawn",
                         f"{count(sum(one.drawn > 0 for one in report.sampling.strata))} of "
-                        f"{count(len(report.sampling.strata))} strata have a draw",
+                        f"{several(len(report.sampling.strata), 'stratum')} with a draw",
                         "each leaf has a proof under the checkpoint",
                     ),
                     ("decisions", "decision leaves", bounds, of_decisions, "counted when they were made"),

@@ -32,7 +32,7 @@ from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.opinion_pages import share_text
 from kvcustody.console.report.package import command as package_command
-from kvcustody.console.report.render.number_format import count, percent, several
+from kvcustody.console.report.render.number_format import count, percent
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
     read_report_key,
@@ -40,6 +40,7 @@ from kvcustody.governance.keys.report_signing_key import (
     signed_report,
 )
 from kvcustody.governance.processing.verify_record import is_processing_record
+from kvcustody.plurals import several
 
 EXIT_NO = 1
 

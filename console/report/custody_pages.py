@@ -17,6 +17,7 @@ from kvcustody.console.report.render.number_format import (
     size,
 )
 from kvcustody.console.report.render.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
+from kvcustody.plurals import several
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import DAY_US, MINUTE_US
 
@@ -70,8 +71,8 @@ def boundary_section(report: Report) -> Section:
     if boundary.extends is not None:
         blocks.append(
             Paragraph(
-                f"This checkpoint extends the one of {boundary.extends} root leaves; the consistency proof has "
-                f"{len(boundary.consistency)} hashes and is in the JSON."
+                f"This checkpoint extends the one of {several(boundary.extends, 'root leaf')}. The consistency proof "
+                f"has {several(len(boundary.consistency), 'hash')} and is in the JSON."
             )
         )
         blocks.append(
@@ -104,7 +105,7 @@ def hashes_section(report: Report) -> Section:
         ),
     ]
     if len(boundary.logs) > 100:
-        blocks.append(Paragraph(f"{len(boundary.logs) - 100} more logs are in the JSON.", "quiet"))
+        blocks.append(Paragraph(f"In the JSON: {several(len(boundary.logs) - 100, 'more log')}.", "quiet"))
     return Section("Annex: hashes", tuple(blocks), begins_page=True)
 
 

@@ -12,8 +12,9 @@ from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.sampling.population import PopulationMember
 from kvcustody.audit.report.sections.cases import ReportedCase
 from kvcustody.audit.report.sections.decisions import MEANINGS
-from kvcustody.console.report.render.number_format import count, duration, moment, second, several
+from kvcustody.console.report.render.number_format import count, duration, moment, second
 from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, Section, Table
+from kvcustody.plurals import several
 
 _LISTED = 60
 _DRAW = (

@@ -28,6 +28,7 @@ from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import made_reports
 from kvcustody.governance.service.schedules.schedule_book import Maker, ScheduleBook, WantedSchedule
 from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
+from kvcustody.plurals import several
 from kvcustody.times import TO_THE_MINUTE, readable
 
 _PAGE = 1000
@@ -220,7 +221,7 @@ def list_reports(
         say("no report was made; `kvcustody report schedules add` has them made by a calendar")
         return
     columns = ("period (UTC)", "framework", "of", "verdict", "why", "handed over", "digest", "report")
-    table = make_table(f"{len(items)} reports", *columns, left=len(columns))
+    table = make_table(f"{several(len(items), 'report')}", *columns, left=len(columns))
     for item in items:
         period = f"{readable(item['since_us'], '%Y-%m-%d')} to {readable(item['until_us'], '%Y-%m-%d')}"
         why = item["error"] or "; ".join(each["cause"] for each in item["reasons"])

@@ -10,6 +10,7 @@ from kvcustody.allocator.sizing.blocks_that_fit import SizingReport
 from kvcustody.console.replay.charts import histogram
 from kvcustody.errors import ConfigError
 from kvcustody.files import READABLE, write_file
+from kvcustody.plurals import several
 from kvcustody.policies.document.model import Policy, TenantPolicy
 
 _STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of the profile's context, in the plot
@@ -81,7 +82,7 @@ def fitting(report: SizingReport, profile: TenantProfile) -> dict[str, Any]:
 def plot(path: Path, model: str, found: dict[str, Any]) -> None:
     """Write the tenants that fit, by tokens a session, as an SVG file. Raises `ConfigError` where it cannot."""
     rows = found["by_tokens"]
-    title = f"{model}: tenants of {found['sessions']} sessions that fit"
+    title = f"{model}: tenants of {several(found['sessions'], 'session')} that fit"
     counts, edges = [row["fit"] for row in rows], [f"{row['tokens']:,}: {row['fit']:,}" for row in rows]
     drawn = str(histogram(title, counts, edges, "tokens a session: tenants"))
     start = drawn.index("<svg")

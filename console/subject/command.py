@@ -18,6 +18,7 @@ from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Serve
 from kvcustody.console.report.render.html import render_html
 from kvcustody.console.report.render.number_format import count, moment, percent
 from kvcustody.console.subject.page import page_of
+from kvcustody.plurals import several
 
 app = typer.Typer(
     cls=CustodyGroup,
@@ -87,7 +88,7 @@ def _print(found: SubjectPage) -> None:
         console.print(table)
     evidence = found.evidence
     console.print(
-        f"{count(found.held_blocks)} blocks in custody; of {count(evidence.due)} units due "
+        f"{several(found.held_blocks, 'block')} in custody; of {several(evidence.due, 'unit')} due "
         f"{percent(evidence.covered, evidence.due)} are covered"
     )
     for each in found.erasures:

@@ -19,9 +19,10 @@ from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
-from kvcustody.console.report.render.number_format import several, size, time_text
+from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
+from kvcustody.plurals import several
 from kvcustody.times import DAY_US, readable
 
 app = typer.Typer(
@@ -212,7 +213,7 @@ def _only(items: list[dict[str, Any]], residency: int, place: str, any_tier: boo
     if len(items) > 1:
         processes = ", ".join(f"`{item['incarnation']}`" for item in items[:5])
         raise ConfigError(
-            f"{len(items)} processes have a request {residency}: name one with --incarnation, "
+            f"request {residency} is of {several(len(items), 'process')}: name one with --incarnation, "
             f"the newest first: {processes}",
             residency=residency,
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvcustody.console.report.render.number_format import several, size, time_text
+from kvcustody.console.report.render.number_format import size, time_text
+from kvcustody.plurals import several
 
 _WHY = {
     "always": "the settings of this worker say that whatever is permitted is moved",

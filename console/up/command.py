@@ -20,6 +20,7 @@ import typer
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.observability.logs import configure
+from kvcustody.plurals import several
 
 if TYPE_CHECKING:
     from kvcustody.console.up.vllm_worker import VllmWorker
@@ -129,7 +130,7 @@ def up(
             else ConfigError(f"the worker ended: {type(made.worker.error).__name__}")
         )
     kept = f"; {made.folder} is kept" if folder is not None else ""
-    made.said(f"ended, {made.worker.requests:,} requests served{kept}")
+    made.said(f"ended, {several(made.worker.requests, 'request')} served{kept}")
 
 
 def _start(

@@ -16,6 +16,7 @@ from typing import Any
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
 from kvcustody.console.report.render.number_format import count, duration, moment
+from kvcustody.plurals import several
 
 Body = Mapping[str, Any]
 NOBODY = "nobody known"
@@ -39,8 +40,8 @@ def _number(value: Any) -> str:
     return count(int(value))
 
 
-def _many(number: Any, one: str, several: str = "") -> str:
-    return f"{count(int(number))} {one if int(number) == 1 else several or one + 's'}"
+def _many(number: Any, one: str, more: str = "") -> str:
+    return several(int(number), one, more)
 
 
 def _blocks(body: Body, key: str = "blocks") -> str:

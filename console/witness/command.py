@@ -15,6 +15,7 @@ from kvcustody.audit.witness.cosign import Witness
 from kvcustody.audit.witness.server import WitnessServer
 from kvcustody.audit.witness.state import WitnessError, WitnessMemory
 from kvcustody.console.command import Json, print_json, say
+from kvcustody.plurals import several
 
 KEY, MEMORY, SOCKET = "witness.key", "witness.db", "witness.sock"
 _Folder = Annotated[Path, typer.Argument(help="The witness's own folder: its key, and what it has seen.")]
@@ -93,4 +94,4 @@ def _show(folder: Path, vkey: str, as_json: bool) -> None:
         return
     say(vkey)
     for origin, head in heads.items():
-        say(f"{origin}: {head.size} leaves, root {head.root.hex()}")
+        say(f"{origin}: {several(head.size, 'leaf')}, root {head.root.hex()}")

@@ -80,7 +80,7 @@ from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
 from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
 from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
-from kvcustody.governance.observability.first_asked import FirstAsked
+from kvcustody.governance.observability.first_asked import NO_EARLIER, EarlierRun, FirstAsked
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
@@ -109,6 +109,9 @@ from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
 _log = structlog.get_logger(__name__)
+
+
+RESUMED = EarlierRun(NEVER_US, has_first_token=True)  # all that it finds is its own work
 
 
 class Governor(Authority[BlockManager]):
@@ -199,8 +202,8 @@ class Governor(Authority[BlockManager]):
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
         which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
         leaves alone. `asked_us`: when the request came, in boot time, where it waited before it was asked for here;
-        `is_resumed`: it was preempted after its first token, which is not counted again. `takes_partial`: what it left
-        when it was preempted by swap is told with the tokens of its last block, which is not full.
+        `is_resumed`: it had its first token before, under another id; of this id the Governor knows. `takes_partial`:
+        what it left when it was preempted by swap is told with the tokens of its last block, which is not full.
         Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         that are not integers of 31 bits, a negative count, and extra content that is not framed.
         """
@@ -255,8 +258,8 @@ class Governor(Authority[BlockManager]):
                 return self._without_room(
                     plan, handle, begun, found, prompt.tokens + lookahead_tokens, most, since_us
                 )
-            earlier = NEVER_US if is_resumed else self._asked.earlier_blocks(handle)
-            begun.earlier_blocks, begun.monitored = min(begun.hit_blocks, earlier or 0), monitored
+            earlier = RESUMED if is_resumed else self._asked.earlier_run(handle)
+            begun.earlier_blocks, begun.monitored = min(begun.hit_blocks, earlier.blocks), monitored
             begun.priorities = () if is_monitored else self._book.priorities(plan, read.segment, kinds)
             if begun.hit_blocks and monitored is None and (plan.grants or plan.segments):
                 reasons += tuple(id_ for one in begun.foreign_blocks() for id_ in via_reasons(plan, one))
@@ -269,7 +272,7 @@ class Governor(Authority[BlockManager]):
             raise
         self._live[handle] = begun
         begun.asked_us = self._asked.take(handle, now_us if asked_us is None else asked_us)
-        begun.prompt_tokens = 0 if is_resumed else prompt.tokens
+        begun.prompt_tokens = 0 if earlier.has_first_token else prompt.tokens
         self._outbox += opening
         if monitored is not None:
             self._begin_monitored(
@@ -281,7 +284,7 @@ class Governor(Authority[BlockManager]):
         ):
             answer = _admission(begun, self.block_tokens)
         self._measure(
-            begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is None
+            begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is NO_EARLIER
         )
         return answer
 
@@ -695,7 +698,8 @@ class Governor(Authority[BlockManager]):
         self._live[key] = child
         why = ("fork",) if parent.monitored is None else (MONITORED, "fork")
         self._outbox.append(sequence_opened(plan, child, manager, why, self.table.revision, now_us))
-        return _admission(child, self.block_tokens)
+        there = int(manager.decode.computed[child.slot])  # its last block may not be full, or computed
+        return _admission(child, self.block_tokens)._replace(hit_tokens=there, earlier_tokens=there)
 
     def blocks(self, request_id: Hashable) -> NDArray[np.int64]:
         """The block table of a running request as it stands: a copy, which cannot be written to."""
@@ -714,7 +718,8 @@ class Governor(Authority[BlockManager]):
             return False
         if cause == "preempted":
             computed = int(self._pools.managers[sequence.pool].decode.computed[sequence.slot])
-            self._asked.note_preempted(request_id, max(sequence.hit_blocks, computed // self.block_tokens))
+            blocks = max(sequence.hit_blocks, computed // self.block_tokens)
+            self._asked.note_preempted(request_id, EarlierRun(blocks, not sequence.prompt_tokens))
         self.finish(sequence, cause)
         if cause == "aborted":
             now_us = self._clock.now_us()

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from kvcustody.errors import PolicyError
+from kvcustody.plurals import several
 from kvcustody.policies.document.problem_codes import CODES
 
 PROBLEMS_MAX = 100
@@ -49,7 +50,7 @@ class PolicyRejected(PolicyError):  # noqa: N818, a verdict, as in the tree's `L
         self.omitted = omitted
         lines = [str(problem) for problem in problems]
         if omitted:
-            lines.append(f"{problems[-1].file}: {omitted} more problems are not shown")
+            lines.append(f"{problems[-1].file}: not shown: {several(omitted, 'more problem')}")
         super().__init__("\n".join(lines), problems=problems, omitted=omitted)
 
     def __str__(self) -> str:

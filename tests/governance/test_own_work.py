@@ -15,13 +15,15 @@ from kvcustody.audit.events import ResidencyOpened
 from kvcustody.audit.query.prefix_value import prefix_values
 from kvcustody.audit.query.showback import Cost, ShowbackRow, showback
 from kvcustody.audit.schema.ledger import events, workers
-from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.observability import first_asked
 from standins.governance.offload_world import MODEL, TOKENS, World, prompt, who
 from standins.governance.port_by_hand import MODEL as PORT_MODEL
 from standins.governance.port_by_hand import PROMPT, PortByHand
 
 WHOLE = 6
+ROOM = 10 * TOKENS  # with a prompt more than is left beside twelve blocks of another
 FOREVER = (0, 1 << 61)
 
 
@@ -64,10 +66,10 @@ def world(tmp_path: Path) -> OwnWork:
 
 
 def preempted_after_its_first_token(world: OwnWork, tokens: list[int]) -> None:
-    first = world.begin(tokens)
+    first = world.begin(tokens, request_id="one")
     world.compute(first, len(tokens))
     world.worker.governor.preempt(first.request_id)
-    again = world.begin(tokens, is_resumed=True)
+    again = world.begin(tokens, request_id="one")
     assert again.hit_tokens == again.earlier_tokens == WHOLE * TOKENS
     world.compute(again, len(tokens))
     world.end(again)
@@ -92,6 +94,45 @@ def forked(world: OwnWork, tokens: list[int]) -> None:
         world.end(last)
         last = child
     world.end(last)
+
+
+@pytest.mark.parametrize("is_displaced", [False, True])
+def test_a_flood_of_waiting_requests_makes_no_hit_of_a_requests_own_work(
+    world: OwnWork, monkeypatch: pytest.MonkeyPatch, *, is_displaced: bool
+) -> None:
+    """Control: where those that wait displace what a preempted one had, it is billed for its own work."""
+    monkeypatch.setattr(first_asked, "WAITING_MAX", 4)
+    tokens, governor = prompt(1, WHOLE), world.worker.governor
+    first = world.begin(tokens, request_id="one")
+    world.compute(first, len(tokens))
+    governor.preempt(first.request_id)
+    other = governor.admit(who("beta"), MODEL, prompt(2, 2 * WHOLE))
+    assert isinstance(other, Admission)
+    for number in range(6):
+        waits = governor.admit(who("acme"), MODEL, tokens, request_id=number, lookahead_tokens=ROOM)
+        assert isinstance(waits, Deferred), "void: nobody waits"
+        if is_displaced:
+            governor._asked._earlier.clear()
+    again = world.begin(tokens, request_id="one")
+    assert again.hit_tokens == WHOLE * TOKENS
+    assert again.earlier_tokens == (0 if is_displaced else again.hit_tokens)
+    for request in (again, other):
+        world.end(request)
+    world.worker.close()
+
+
+@pytest.mark.parametrize("computed", [2 * TOKENS, 3 * TOKENS - 5, 3 * TOKENS + 1])
+def test_a_fork_has_what_its_parent_has_computed_and_no_more(world: OwnWork, computed: int) -> None:
+    """Its last block may not be full, nor all of its prompt computed: what the child is told needs no prefill."""
+    tokens = [*prompt(1, 3), 7]
+    parent = world.begin(tokens)
+    world.compute(parent, computed)
+    child = world.worker.governor.fork(parent.request_id, "beam")
+    assert isinstance(child, Admission)
+    assert child.hit_tokens == child.earlier_tokens == computed < len(child.blocks) * TOKENS
+    for one in (parent, child):
+        world.end(one)
+    world.worker.close()
 
 
 def computed_twice_at_once(world: OwnWork, tokens: list[int]) -> None:

@@ -27,6 +27,7 @@ from kvcustody.audit.report.opinion.opinion_model import (
 )
 from kvcustody.audit.report.reconciliation import HANDED_OUT, Balance
 from kvcustody.audit.report.system_boundary import deaths
+from kvcustody.plurals import several
 from kvcustody.times import iso
 
 ADVERSE_BELOW_PPM = 900_000
@@ -106,17 +107,19 @@ def _found(report: Report) -> Iterator[_Found]:
             )
     if report.recount is not None and report.recount.differences:
         number = len(report.recount.differences)
-        yield _Found("recount", number, f"{number:,} figures differ between tables and leaves", True)
+        yield _Found("recount", number, f"tables and leaves differ in {several(number, 'figure')}", True)
     yield from _erasures(report)
     yield from _cases(report)
     if report.unscanned:
         names = ", ".join(report.unscanned[:5])
         yield _Found("unscanned", len(report.unscanned), f"no scan for orphans in the period of: {names}")
     if report.losses.gaps:
-        yield _Found("gap", report.losses.gaps, f"{report.losses.gaps:,} gaps: records that are not there")
+        yield _Found(
+            "gap", report.losses.gaps, f"{several(report.losses.gaps, 'gap')}: records that are not there"
+        )
     died = sum(deaths(report.boundary.workers))
     if died:
-        yield _Found("death", died, f"{died:,} processes ended without saying so")
+        yield _Found("death", died, f"{several(died, 'process')} ended without saying so")
 
 
 def _uncovered(report: Report) -> Iterator[_Found]:
@@ -134,7 +137,7 @@ def _uncovered(report: Report) -> Iterator[_Found]:
         )
     copies = sum(row.due - row.covered for row in report.tiers.rows)
     if copies:
-        yield _Found("copies", copies, f"{copies:,} copies off the device that are not covered")
+        yield _Found("copies", copies, f"{several(copies, 'copy')} off the device not covered")
     if not total.due and not any(row.due for row in report.tiers.rows):
         yield _Found("nothing-due", 0, "no custody was due in the period")
 

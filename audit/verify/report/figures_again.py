@@ -4,6 +4,8 @@
    report is built on that. What no leaf says (`NOT_IN_LEAVES`) is taken from the report, and is unchecked.
 2. An export counts where `verify_export` found nothing wrong, it holds every log whole with the root log's openings,
    and its checkpoint is the report's.
+3. What a report changed since an earlier checkpoint is made again too: the openings of the root log say how long every
+   log was then.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, func, insert, select
 
+from kvcustody.audit.coverage.custody_units import last_event_us
 from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.exports.file_formats import leaves_of
 from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportManifest, parse_manifest
-from kvcustody.audit.report.build_report import build_report
+from kvcustody.audit.report.build_report import build_report, changes_since
 from kvcustody.audit.report.framework import NAMES, Framework
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.system_boundary import Witnessed
@@ -31,8 +35,9 @@ from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
-from kvcustody.audit.tlog.merkle import EMPTY, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.merkle import EMPTY, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError, check_consistency
+from kvcustody.audit.tlog.root_log import RootLeafOpening
 from kvcustody.audit.tlog.tiles import CHECKPOINT
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.writer.append_leaves import Appender
@@ -74,7 +79,8 @@ OWN_FRAMEWORK = (
     Unchecked("statements", "they name controls of the preparer's own file"),
 )
 EARLIER_EDITION = Unchecked(
-    "changes", "what was so at the earlier checkpoint: the ledger says it, an export does not"
+    "changes",
+    "what was so at the earlier checkpoint: the export has not what opens each leaf of its root log",
 )
 PROOF = Unchecked("proof", "the policy was not given: prove it again with `--policy`")
 
@@ -100,11 +106,16 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
             responses=stated.responses,
             framework=_own(stated),
         )
-    sealed = _with_seal(made, stated, _extension(folder, stated))
+        earlier = None if stated.asked.extends is None else _earlier_state(folder, stated.asked.extends)
+        if earlier is not None and earlier.sizes is not None:
+            state = as_of_sizes(connection, earlier.sizes)
+            changes = changes_since(connection, made, state, last_event_us(connection, state))
+            made = made._replace(changes=changes)
+    path = () if earlier is None else _extension(earlier, stated)
     unchecked = (*NOT_IN_LEAVES, *_of_proof(stated))
-    if stated.asked.extends is not None:
-        sealed, unchecked = sealed._replace(changes=stated.changes), (*unchecked, EARLIER_EDITION)
-    return MadeAgain(sealed, "the export", unchecked)
+    if earlier is not None and earlier.sizes is None:
+        made, unchecked = made._replace(changes=stated.changes), (*unchecked, EARLIER_EDITION)
+    return MadeAgain(_with_seal(made, stated, path), "the export", unchecked)
 
 
 class SealedAs(NamedTuple):
@@ -209,22 +220,37 @@ def _seal(connection: Connection, manifest: ExportManifest, seal: SealedAs) -> N
         connection.execute(insert(cosignatures), [{**same, "witness": name} for name in sorted({*names})])
 
 
-def _extension(folder: Path, stated: Report) -> tuple[str, ...]:
-    """The path from the earlier checkpoint, where it leads from the root log's beginning to the signed root."""
-    old, boundary = stated.asked.extends, stated.boundary
-    if old is None:
-        return ()
-    frontier = EMPTY
+class _EarlierState(NamedTuple):
+    """The beginning of the root log; `sizes` of every log, None where what opens a leaf of it was destroyed."""
+
+    frontier: Frontier
+    sizes: dict[str, int] | None
+
+
+def _earlier_state(folder: Path, size: int) -> _EarlierState:
+    """The first leaves of the root log that an export has, which was verified; fewer where it has no more."""
+    frontier, sizes, is_open = EMPTY, dict[str, int](), True
     with (folder / OPENINGS).open("rb") as file:
-        leaves = islice(file, max(0, old))
-        while some := [bytes.fromhex(orjson.loads(line)["leaf"]) for line in islice(leaves, _AT_ONCE)]:
-            frontier = frontier.extend(leaf_hashes(some)).frontier
+        lines = islice(map(orjson.loads, file), max(0, size))
+        while some := list(islice(lines, _AT_ONCE)):
+            frontier = frontier.extend(leaf_hashes([bytes.fromhex(line["leaf"]) for line in some])).frontier
+            openings = [line["opening"] for line in some]
+            is_open = is_open and None not in openings
+            for opening in openings if is_open else ():
+                opened = RootLeafOpening.from_bytes(bytes.fromhex(opening))
+                sizes[opened.name] = max(opened.head.size, sizes.get(opened.name, 0))
+    return _EarlierState(frontier, sizes if is_open else None)
+
+
+def _extension(earlier: _EarlierState, stated: Report) -> tuple[str, ...]:
+    """The path from the earlier checkpoint, where it leads from the root log's beginning to the signed root."""
+    boundary = stated.boundary
     point = boundary.checkpoint
     try:
-        if frontier.size != old:
-            raise ProofError(f"the root log has no `{old}` leaves")
+        if earlier.frontier.size != stated.asked.extends:
+            raise ProofError(f"the root log has no `{stated.asked.extends}` leaves")
         path = [bytes.fromhex(node) for node in boundary.consistency]
-        check_consistency(frontier.head(), TreeHead(point.size, bytes.fromhex(point.root)), path)
+        check_consistency(earlier.frontier.head(), TreeHead(point.size, bytes.fromhex(point.root)), path)
     except (ProofError, ValueError):
         return (NO_PATH,)
     return boundary.consistency

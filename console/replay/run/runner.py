@@ -49,7 +49,7 @@ class _Waiting(NamedTuple):
     request: TraceRequest
     label: Label
     tries: int
-    was_preempted: bool = False  # it began once, and is computed again
+    was_preempted: bool = False  # it began once, was counted then, and is computed again
 
 
 class _Running:
@@ -166,7 +166,6 @@ class Runner:
             self._model,
             inputs,
             request_id=waiting.number,
-            is_resumed=waiting.was_preempted,
         )
         if isinstance(outcome, Admission):
             self._admitted(outcome, waiting, inputs, outputs)

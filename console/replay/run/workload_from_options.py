@@ -21,6 +21,7 @@ from kvcustody.console.replay.workload.model import Job, Workload
 from kvcustody.console.replay.workload.scenarios import SCENARIOS
 from kvcustody.console.replay.workload.statistics import expected, measure
 from kvcustody.errors import ConfigError, TraceError
+from kvcustody.plurals import several
 
 FORMATS = (GENERATED, *SCENARIOS, *sorted(READERS))
 
@@ -101,7 +102,10 @@ def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
         house_prompt=expand(made.house_prompt, block_tokens),
         requests=len(jobs),
         notes=(
-            ("workload", f"{len(jobs):,} requests, {spec.conversations:,} conversations, seed {spec.seed}"),
+            (
+                "workload",
+                f"{several(len(jobs), 'request')}, {several(spec.conversations, 'conversation')}, seed {spec.seed}",
+            ),
             (
                 "hit share without limits",
                 f"{found.hit_share_tenant:.2%} if a tenant's conversations shared everything "

@@ -12,6 +12,7 @@ from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.report.package.controls_table import controls_table, controls_workbook, upload_folders
 from kvcustody.console.report.package.oscal_set import oscal_documents
+from kvcustody.plurals import several
 
 EPILOG = "Example:\n\n    kvcustody report package q1/report.json q2/report.json --out for-grc"
 
@@ -50,4 +51,6 @@ def package(
     if as_json:
         print_json({"folder": str(out), "files": written, "digest": newest.digest()})
         return
-    say(f"{len(documents)} OSCAL documents, a table, and folders of {len(folders)} controls in {out}")
+    say(
+        f"{len(documents)} OSCAL documents, a table, and folders of {several(len(folders), 'control')} in {out}"
+    )

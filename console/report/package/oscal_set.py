@@ -19,6 +19,7 @@ import orjson
 from kvcustody.audit.report.framework import OURS
 from kvcustody.audit.report.model import Report
 from kvcustody.console.report.oscal import NAMESPACE, VERSION, assessment_results, control_id
+from kvcustody.plurals import several
 from kvcustody.times import iso
 
 REMAINING = "To be stated by the owner of the system."
@@ -137,7 +138,8 @@ def _system(report: Report, name: _Name) -> dict[str, Any]:
             },
             "status": {"state": "other", "remarks": REMAINING},
             "authorization-boundary": {
-                "description": f"{len(report.boundary.workers)} processes of workers, by the ledger. {REMAINING}"
+                "description": f"{several(len(report.boundary.workers), 'process')} of workers, by the ledger. "
+                f"{REMAINING}"
             },
         },
         "system-implementation": {

@@ -115,5 +115,10 @@ def rows(
     return Figure(title, len(values) * _ROW + 8, tuple(bars), tuple(texts), (), tuple(legend))
 
 
+def without_values(title: str, why: str) -> Figure:
+    """A figure that says why it shows nothing."""
+    return Figure(title, 40, (), (Word(WIDTH / 2, 24, why, "middle"),), (), ())
+
+
 def _empty(title: str) -> Figure:
-    return Figure(title, 40, (), (Word(WIDTH / 2, 24, "nothing in this period", "middle"),), (), ())
+    return without_values(title, "nothing in this period")

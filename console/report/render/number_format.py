@@ -55,8 +55,3 @@ def size(value: int) -> str:
     power = min(len(_UNITS) - 1, max(0, (value.bit_length() - 1) // 10)) if value else 0
     tenths = value * 10 >> (10 * power)
     return f"{tenths // 10}.{tenths % 10} {_UNITS[power]}"
-
-
-def several(number: int, one: str) -> str:
-    """So many of something, in words that agree."""
-    return f"{number:,} {one if number == 1 else one + 's'}"

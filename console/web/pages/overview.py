@@ -13,7 +13,7 @@ from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.erasure.requests_and_answers import read_states_of, requests
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
-from kvcustody.console.report.render.charts import Figure, rows
+from kvcustody.console.report.render.charts import Figure, rows, without_values
 from kvcustody.console.report.render.number_format import count
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import policy_status
@@ -72,14 +72,18 @@ def held_by_tenant(visit: PageRequest) -> Figure:
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, None)
     with visit.service.reading(mine) as connection:
         totals = tenant_totals(connection, tenant=mine)
-    held = sorted(((row.held_blocks, row.tenant) for row in totals), reverse=True)
+    title = "Blocks in custody, by tenant"
+    known = [(row.held_blocks, row.tenant) for row in totals if row.held_blocks is not None]
+    if len(known) < len(totals):
+        return without_values(title, "not known while a process runs that lost leaves (see its gaps)")
+    held = sorted(known, reverse=True)
     first, rest = held[:_TENANTS_MAX], held[_TENANTS_MAX:]
     if rest:
         first.append((sum(blocks for blocks, _ in rest), f"{len(rest)} others"))
     names = [tenant for _, tenant in first]
     values = [[blocks] for blocks, _ in first]
     return rows(
-        "Blocks in custody, by tenant",
+        title,
         names,
         values,
         [("blocks in custody", 1)],

@@ -21,6 +21,7 @@ from kvcustody.governance.release.record import SCHEMA, ReleaseAction
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.plurals import several
 from kvcustody.policies.bundle.bundle import manifest_of
 from kvcustody.policies.bundle.manifest import SCHEMA as BUNDLE_SCHEMA
 from kvcustody.policies.document.problems import PolicyRejected
@@ -104,7 +105,7 @@ def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict
         )
     except PolicyRejected as error:
         raise ProblemError(
-            "invalid", f"the document has {len(error.problems)} problems; check it first"
+            "invalid", f"the document has {several(len(error.problems), 'problem')}; check it first"
         ) from None
     body = {
         "revision": manifest.revision,

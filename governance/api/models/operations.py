@@ -91,8 +91,8 @@ class ClockReason(Model):
 class Quota(Model):
     """A tenant's shares of a worker's blocks by the policy in effect, and what it holds on all workers together.
 
-    `held_blocks` is computed from the ledger; `charged_blocks` is what running workers last said, shards not counted,
-    blocks included that are on their way to be overwritten.
+    `held_blocks` is computed from the ledger, and null while a process runs that lost leaves. `charged_blocks` is what
+    running workers last said, shards not counted, blocks included that are on their way to be overwritten.
     `guaranteed` and `cap` are null for a tenant that the policy does not name, and where none, or more than one, is in
     effect, or its document is not known.
     """
@@ -103,7 +103,7 @@ class Quota(Model):
     group: str | None
     guaranteed: str | None
     cap: str | None
-    held_blocks: Whole
+    held_blocks: Whole | None
     charged_blocks: Whole
 
 

@@ -72,6 +72,16 @@ def test_the_control_what_nobody_can_list_any_more_is_an_exception(made: OneProc
     assert not balance(report).holds and len(identities(report)) == 1
 
 
+@pytest.mark.parametrize("lost_leaves", [1, 0])
+def test_a_leaf_lost_while_requests_run_is_no_growth(made: OneProcess, lost_leaves: int) -> None:
+    """It lies behind the first block of the oldest request that runs. The control: no sequence is missing."""
+    made.fill(RUNNING)
+    made.fill([opened(4, 9, 1, 260)], first=4 + lost_leaves)
+    report = made.report()
+    assert balance(report).holds is not bool(lost_leaves)
+    assert len(identities(report)) == lost_leaves
+
+
 def test_an_edition_lists_what_came_later_about_the_period(made: OneProcess, store: Engine) -> None:
     asked = ErasureRequested(250, "e-1", "acme", "tenant", None, None, 400, "dpo")
     made.fill([*RUNNING, asked])

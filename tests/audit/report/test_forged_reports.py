@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from sqlalchemy import Engine, insert, select
 
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.exports.manifest import OPENINGS, root_line
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.signing.read_report import report_of
@@ -22,6 +24,7 @@ from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.schema.trees import signed_checkpoints
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify.report import figures_again
 from kvcustody.audit.verify.report import verify_report as verifying
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
 from kvcustody.audit.verify.report.verify_report import is_unchecked, open_report, verify_report
@@ -34,6 +37,7 @@ from standins.audit import report_ledger, tiered_ledger
 
 pytestmark = pytest.mark.system
 
+EARLIER_STATE = figures_again._earlier_state
 WITNESS = SigningKey.generate("witness.example", KeyKind.COSIGNATURE)
 Path_ = tuple[str | int, ...]
 
@@ -152,7 +156,19 @@ def test_decisions_limitations_a_witness_and_totals_that_were_made_up(signed: Si
         assert is_unchecked("boundary.witnessed.size", found.unchecked)
 
 
-def test_an_export_shows_which_checkpoint_was_extended(world_class: Any, tmp_path: Path) -> None:
+def without_an_opening(folder: Path, size: int) -> Any:
+    """As where the salt of a leaf of the root log was destroyed."""
+    lines = (folder / OPENINGS).read_bytes().splitlines(keepends=True)
+    closed = folder.parent / "closed"
+    closed.mkdir(exist_ok=True)
+    first = root_line(bytes.fromhex(orjson.loads(lines[0])["leaf"]), None)
+    (closed / OPENINGS).write_bytes(b"".join([first, *lines[1:]]))
+    return EARLIER_STATE(closed, size)
+
+
+def test_an_export_shows_which_checkpoint_was_extended(
+    world_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a ledger with tiers and two checkpoints: every part but what no leaf says; another path is found."""
     engine = open_store(tmp_path / "ledger.db")
     upgrade(engine)
@@ -168,8 +184,22 @@ def test_an_export_shows_which_checkpoint_was_extended(world_class: Any, tmp_pat
     assert verify_report(report.to_bytes(), vkeys, again=made).ok
     assert {each.path for each in made.unchecked} == {
         *("boundary.witnessed", "boundary.checkpoint.at_us", "boundary.checkpoint.signed_us", "window"),
-        *("responses", "asked.preparer", "asked.threshold_ppm", "changes"),
+        *("responses", "asked.preparer", "asked.threshold_ppm"),
     }
+    assert report.changes, "void: nothing came later"
+    for forged in (
+        (),
+        (*report.changes[:-1], report.changes[-1]._replace(before=report.changes[-1].before + 1)),
+    ):
+        found = verify_report(report._replace(changes=forged).to_bytes(), vkeys, again=made)
+        assert any("changes" in problem for problem in found.problems)
+    monkeypatch.setattr(figures_again, "_earlier_state", without_an_opening)
+    closed = again_from_export(tmp_path / "export", report, vkeys)
+    assert (
+        figures_again.EARLIER_EDITION in closed.unchecked
+        and verify_report(report.to_bytes(), vkeys, again=closed).ok
+    )
+    monkeypatch.undo()
     path = report.boundary.consistency
     for extends, forged in (
         (sealed.first, path[:-1]),

@@ -395,7 +395,7 @@ def test_one_problem_hides_no_other(old, new, code):
 def test_problems_are_capped_and_the_rest_counted():
     error = rejected(BASE + "".join(f"x{i}: 1\n" for i in range(PROBLEMS_MAX + 7)))
     assert len(error.problems) == PROBLEMS_MAX and error.omitted == 7
-    assert str(error).endswith("7 more problems are not shown")
+    assert str(error).endswith("not shown: 7 more problems")
 
 
 @pytest.mark.parametrize("value", ["a`b", "a\\u202eb", "a\\nb", "x" * 5000])
