@@ -75,6 +75,7 @@ REFUSES = {
     "makeProcessingRecord": 422,  # `policy` is a document
     "makeReport": 422,  # `since` after `until`, a checkpoint to extend that is newer
     "makeReportSchedule": 422,  # a zone or a destination that there is none of
+    "requestWorkersErasure": 422,  # a selector that a worker did not write
     "checkLedger": 422,  # a text that is no public key
     "shipBatch": "400, 422",  # NDJSON of leaves
     **dict.fromkeys(
