@@ -69,7 +69,7 @@ def _upgrade(connection: Connection, progress: Progress | None) -> str:
     with _TURN:  # rule 5
         if found is None:
             create_schema(connection)
-            command.stamp(config, "head")
+            _context(connection).stamp(ScriptDirectory.from_config(config), "head")
         else:
             command.upgrade(config, "head")
     reached = current(connection)
@@ -79,6 +79,8 @@ def _upgrade(connection: Connection, progress: Progress | None) -> str:
 
 def current(connection: Connection) -> str | None:
     """The revision a ledger is at; None where it has no schema."""
-    return MigrationContext.configure(
-        connection, opts={"version_table": VERSION_TABLE}
-    ).get_current_revision()
+    return _context(connection).get_current_revision()
+
+
+def _context(connection: Connection) -> MigrationContext:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
