@@ -64,7 +64,7 @@ LOADS = {"mixed": requests, "agentic": agentic}
 
 def off_by(load: str, blocks: int, at_once: int) -> tuple[float, ReferenceEngine, ReferenceEngine]:
     """How far the forecast of a monitored engine is from what the same requests find in one that enforces."""
-    asks = LOADS[load](300)
+    asks = LOADS[load](300 if blocks < 256 else 150)
     watched, enforced = engine(blocks), engine(blocks)
     order(watched, MONITOR)
     reused = sum(serve(watched, asks, at_once=at_once))
