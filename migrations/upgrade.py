@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.create_schema import create_schema
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
+from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, ledger_error, other_schema
 from kvcustody.audit.database.monthly_partitions import ensure_partitions
 
 Progress = Callable[[str, int, int], None]
@@ -62,6 +62,8 @@ def _upgrade(connection: Connection, progress: Progress | None) -> str:
     config.attributes["connection"] = connection
     config.attributes["progress"] = progress
     found = current(connection)
+    if found == SCHEMA_REVISION:
+        return found
     if found is not None and found not in {
         script.revision for script in ScriptDirectory.from_config(config).walk_revisions()
     }:
@@ -69,7 +71,7 @@ def _upgrade(connection: Connection, progress: Progress | None) -> str:
     with _TURN:  # rule 5
         if found is None:
             create_schema(connection)
-            command.stamp(config, "head")
+            _context(connection).stamp(ScriptDirectory.from_config(config), "head")
         else:
             command.upgrade(config, "head")
     reached = current(connection)
@@ -79,6 +81,8 @@ def _upgrade(connection: Connection, progress: Progress | None) -> str:
 
 def current(connection: Connection) -> str | None:
     """The revision a ledger is at; None where it has no schema."""
-    return MigrationContext.configure(
-        connection, opts={"version_table": VERSION_TABLE}
-    ).get_current_revision()
+    return _context(connection).get_current_revision()
+
+
+def _context(connection: Connection) -> MigrationContext:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})

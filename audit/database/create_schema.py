@@ -10,14 +10,19 @@ tables are said in one place, and a revision says only what changes.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 from sqlalchemy import (
     Connection,
     ForeignKeyConstraint,
     MetaData,
     PrimaryKeyConstraint,
     UniqueConstraint,
+    create_mock_engine,
     insert,
 )
+from sqlalchemy.schema import ExecutableDDLElement
 
 from kvcustody.audit.database.append_only_triggers import create_triggers
 from kvcustody.audit.database.dialect import dialect_of
@@ -30,12 +35,26 @@ from kvcustody.audit.tlog.merkle import EMPTY
 
 def create_schema(connection: Connection) -> None:
     """Make every table, index, trigger and function of a ledger, and the root log's one row."""
-    tables = tables_of_postgres() if dialect_of(connection).partitions else metadata
-    tables.create_all(connection, checkfirst=False)
+    for statement in _table_statements(is_postgres=dialect_of(connection).partitions):
+        connection.exec_driver_sql(statement)
     create_triggers(connection)
     for table in partitioned(connection):
         create_rest(connection, table)
     connection.execute(insert(root_log), {"id": 1, "frontier": EMPTY.to_bytes()})
+
+
+@cache
+def _table_statements(*, is_postgres: bool) -> tuple[str, ...]:
+    """What makes the tables and indexes. SQLite runs them faster than they compile, so a process compiles once."""
+    statements: list[str] = []
+
+    def add(statement: ExecutableDDLElement, *_: Any, **__: Any) -> None:
+        statements.append(str(statement.compile(dialect=engine.dialect)))
+
+    engine = create_mock_engine("postgresql+psycopg://" if is_postgres else "sqlite://", add)
+    tables = tables_of_postgres() if is_postgres else metadata
+    tables.create_all(engine, checkfirst=False)
+    return tuple(statements)
 
 
 def tables_of_postgres() -> MetaData:

@@ -112,8 +112,8 @@ def _check_salt_confusion(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_confusable_identities_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A4, small: 1,000 identities made to be confused, end to end (10^6 tuples by encoding: governance/test_tlv)."""
-    _check_salt_confusion(1_000, monkeypatch)
+    """A4, small: 400 identities made to be confused, end to end (10^6 tuples by encoding: governance/test_tlv)."""
+    _check_salt_confusion(400, monkeypatch)
 
 
 @pytest.mark.soak

@@ -68,6 +68,7 @@ def test_a_cycle_of_a_trace_that_does_not_fit_is_named_with_the_pool_that_holds_
     assert held["recomputed_blocks"] == held["advised_blocks"] == 0
 
 
+@pytest.mark.system("an advised pool forgets what a tenant may have of it")
 def test_the_pool_that_is_advised_counts_in_what_the_tenant_may_have_of_it(replayed: Replayed) -> None:
     """Under a cap of 60 % a pool that only holds the cycle would not do."""
     said = replayed("--format", "thrash")
@@ -97,6 +98,7 @@ def test_requests_without_room_wait_stall_and_are_preempted(replayed: Replayed) 
     )
 
 
+@pytest.mark.system("a replay does not see that short requests waste long blocks")
 def test_short_requests_waste_long_blocks(replayed: Replayed) -> None:
     said = replayed("--format", "fragmentation")
     assert 1 - 32 / 256 <= said["pressure"]["fragmentation"] <= 1 - 20 / 256

@@ -116,7 +116,7 @@ def test_an_unscrubbed_block_is_seen(options: EnvironmentOptions, monkeypatch: p
 
     real = TensorMemory.scrub
     monkeypatch.setattr(TensorMemory, "scrub", forget)
-    report = replay(options)
+    report = replay(options, small(12))
     assert report.residue_bytes > 0
     assert [row.name for row in report.identities if not row.holds] == [
         "receipts of shard 0 = its device's counter"

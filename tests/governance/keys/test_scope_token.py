@@ -83,7 +83,7 @@ def principals(draw: st.DrawFn) -> Principal:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(principals(), st.none() | IDENTIFIERS, st.none() | st.text("abc é!@/", min_size=1, max_size=128))
 def test_what_is_issued_is_verified_and_nothing_is_lost(
     principal: Principal, hint: str | None, salt: str | None
@@ -98,7 +98,7 @@ def test_what_is_issued_is_verified_and_nothing_is_lost(
     assert reason(both.verify(*carried)) == "replayed"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(principals(), principals())
 def test_different_principals_never_share_a_record(one: Principal, other: Principal) -> None:
     def record(principal: Principal) -> tuple[int, bytes]:
@@ -175,7 +175,7 @@ def test_hostile_salts_are_rejected_without_an_exception(value: object, expected
         assert reason(both.verify(long.cache_salt, value)) == "incomplete"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.text(max_size=200) | st.binary(max_size=90).map(scope_record.encoded), st.none() | st.text(max_size=99)
 )

@@ -59,12 +59,13 @@ def ask(
     return serve(one, [RequestSpec(reader(tenant, subject, session), tokens)])[0]
 
 
+ROOMY = pytest.mark.system("a forecast of an engine errs in a pool that evicts nothing")
 LOADS = {"mixed": requests, "agentic": agentic}
 
 
 def off_by(load: str, blocks: int, at_once: int) -> tuple[float, ReferenceEngine, ReferenceEngine]:
     """How far the forecast of a monitored engine is from what the same requests find in one that enforces."""
-    asks = LOADS[load](300)
+    asks = LOADS[load](300 if blocks < 256 else 150)
     watched, enforced = engine(blocks), engine(blocks)
     order(watched, MONITOR)
     reused = sum(serve(watched, asks, at_once=at_once))
@@ -143,7 +144,13 @@ def test_who_would_wait_is_recorded_once_it_is_known_what_it_would_find() -> Non
 
 
 @pytest.mark.parametrize(
-    ("load", "blocks"), [("mixed", 256), ("mixed", 400), ("agentic", 120), ("agentic", 256)]
+    ("load", "blocks"),
+    [
+        ("mixed", 256),
+        ("agentic", 120),
+        pytest.param("mixed", 400, marks=ROOMY),
+        pytest.param("agentic", 256, marks=ROOMY),
+    ],
 )
 def test_the_forecast_is_what_enforcing_then_gives(load: str, blocks: int) -> None:
     off, watched, enforced = off_by(load, blocks, 4)

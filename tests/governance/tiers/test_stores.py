@@ -145,7 +145,7 @@ def test_it_is_listed_in_pages_by_name(store: TierStore) -> None:
 
 def test_thousands_of_operations_are_as_a_dictionary_has_them(store: TierStore) -> None:
     drawn, held = random.Random(3), dict[bytes, bytes]()
-    for _ in range(3000):
+    for _ in range(1500):
         key, what = name(drawn.randrange(60)), drawn.random()
         if what < 0.55:
             data = drawn.randbytes(drawn.choice((1, 100, 4096, 5000, 30_000)))

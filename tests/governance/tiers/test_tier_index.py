@@ -22,7 +22,7 @@ def add(index: TierIndex, name: bytes, **changed: int) -> int:
 def test_it_is_as_a_dictionary_has_it() -> None:
     """Names that begin alike (so that probes run into each other), added, removed and added again."""
     drawn, index, held = random.Random(5), TierIndex(), dict[bytes, int]()
-    for at in range(20_000):
+    for at in range(6_000):
         name = bytes([drawn.randrange(3), 0, 0, 0, 0, 0, 0, 0]) + drawn.randrange(400).to_bytes(24, "big")
         row = index.find(name)
         assert (row >= 0) == (name in held)
@@ -53,7 +53,7 @@ def test_an_end_that_is_there_is_never_denied_and_few_others_are_let_through() -
     """Against a dictionary, over rebuilds, with many objects that end with one key, and with a counter that is full."""
     drawn, index, held = random.Random(6), TierIndex(), dict[bytes, bytes]()
     keys = [drawn.randbytes(32) for _ in range(4000)]
-    for at in range(20_000):
+    for at in range(6_000):
         key, name = keys[drawn.randrange(3000) if at % 3 else 0], drawn.randbytes(32)
         add(index, name, last=last_of(key))
         held[name] = key

@@ -115,8 +115,8 @@ def sources(base):
 
 
 def test_no_crash_and_no_half_acceptance(sources):
-    outcomes = fuzz(sources, seed=11, count=1_000, laid_out=0.05)
-    assert outcomes["rejected"] > 500 and outcomes["accepted"] > 25
+    outcomes = fuzz(sources, seed=11, count=800, laid_out=0.05)
+    assert outcomes["rejected"] > 300 and outcomes["accepted"] > 15
     assert outcomes["left"] <= 0.05 * outcomes["accepted"], (
         "almost everything that is accepted can be laid out"
     )
@@ -169,13 +169,13 @@ def test_deep_nesting_is_bounded(opening):
 
 def test_thousands_of_misspelt_names_are_rejected_quickly(base):
     """Suggestions are searched for only while a problem will be shown."""
-    names = [f"customer-{i:05d}" for i in range(3_000)]
+    names = [f"customer-{i:05d}" for i in range(1_000)]
     text = base.replace("tenants:\n", "tenants:\n" + "".join(f"  {name}: {{}}\n" for name in names), 1)
-    missing = ", ".join(f"custom-{i:05d}" for i in range(3_000))
+    missing = ", ".join(f"custom-{i:05d}" for i in range(1_000))
     text = text.replace("when: {reader: owner}", f"when: {{reader: [{missing}]}}", 1)
     with pytest.raises(PolicyRejected) as caught:
         load_policy(text, name="many.yaml")
-    assert caught.value.omitted == 3_000 - len(caught.value.problems)
+    assert caught.value.omitted == 1_000 - len(caught.value.problems)
 
 
 def test_an_alias_bomb_is_not_expanded():

@@ -6,6 +6,7 @@ A change of a message is a change of that file, seen in review. `KVCUSTODY_WRITE
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -350,7 +351,7 @@ def test_golden_has_no_stale_case():
 
 
 def test_every_code_is_shown_by_a_case():
-    shown = {problem.code for this in CASES for problem in rejected(this.document).problems}
+    shown = {code for lines in golden().values() for code in re.findall(r"\bKVP\d+\b", lines)}
     assert shown == CODES.keys() - LINT_CODES.keys()
 
 

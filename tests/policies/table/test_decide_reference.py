@@ -70,8 +70,8 @@ def check_coverage(seen):
 
 
 def test_compiled_table_equals_the_reference():
-    seen, disagreements = compare(seed=1, policies=240, requests=100)
-    assert seen["total"] >= 20_000 and not disagreements, disagreements[:3]
+    seen, disagreements = compare(seed=1, policies=240, requests=50)
+    assert seen["total"] >= 10_000 and not disagreements, disagreements[:3]
     check_coverage(seen)
 
 

@@ -37,7 +37,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostileS
     made.close()
 
 
-@pytest.mark.parametrize("count", [300, FULL])
+@pytest.mark.parametrize("count", [150, FULL])
 def test_nothing_of_another_object_is_attached(hostile: HostileStore, count: int) -> None:
     assert hostile.stock() and hostile.load() == 4, "void: a whole object does not come back"
     assert sum(hostile.attack(count, ATTACKS, seed=1).values()) == 0
@@ -127,7 +127,7 @@ def watched(tier: SealedTier) -> list[CopyEvent]:
     return found
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(5_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [10, pytest.param(5_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("tiers", ["host", "nvme", "host nvme"])
 def test_a_request_is_never_given_one(tmp_path: Path, tiers: str, rounds: int) -> None:
     """`serve` compares every block under a hit with what its prompt's tokens say."""

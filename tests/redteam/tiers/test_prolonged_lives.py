@@ -85,7 +85,7 @@ def operate(world: LastingWorld, operations: int, seed: int) -> None:
     world.restart()
 
 
-@pytest.mark.parametrize("operations", [400, pytest.param(1_000_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("operations", [200, pytest.param(1_000_000, marks=pytest.mark.soak)])
 def test_nothing_is_found_after_its_ceiling(tmp_path: Path, operations: int) -> None:
     world = LastingWorld(tmp_path)
     operate(world, operations, seed=11)

@@ -375,7 +375,7 @@ def test_threads_share_one_custodian(tmp_path: Path) -> None:
 
         def work(number: int) -> None:
             try:
-                for _ in range(3):
+                for _ in range(2):
                     with world.open(who=person(subject=f"user-{number}")) as cache:
                         if generate(llama(), cache, 8) != expected:
                             wrong.append(number)
