@@ -312,6 +312,16 @@ WORKERS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_worker
 ORDERS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.is_order)
 SIGNED_ORDERS = frozenset(schema.name for schema in SCHEMAS.values() if SIGNATURE in schema.keys)
 LEAF_KEYS = {schema.name: frozenset(schema.order) for schema in SCHEMAS.values()}
+SERVING_KINDS = frozenset(
+    schema.name for schema in SCHEMAS.values() if FieldMeaning.SERVED in schema.meanings.values()
+)
+"""Kinds that say whom a worker served: only these show that it held something of a tenant."""
+CLAIMING_KINDS = frozenset(
+    schema.name
+    for schema in SCHEMAS.values()
+    if {FieldMeaning.HELD, FieldMeaning.OWNER} & set(schema.meanings.values())
+)
+"""Kinds that may be in a tenant's log because of what somebody says of it: none of them shows that it is one."""
 
 
 class _Unknown(msgspec.Struct):

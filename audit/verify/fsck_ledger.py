@@ -50,7 +50,7 @@ from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.figure_rows import wrong_sums_over_logs, wrong_verdicts
 from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
 from kvcustody.audit.verify.held_rows import unknown_holdings, wrong_holdings
-from kvcustody.audit.verify.life_rows import silent_processes
+from kvcustody.audit.verify.life_rows import silent_processes, unshown_holdings
 from kvcustody.audit.verify.register_rows import check_registers
 from kvcustody.audit.verify.sequence_rows import wrong_spans
 from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
@@ -171,6 +171,7 @@ def fsck(
     silent = silent_processes(connection)
     if silent:
         report.unproved.append(f"no leaf is here of {several(silent, 'process')} in `incarnations`")
+    report.unproved += unshown_holdings(connection)
     del report.problems[PROBLEMS_MAX:]
     return report
 

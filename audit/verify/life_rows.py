@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, exists, select
+from sqlalchemy import Connection, exists, func, select
 
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events.leaf_schema import CLAIMING_KINDS, SERVING_KINDS
 from kvcustody.audit.processes.work_periods import ENDS, RETURNED, STARTED, about
-from kvcustody.audit.schema.ledger import events, incarnations, workers
+from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
 _NOTHING = ("None",) * len(_MEMORY)
@@ -79,6 +82,31 @@ class LifeRows:
         idle = select(workers.c.name).where(~exists().where(incarnations.c.worker == workers.c.id))
         for name in self._connection.scalars(idle.order_by(workers.c.name)):
             yield f"`{name}` in `workers` has no process"
+
+
+def unshown_holdings(connection: Connection) -> Iterator[str]:
+    """Leaves in which workers say what they held of a tenant, where no leaf there shows that they served it.
+
+    What would show it may be in a hole of their sequences: it is not known.
+    """
+    shown, life = events.alias(), incarnations.alias()
+    serves = (
+        exists()
+        .where(shown.c.log == events.c.log, shown.c.kind.in_(sorted(SERVING_KINDS)))
+        .where(shown.c.incarnation == life.c.id, life.c.worker == incarnations.c.worker)
+    )
+    query = (
+        select(logs.c.name, workers.c.name, func.count())
+        .join(logs, logs.c.id == events.c.log)
+        .join(incarnations, incarnations.c.id == events.c.incarnation)
+        .join(workers, workers.c.id == incarnations.c.worker)
+        .where(events.c.kind.in_(sorted(CLAIMING_KINDS - SERVING_KINDS)), incarnations.c.blocks.is_not(None))
+        .where(logs.c.name != SYSTEM, has_leaf(events), ~serves)
+        .group_by(logs.c.name, workers.c.name)
+        .order_by(logs.c.name, workers.c.name)
+    )
+    for log, worker, count in connection.execute(query.select_from(events)):
+        yield f"{count} leaves of worker `{worker}` in `{log}` say what it held, and none there shows that it served it"
 
 
 def silent_processes(connection: Connection) -> int:

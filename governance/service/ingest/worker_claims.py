@@ -1,12 +1,15 @@
 """What workers' leaves say beyond themselves, held against the ledger: what a worker holds, and what it was told.
 
-1. A tenant of which a worker ends custody is one of which it recorded a request, a key or a copy before. Where
-   sequences before the leaf are missing here, that record may be in a spill which is handed in later: it is accepted.
-   A tenant that a worker serves is of an issuer that the ledger knows.
-2. An owner is the reader's own tenant, or a tenant that the ledger knows.
-3. An erasure, a case or an order on enforcement is on record, and says what the leaf says of it.
-4. An actor is the worker itself, a part of it, or who gave the order or approved the revision that the leaf follows.
-5. What was found once is kept in memory: nothing in the ledger is taken back.
+1. A tenant of which a worker ends custody is one of which it recorded a request, a key or a copy before, in a leaf that
+   is here and says whom it served. A tenant that a worker serves is of an issuer that the ledger knows.
+2. An owner is the reader's own tenant, or a tenant that the ledger knows from a leaf that is more than such a claim.
+3. Where sequences before the leaf are missing here, what it rests on may be in a spill that is handed in later. Its
+   claim is then not known: the leaf is taken, since evidence is not thrown away, and nothing follows from it. Each
+   later claim is held against stored leaves as if it had never been made. `fsck` lists what no leaf has shown since
+   (`life_rows.unshown_holdings`).
+4. An erasure, a case or an order on enforcement is on record, and says what the leaf says of it.
+5. An actor is the worker itself, a part of it, or who gave the order or approved the revision that the leaf follows.
+6. What was found once is kept in memory: nothing in the ledger is taken back.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from sqlalchemy import Connection, Engine, exists, select
+import structlog
+from sqlalchemy import Connection, Engine, exists, or_, select
 
 from kvcustody.audit.cases.case_record import StepKind
 from kvcustody.audit.cases.read_cases import read_case
@@ -23,7 +27,7 @@ from kvcustody.audit.erasure.requests_and_answers import request
 from kvcustody.audit.events import OWN_ACTORS, log_of
 from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.event import FieldMeaning
-from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
+from kvcustody.audit.events.leaf_schema import CLAIMING_KINDS, SCHEMA_OF_NAME, SERVING_KINDS
 from kvcustody.audit.processes.enforcement import ENFORCE, order_at
 from kvcustody.audit.processes.sequence_gaps import lacks_below
 from kvcustody.audit.query.issuers import known_issuers
@@ -36,6 +40,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import SECOND_US
 
+_log = structlog.get_logger(__name__)
 _KEPT_MAX = 1 << 17
 _OF_ORDER = ("mode", "tenants", "share_millionths", "until_seconds", "actor")
 _OF_REVISION = ("revision", "digest")
@@ -56,7 +61,7 @@ class WorkerClaims:
         """`released`: the release of policies; None where none are released here."""
         self._engine = engine
         self._released = released
-        self._found: set[tuple[Hashable, ...]] = set()  # names of facts that the ledger has stated (rule 5)
+        self._found: set[tuple[Hashable, ...]] = set()  # names of facts that the ledger has stated (rule 6)
 
     def check(self, sender: Sender, batch: LeafBatch) -> None:
         """Raise `refused-leaf` for the first leaf that claims what its worker neither holds nor was told."""
@@ -83,6 +88,8 @@ class WorkerClaims:
                     fact.name[0] in _MAY_BE_SPILLED and lacks_below(connection, sender.incarnation, first)
                 ):
                     raise _refused(place, group, key)
+                else:  # rule 3
+                    _log.warning("a claim is not known", worker=sender.worker, claim=[*map(str, fact.name)])
 
     def _keep(self, facts: set[tuple[Hashable, ...]]) -> None:
         if len(self._found) > _KEPT_MAX:
@@ -191,11 +198,12 @@ def _own_actors(worker: str) -> frozenset[str]:
 
 
 def _has_leaves(connection: Connection, worker: str, tenant: str) -> bool:
-    """Whether a worker has leaves in a tenant's log."""
+    """Whether leaves of a worker in a tenant's log say whom it served."""
     lives = select(incarnations.c.id).join(workers, workers.c.id == incarnations.c.worker)
     in_log = exists().where(
         events.c.log == logs.c.id,
         events.c.incarnation.in_(lives.where(workers.c.name == worker)),
+        events.c.kind.in_(sorted(SERVING_KINDS)),
         has_leaf(events),
     )
     query = select(logs.c.id).where(logs.c.name == log_of(tenant), in_log)
@@ -208,8 +216,11 @@ def _is_assigned(connection: Connection, issuer: str) -> bool:
 
 
 def _is_known(connection: Connection, tenant: str) -> bool:
-    """Whether a tenant has a log."""
-    return connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant))) is not None
+    """Whether a tenant has a log that is more than claims about it (or whose content retention dropped)."""
+    there = exists().where(events.c.log == logs.c.id, has_leaf(events))
+    shown = there.where(events.c.kind.not_in(sorted(CLAIMING_KINDS)))
+    query = select(logs.c.id).where(logs.c.name == log_of(tenant), or_(shown, ~there))
+    return connection.scalar(query) is not None
 
 
 def _is_asked(connection: Connection, erasure: str, tenant: str | None, is_exact: bool) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from kvcustody.audit.erasure.requests_and_answers import pending
 from kvcustody.audit.events import (
     KINDS,
+    BlocksAssigned,
     CaseOpened,
     CaseStepped,
     CustodyEnded,
@@ -23,6 +24,7 @@ from kvcustody.audit.events.event import FieldMeaning, OneOf
 from kvcustody.audit.events.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
 from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.governance.service.ingest import check_leaves, worker_claims
 from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
@@ -264,12 +266,58 @@ def test_a_worker_asks_no_erasure_of_an_issuers_tenant_that_nobody_assigned(flee
     assert fleet.client("PUT", path, fleet.key, json=own).status_code == 200, "control"
 
 
-@pytest.mark.parametrize("own_fleet", ["spilling"], indirect=True)
-def test_where_earlier_leaves_are_missing_the_tenants_request_may_be_in_a_spill(own_fleet: Fleet) -> None:
-    ended = honest(own_fleet, CustodyEnded)._replace(tenant=STRANGER)
-    assert own_fleet.hand_in(ended).status_code == 422, "control: nothing is missing before it"
+def _restarted(fleet: Fleet) -> Fleet:
+    """Another process of the same worker, of which nothing is missing, at a control plane that remembers nothing."""
+    worker = Worker(fleet.worker.name)
+    register(fleet.client, fleet.key, worker)
+    assert ship(fleet.client, fleet.key, worker, worker.batch([worker.started()])).status_code == 200
+    fleet.service.claims = WorkerClaims(fleet.service.reader, fleet.service.policies.released)
+    return fleet._replace(worker=worker)
+
+
+def _claim(fleet: Fleet, about: str) -> Event:
+    """What a worker says of a stranger: that it held something of it, or that it reads what it owns."""
+    if about == "held":
+        return honest(fleet, CustodyEnded)._replace(tenant=STRANGER)
+    return honest(fleet, BlocksAssigned)._replace(owner=UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("own_fleet", "about"), [("spilling", "held"), ("spilling-too", "owner")], indirect=["own_fleet"]
+)
+def test_what_falls_into_a_hole_is_taken_shown_and_gives_no_permission(
+    own_fleet: Fleet, about: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would show it may be in a spill. Control: leaves of any kind believed, one hole admits a worker for good."""
+    claim = _claim(own_fleet, about)
+    assert own_fleet.hand_in(claim).status_code == 422, "control: nothing is missing before it"
     own_fleet.worker.sequence += 1
-    assert own_fleet.hand_in(ended).status_code == 200
+    assert own_fleet.hand_in(claim).status_code == 200
+    with own_fleet.service.reading() as connection:
+        shown = [what for what in fsck(connection).unproved if f"`{own_fleet.worker.name}`" in what]
+    assert len(shown) == (about == "held"), shown
+    restarted = _restarted(own_fleet)
+    assert restarted.hand_in(_claim(restarted, about)).status_code == 422
+    with monkeypatch.context() as believing:
+        believing.setattr(worker_claims, "SERVING_KINDS", frozenset(NAMES.values()))
+        believing.setattr(worker_claims, "CLAIMING_KINDS", frozenset())
+        assert restarted.hand_in(_claim(restarted, about)).status_code == 200, "control"
+
+
+@pytest.mark.parametrize("own_fleet", ["spilled"], indirect=True)
+def test_once_the_spill_is_handed_in_the_claim_is_known(own_fleet: Fleet) -> None:
+    worker = own_fleet.worker
+    hole = worker.sequence
+    worker.sequence += 1
+    assert own_fleet.hand_in(_claim(own_fleet, "held")).status_code == 200
+    highest, worker.sequence = worker.sequence, hole
+    served = honest(own_fleet, ResidencyOpened)._replace(tenant=STRANGER)
+    assert own_fleet.hand_in(served).status_code == 200
+    worker.sequence = highest
+    with own_fleet.service.reading() as connection:
+        assert not [what for what in fsck(connection).unproved if "`spilled`" in what]
+    restarted = _restarted(own_fleet)
+    assert restarted.hand_in(_claim(restarted, "held")).status_code == 200
 
 
 @pytest.mark.parametrize("own_fleet", ["defenceless"], indirect=True)
