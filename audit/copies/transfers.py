@@ -83,8 +83,8 @@ class TransferSummary(NamedTuple):
 
     `blocks` and `bytes` are those that were moved. `predicted` of these had a prediction, of `predicted_us`
     together, and took `predicted_actual_us`; `error` is what each was wrong by, as a share of that: None where there
-    was none. `against` counts decisions after which nothing moved, by reason. `saved_us` is of restores: None for
-    stores.
+    was none. `against` counts decisions after which nothing moved, by reason. `saved_us` is of restores,
+    those included that failed or came in part: None for stores.
     """
 
     tier: str
@@ -105,7 +105,10 @@ class TransferSummary(NamedTuple):
 
 
 class TierSummary(NamedTuple):
-    """One tier: its copies of all time, and what was decided about it in a period."""
+    """One tier: its copies of all time, and what was decided about it in a period.
+
+    `net_us` is what its restores saved against computing, less what its stores took: whether the tier paid in sum.
+    """
 
     tier: str
     stored: int
@@ -113,6 +116,7 @@ class TierSummary(NamedTuple):
     ended: int
     ended_bytes: int
     living: int
+    net_us: int
     transfers: tuple[TransferSummary, ...]
 
 
@@ -161,6 +165,11 @@ def transfer_summary(
     column = transfer_decisions.c
     key = (column.tier, column.action, column.choice, column.outcome, column.reason)
     known, is_part = column.transfer_us > 0, and_(column.outcome == "partial", column.blocks > 0)
+    came = case(  # of what would have been computed, the part that did not have to be
+        (is_part, column.recompute_us * column.part_blocks // column.blocks),
+        (column.outcome.in_(("failed", "partial")), 0),
+        else_=column.recompute_us,
+    )
     sums = (
         func.count(),
         _sum(case((is_part, column.part_blocks), else_=column.blocks)),
@@ -170,7 +179,7 @@ def transfer_summary(
         _sum(case((known, column.transfer_us), else_=0)),
         _sum(case((known, column.actual_us), else_=0)),
         _sum(case((known, func.abs(column.transfer_us - column.actual_us)), else_=0)),
-        _sum(case((column.recompute_us > 0, column.recompute_us - column.actual_us), else_=0)),
+        _sum(case((column.recompute_us > 0, came - column.actual_us), else_=0)),
     )
     query = _chosen(
         select(*key, *sums).join(incarnations, incarnations.c.id == column.incarnation),
@@ -193,7 +202,8 @@ def tier_summaries(
         total = totals.get(tier, TierTotals(tier, 0, 0, 0, 0, 0))
         mine = tuple(row for row in decided if row.tier == tier)
         copies = (total.stored, total.stored_bytes, total.ended, total.ended_bytes, total.living)
-        made.append(TierSummary(tier, *copies, mine))
+        net_us = sum(-row.measured_us if row.saved_us is None else row.saved_us for row in mine)
+        made.append(TierSummary(tier, *copies, net_us, mine))
     return tuple(made)
 
 
@@ -254,6 +264,7 @@ class _Sums:
             return
         self.transfers += count
         self.measured_us += actual_us
+        self.saved_us += saved_us
         if outcome == "partial":
             self.partial += count
             self.blocks += blocks
@@ -267,7 +278,6 @@ class _Sums:
             self.predicted_us += predicted_us
             self.judged_us += judged_us
             self.wrong_us += wrong_us
-            self.saved_us += saved_us
 
     def summary(self, tier: str, action: str) -> TransferSummary:
         """The row that is shown."""

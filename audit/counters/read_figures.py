@@ -384,7 +384,7 @@ def events_by_log(
             ):
                 found[log] += value
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))} if found else {}
-    return Counter({str(names[log]): events for log, events in found.items() if log in names and events})
+    return Counter({str(names[log]): number for log, number in found.items() if log in names and number})
 
 
 def _hourly(

@@ -12,7 +12,8 @@
 4. `coverage_hours` has the verdicts of custody by the hour in which it was due, and of all those hours together
    (`ALL_HOURS`): a scrape reads one row of a tenant and class. Every row is of the one state that `coverage_pass`
    names.
-5. All of it is a function of the leaves: `fsck` computes it again.
+5. All of it is a function of the leaves: `fsck` computes it again. But for what dropped leaves left in custody
+   (`count_events.CARRIED`, under `ALL_HOURS`): `fsck` holds it to what processes that run hold.
 """
 
 from __future__ import annotations

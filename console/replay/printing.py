@@ -14,6 +14,8 @@ from kvcustody.console.replay.summary import causes, percent, pressure_rows, spr
 from kvcustody.console.replay.tier_row import TierRow
 from kvcustody.governance.tiers.transfer_rates import TierUse
 
+LATE_BY_LOAD = "a replay skips idle time alone: on a busy machine scrubs come after `scrub.within`"
+
 
 def print_report(report: ReplayReport, console: Console) -> None:
     """Tables by tenant, then custody, coverage and conservation."""
@@ -137,6 +139,8 @@ def _print_proofs(report: ReplayReport, console: Console) -> None:
         f"{found.late:,} late, {found.failed:,} failed, {found.missing:,} missing, "
         f"{found.unproven:,} unproven, {found.overdue:,} overdue; {found.disputed:,} disputed",
     )
+    if found.late:
+        table.add_row("late", LATE_BY_LOAD)
     levels = ", ".join(f"{size:,} {level}" for level, size in found.bytes_by_level if size)
     table.add_row("bytes destroyed, by verification", levels or "none")
     console.print(table)

@@ -269,6 +269,10 @@ def _print_tiers(items: list[dict[str, Any]], since_us: int, until_us: int) -> N
                 ", ".join(f"{number:,} {reason}" for reason, number in row["against"].items()) or "0",
             )
     stdout().print(table, markup=False)
+    for item in items:
+        if item["transfers"]:
+            sign = "−" if item["net_us"] < 0 else ""
+            say(f"{item['tier']}: saved less spent, stores included: {sign}{time_text(abs(item['net_us']))}")
 
 
 def _print_transfers(items: list[dict[str, Any]]) -> None:

@@ -66,6 +66,7 @@ def show(visit: PageRequest) -> Response:
         tiers=tiers,
         summed=summed,
         restores=_restores(summed),
+        net_us=sum(one["net_us"] for one in tiers),
         moved=_moved(summed),
         predicted=_predicted(summed),
         workers=_workers(visit),

@@ -222,6 +222,7 @@ Tier = shown(
         "ended": 8,
         "ended_bytes": 8_389_312,
         "living": 32,
+        "net_us": 352_790,
         "transfers": [_SUMMED],
     },
     parts={"transfers": list[TransferTotals]},  # type: ignore[valid-type]

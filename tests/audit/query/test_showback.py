@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import defaultdict
 from pathlib import Path
 
-import coverage_oracle as oracle
 import pytest
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 from kvcustody.audit.query.showback import Cost, costs_of, showback
 from kvcustody.audit.schema.ledger import events
 from kvcustody.console.main import app
+from standins.audit.leaf_figures import LeafFigures, PrefillCost
 
 COST = Cost(16, 2e-5, 3e-9)
 
@@ -24,40 +23,7 @@ def by_hand(engine: Engine, since_us: int, until_us: int) -> dict[str, list[floa
     """Tenant: block-seconds; own, taken and given hits; seconds of each."""
     with engine.connect() as connection:
         leaves = [bytes(leaf) for leaf in connection.scalars(select(events.c.leaf))]
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0] * 7)
-    for life in oracle.History(leaves).lives.values():
-        begun: dict[oracle.Key, tuple[int, str]] = {}
-        opened = {int(body["residency"]): life.at(body) for body in life.leaves["residency-opened"]}
-        for key, _, body in life.named("residency-opened", "written"):
-            begun.setdefault(key, (life.at(body), body["tenant"]))
-        assigned = {key: body["owner"] for key, _, body in life.named("blocks-assigned")}
-        for kind in ("residency-released", "blocks-released"):
-            for key, _, body in life.named(kind):
-                if kind == "residency-released" or body["own"]:
-                    begun.setdefault(key, (opened[int(body["residency"])], body["tenant"]))
-        ended = {
-            key: (int(body["ended_boot_us"]), body["tenant"]) for key, _, body in life.named("custody-ended")
-        }
-        owners = {}
-        for key, (at_us, tenant) in begun.items():
-            end_us, owner = ended.get(key, (until_us - life.offset_us, tenant))[0], assigned.get(key, tenant)
-            owners[key] = owner
-            from_us, to_us = at_us + life.offset_us, end_us + life.offset_us
-            found[owner][0] += max(0, min(to_us, until_us) - max(from_us, since_us)) / 1e6
-        for body in life.leaves["residency-opened"]:
-            if not since_us <= life.at(body) + life.offset_us < until_us:
-                continue
-            for place, (key, _) in enumerate(oracle.listed(body.get("runs", ()))):
-                if place < body.get("earlier_blocks", 0):
-                    continue
-                reader, owner = body["tenant"], owners[key]
-                worth = 16 * COST.token_seconds + 256 * COST.pair_seconds * (place + 0.5)
-                found[reader][1 if reader == owner else 2] += 1
-                found[reader][4 if reader == owner else 5] += worth
-                if reader != owner:
-                    found[owner][3] += 1
-                    found[owner][6] += worth
-    return {tenant: row for tenant, row in found.items() if any(row)}
+    return LeafFigures(leaves).showback(since_us, until_us, {"replay": PrefillCost(*COST)})
 
 
 def period(engine: Engine) -> tuple[int, int]:

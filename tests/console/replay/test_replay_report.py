@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 
 import numpy as np
+import pytest
+from rich.console import Console
 
 from kvcustody.audit.events import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.events.block_runs import Run
@@ -17,6 +20,7 @@ from kvcustody.console.replay.charts import (
     stacked_areas,
     stacked_bars,
 )
+from kvcustody.console.replay.printing import LATE_BY_LOAD, print_report
 from kvcustody.console.replay.report import (
     ReplayCoverage,
     ReplayIdentity,
@@ -147,6 +151,14 @@ def test_the_page_is_one_file_without_scripts_or_requests() -> None:
     assert page.count("<svg") == 5
     assert re.search(r'class="bad">no<', page), "an identity that does not hold is marked"
     assert "prefers-color-scheme: dark" in page and "@media print" in page
+
+
+@pytest.mark.parametrize("late", [1, 0])
+def test_custody_that_was_late_is_printed_with_its_cause(late: int) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_report(report(coverage=ReplayCoverage(due=10, in_time=10 - late, late=late)), console)
+    printed = console.export_text()
+    assert f"{late} late" in printed and (LATE_BY_LOAD in printed) is bool(late)
 
 
 def test_totals_and_json_agree_with_the_rows() -> None:

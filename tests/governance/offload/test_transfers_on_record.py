@@ -143,6 +143,8 @@ def test_a_summary_is_what_a_recount_says(decided: DecidedWorld, ledger: Engine,
         wrong = sum(abs(one.transfer_us - one.actual_us) for one in known)
         assert row.error == pytest.approx(wrong / row.predicted_actual_us)
         saved = sum(one.recompute_us - one.actual_us for one in done)
+        saved += sum(one.recompute_us * one.part_blocks // one.blocks - one.actual_us for one in came)
+        saved -= sum(one.actual_us for one in moved if one.outcome == "failed" and one.recompute_us)
         assert row.saved_us == (saved if action == "restore" else None)
 
 
@@ -152,6 +154,7 @@ def test_what_was_done_is_what_the_tier_counted(decided: DecidedWorld, ledger: E
         [tier] = tier_summaries(connection, *ALL)
         assert tier_summaries(connection, 0, 1)[0].transfers == ()
         restores, stores = tier.transfers
+        assert restores.saved_us is not None and tier.net_us == restores.saved_us - stores.measured_us
         assert has_tiers(connection) and has_tiers(connection, tenant="acme")
         assert not has_tiers(connection, tenant="nobody")
     use = decided.uses["host"]
