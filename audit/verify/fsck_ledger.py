@@ -168,9 +168,7 @@ def fsck(
     report.remarks += registers.remarks
     report.problems += _overdue(connection, overdue_before_us)
     report.remarks += _odd_times(connection, [row.name for row in rows])
-    silent = silent_processes(connection)
-    if silent:
-        report.unproved.append(f"no leaf is here of {several(silent, 'process')} in `incarnations`")
+    report.unproved += silent_processes(connection)
     report.unproved += unshown_holdings(connection)
     del report.problems[PROBLEMS_MAX:]
     return report

@@ -19,6 +19,7 @@ from kvcustody.audit.events.leaf_schema import CLAIMING_KINDS, SERVING_KINDS
 from kvcustody.audit.processes.work_periods import ENDS, RETURNED, STARTED, about
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
+from kvcustody.plurals import several
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
 _NOTHING = ("None",) * len(_MEMORY)
@@ -109,8 +110,10 @@ def unshown_holdings(connection: Connection) -> Iterator[str]:
         yield f"{count} leaves of worker `{worker}` in `{log}` say what it held, and none there shows that it served it"
 
 
-def silent_processes(connection: Connection) -> int:
-    """How many rows of `incarnations` are of processes that wrote no leaf that is still here."""
+def silent_processes(connection: Connection) -> Iterator[str]:
+    """Rows of `incarnations` that are of processes that wrote no leaf that is still here, if there are any."""
     column = incarnations.c
     query = select(column.id).where(~exists().where(events.c.incarnation == column.id))
-    return len(connection.execute(query).all())
+    silent = len(connection.execute(query).all())
+    if silent:
+        yield f"no leaf is here of {several(silent, 'process')} in `incarnations`"
