@@ -4,8 +4,8 @@
    is here and says whom it served. A tenant that a worker serves is of an issuer that the ledger knows.
 2. An owner is the reader's own tenant, or a tenant that the ledger knows from a leaf that is more than such a claim.
 3. Where sequences before the leaf are missing here, what it rests on may be in a spill that is handed in later. Its
-   claim is then not known: the leaf is taken, since evidence is not thrown away, and nothing follows from it. Each
-   later claim is held against stored leaves as if it had never been made. `fsck` lists what no leaf has shown since
+   claim is then not known: the leaf is taken, as evidence is not thrown away, and nothing follows from it. Each later
+   claim is held against stored leaves as if it had never been made. `fsck` lists what no leaf has shown since
    (`life_rows.unshown_holdings`).
 4. An erasure, a case or an order on enforcement is on record, and says what the leaf says of it.
 5. An actor is the worker itself, a part of it, or who gave the order or approved the revision that the leaf follows.

@@ -245,12 +245,16 @@ def _exempt(table: Table, row: Row[Any], name: str) -> bool:
 
 
 def _edits(connection: Connection) -> Iterator[_Edit]:
-    """Each column of the first row, and of the last where rows are not all of one class; both rows deleted."""
+    """Each column of the first row, of a further item of a leaf, and of the last row where rows are not all of one
+    class; each of these rows deleted.
+    """
     for table in every_table():
         rows = connection.execute(select(table).order_by(*table.primary_key.columns)).all()
         assert rows, f"`{table.name}` has no row: nothing would be tried"
-        for row in (rows[0], rows[-1]):
-            for column in () if row is rows[-1] and table in projections() else table.columns:
+        further = [row for row in rows if "item" in table.columns and row.item > 0][:1]
+        for row in (rows[0], *further, rows[-1]):
+            is_last = row is rows[-1] and row not in further
+            for column in () if is_last and table in projections() else table.columns:
                 value = _other(column, row, getattr(row, column.name))
                 listed = {(table.name, column.name), (table.name, "*")} & LISTED
                 yield _Edit(table, column, row, value, bool(listed) and _exempt(table, row, column.name))
@@ -396,7 +400,7 @@ class _Insert(NamedTuple):
 
 
 FAR = 1_000_003
-ANOTHER_ITEM = "another item of a leaf"
+ANOTHER_ITEM, NEXT_ITEM = "another item of a leaf", "one item more of a leaf that lists several"
 PLACES = {"negative": -7, "fractional": 3.5, "beyond the end": FAR}
 
 
@@ -455,6 +459,10 @@ def _of_leaves_that_are_there(connection: Connection, table: Table, row: dict[st
         )
     if "item" in row:
         yield _Insert(table, ANOTHER_ITEM, row | {"item": row["item"] + 77})
+        last = select(table).where(table.c.item > 0).order_by(table.c.log, table.c.idx, table.c.item.desc())
+        of_several = connection.execute(last.limit(1)).first()
+        if of_several is not None:
+            yield _Insert(table, NEXT_ITEM, of_several._asdict() | {"item": of_several.item + 1})
     if connection.dialect.name == "postgresql" and table.name in MONTHLY:
         yield _Insert(table, "in another month", row | {at_us: row[at_us] + 40 * 86_400_000_000})
 
@@ -513,7 +521,7 @@ def test_no_condition_believes_a_stray_row(filled: Engine, unguarded: Harm) -> N
     tried = 0
     for entry in inserts:
         of_any_leaf = entry.table is event_traces and entry.form.startswith("of a leaf")
-        if of_any_leaf or entry.form in (ANOTHER_ITEM, "beyond the end item", "fractional item"):
+        if of_any_leaf or entry.form in (ANOTHER_ITEM, NEXT_ITEM, "beyond the end item", "fractional item"):
             continue
         every = select(func.count()).select_from(entry.table)
         believed = every.where(has_leaf(entry.table))
