@@ -87,19 +87,6 @@ def find_by_time(
     return LeafPage(tuple(rows), None, scanned)
 
 
-def every_by_time(
-    connection: Connection, wanted: EventFilter, *, newest: bool = True, page: int = 1000
-) -> Iterator[EventRow]:
-    """All leaves of a filter in this order, page by page, with bounded memory."""
-    after: Cursor | None = None
-    while True:
-        found = find_by_time(connection, wanted, newest=newest, after=after, limit=page)
-        yield from found.rows
-        if found.next is None:
-            return
-        after = found.next
-
-
 def _until(wanted: EventFilter) -> int:
     return _LARGEST if wanted.until_us is None else wanted.until_us
 

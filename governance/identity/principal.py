@@ -17,7 +17,6 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from kvcustody.errors import IdentityError
 from kvcustody.ids import SessionId, SubjectId, TenantId
@@ -66,13 +65,6 @@ class Principal:
 
     def __hash__(self) -> int:
         return self._hash
-
-    @property
-    def private_scope(self) -> Literal["subject", "session"] | None:
-        """The narrowest scope that this identity supports; `None` forbids reuse across requests."""
-        if self.subject is not None:
-            return "subject"
-        return "session" if self.session is not None else None
 
 
 def identify(

@@ -9,15 +9,13 @@ seed.
 from __future__ import annotations
 
 import bisect
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import orjson
 
-from kvcustody.clock import MICROSECONDS
 from kvcustody.console.replay.traces.model import Key, TraceRequest
 from kvcustody.console.replay.traces.seeded_draws import draw, name_digest
 from kvcustody.errors import ConfigError
@@ -85,35 +83,6 @@ class Labeller:
         if self.unit == "session":
             return request.session
         return request.lineage if self.unit == "lineage" else request.project
-
-
-def erasure_schedule(
-    labelled: Iterable[tuple[TraceRequest, Label]],
-    *,
-    seed: int,
-    rate: float = 0.03,
-    racing: float = 0.3,
-    mean_delay_us: int = 120 * MICROSECONDS,
-) -> list[ErasureLabel]:
-    """Which subjects ask for erasure, and when: `racing` of them while their requests still run, the rest
-    after.
-    """
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for request, label in labelled:
-        first.setdefault(label.subject, request.at_us)
-        last[label.subject] = request.at_us
-    schedule: list[ErasureLabel] = []
-    for subject, begin in first.items():
-        if draw(seed, "er", subject) >= rate:
-            continue
-        end = last[subject]
-        if draw(seed, "mid", subject) < racing:
-            at = begin + (end - begin) * draw(seed, "midt", subject)
-        else:
-            at = end - mean_delay_us * math.log(1 - draw(seed, "dl", subject))
-        schedule.append(ErasureLabel(round(at), subject))
-    return sorted(schedule)
 
 
 def zipf_weights(tenants: int, exponent: float = 1.1) -> list[float]:

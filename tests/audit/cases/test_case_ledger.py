@@ -43,9 +43,10 @@ from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.report.document import page_of, render_all
-from kvcustody.console.report.render.page_model import Table, strings_of
+from kvcustody.console.report.render.page_model import Table
 from kvcustody.times import DAY_US, moment_us
 from standins import builders
+from standins.audit.page_strings import strings_of
 
 DAY_0 = moment_us("2026-05-05T09:00:00Z")
 DIGEST = "ab" * 32

@@ -26,10 +26,10 @@ from kvcustody.audit.verify.report.verify_report import UNSIGNED, verify_report
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.console.report.document import page_of, render_all
-from kvcustody.console.report.render.page_model import strings_of
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from standins.audit.copy_world import CopyWorld
+from standins.audit.page_strings import strings_of
 from standins.audit.verifiers import is_sound, run_alone
 
 KEY = SigningKey.generate("ledger.test")

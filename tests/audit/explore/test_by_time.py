@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.counters.fold import fold
 from kvcustody.audit.counters.read_figures import hour_span
 from kvcustody.audit.events import Event, HitCounters, KeyEvent, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.explore import by_time, summary
-from kvcustody.audit.explore.by_time import every_by_time, find_by_time
+from kvcustody.audit.explore.by_time import find_by_time
 from kvcustody.audit.explore.summary import summarize
-from kvcustody.audit.query.events import EventFilter, EventRow, every_event
+from kvcustody.audit.query.events import Cursor, EventFilter, EventRow, every_event
 from kvcustody.times import HOUR_US, MINUTE_US
 
 TENANTS = 7
@@ -32,6 +32,19 @@ def history() -> Iterator[Event]:
         yield ResidencyReleased(at + 5, number + 1, tenant, "finish", (), 0)
         if number % 9 == 0:
             yield KeyEvent(at + 9, tenant, "made", 1, "test")
+
+
+def every_by_time(
+    connection: Connection, wanted: EventFilter, *, newest: bool = True, page: int = 1000
+) -> Iterator[EventRow]:
+    """All leaves of a filter in this order, page by page, with bounded memory."""
+    after: Cursor | None = None
+    while True:
+        found = find_by_time(connection, wanted, newest=newest, after=after, limit=page)
+        yield from found.rows
+        if found.next is None:
+            return
+        after = found.next
 
 
 @pytest.fixture

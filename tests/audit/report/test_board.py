@@ -21,9 +21,10 @@ from kvcustody.audit.report.sections.board import NOTHING_DUE, TrendPeriod, thre
 from kvcustody.console.report.board_pages import decision, sentences
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.number_format import second
-from kvcustody.console.report.render.page_model import Facts, Items, Table, strings_of
+from kvcustody.console.report.render.page_model import Facts, Items, Table
 from kvcustody.times import iso
 from standins.audit.one_process import OneProcess, clean
+from standins.audit.page_strings import strings_of
 
 
 @pytest.fixture

@@ -42,10 +42,11 @@ from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock
 from kvcustody.console.report.document import page_of, render_all
-from kvcustody.console.report.render.page_model import Chart, Facts, Paragraph, Table, strings_of
+from kvcustody.console.report.render.page_model import Chart, Facts, Paragraph, Table
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit import falsified, report_ledger
+from standins.audit.page_strings import strings_of
 
 
 class Sealed:

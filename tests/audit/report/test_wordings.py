@@ -17,8 +17,9 @@ from kvcustody.console.coverage import command as coverage_command
 from kvcustody.console.main import app
 from kvcustody.console.report.document import page_of
 from kvcustody.console.report.opinion_pages import share_text
-from kvcustody.console.report.render.page_model import Table, strings_of
+from kvcustody.console.report.render.page_model import Table
 from standins.audit.one_process import OneProcess, clean
+from standins.audit.page_strings import strings_of
 
 SECOND_US = 1_000_000
 

@@ -11,8 +11,9 @@ import pytest
 from kvcustody.console.replay.traces.model import TraceRequest, empty_blocks
 from kvcustody.console.replay.traces.seeded_draws import draw, name_digest
 from kvcustody.console.replay.traces.timeline import stagger
-from kvcustody.console.replay.workload.labels import Labeller, erasure_schedule, load_weights, zipf_weights
+from kvcustody.console.replay.workload.labels import Labeller, load_weights, zipf_weights
 from kvcustody.errors import ConfigError
+from standins.console.erasure_schedule import erasure_schedule
 
 
 def request(session: object, at_us: int = 0, lineage: object = 0, turn: int = 0) -> TraceRequest:

@@ -110,12 +110,6 @@ def test_no_tenant_no_principal() -> None:
         identify(issuer=None, tenant="acme")
 
 
-def test_reuse_narrows_to_what_the_identity_supports() -> None:
-    assert identify(issuer="i", tenant="t", verified={"subject": "s"}).private_scope == "subject"
-    assert identify(issuer="i", tenant="t", asserted={"session": "x"}).private_scope == "session"
-    assert identify(issuer="i", tenant="t").private_scope is None
-
-
 def test_asserted_values_are_marked_and_cannot_contradict_verified_ones() -> None:
     principal = identify(issuer="i", tenant="t", verified={"subject": "s"}, asserted={"session": "x"})
     assert (principal.subject_asserted, principal.session_asserted) == (False, True)
