@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -382,7 +383,10 @@ def test_every_report_says_it_in_its_head_and_under_its_limitations(
     assert SAID in (tmp_path / "oscal.json").read_text()
 
 
-def test_an_export_says_it_and_both_verifiers_hold_it_against_the_leaves(here: Path, tmp_path: Path) -> None:
+def test_an_export_says_it_and_both_verifiers_hold_it_against_the_leaves(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shutil.copytree(here, tmp_path / "copy"))  # an export is a leaf that nobody signed yet
     folder, key = tmp_path / "export", vkey()
     run("audit", "export", str(folder))
     manifest = json.loads((folder / "manifest.json").read_bytes())
