@@ -35,6 +35,7 @@ FOUNDATION = frozenset(
         "guarding_thread",
         "http_exchange",
         "ids",
+        "plurals",
         "signed_document",
         "tenants",
         "times",
