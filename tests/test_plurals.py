@@ -27,6 +27,7 @@ IN_SENTENCES = ("audit/report", "audit/verify", "console")
         (2, "key", "2 keys"),
         (2, "process", "2 processes"),
         (2, "hash", "2 hashes"),
+        (2, "epoch", "2 epochs"),
         (2, "stratum", "2 strata"),
     ],
 )

@@ -376,4 +376,6 @@ def _holes(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def _spill(body: Body) -> str:
     if body["kind"] == "spill-started":
         return f"{body['cause']}, from sequence {body['first_sequence']} on"
-    return f"{body['added']} leaves added, {body['duplicates']} were there, {body['torn_bytes']} torn bytes"
+    added, torn = int(body["added"]), int(body["torn_bytes"])
+    leaves, ends = "leaf" if added == 1 else "leaves", "byte" if torn == 1 else "bytes"
+    return f"{added:,} {leaves} added, {body['duplicates']} there already, {torn:,} torn {ends}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_IRREGULAR = {"leaf": "leaves", "stratum": "strata", "person": "people"}
+_IRREGULAR = {"epoch": "epochs", "leaf": "leaves", "person": "people", "stratum": "strata"}
 
 
 def several(number: int, one: str, more: str = "") -> str:

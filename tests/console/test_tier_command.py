@@ -196,7 +196,7 @@ def test_two_processes_with_the_same_number_are_told_apart(tmp_path: Path) -> No
         world.open()
     world.worker.close()
     refused = run("explain", "1", "--ledger", url, code=2)
-    assert "2 processes have a request 1" in refused and all(name in refused for name in names)
+    assert "request 1 is of 2 processes" in refused and all(name in refused for name in names)
     for name in names:
         found = run("explain", "1", "--incarnation", name, "--ledger", url, "--json")
         assert found["request"]["incarnation"] == name

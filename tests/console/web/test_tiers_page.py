@@ -72,8 +72,11 @@ def test_every_figure_is_what_the_governor_decided(
         assert row[6] == time_text(sum(one.actual_us for one in moved) // len(moved))
         wrong = sum(abs(one.transfer_us - one.actual_us) for one in known)
         assert row[7] == f"{wrong / sum(one.actual_us for one in known):.0%}"
-        saved = time_text(sum(one.recompute_us - one.actual_us for one in done))
-        assert row[8] == (saved if action == "restore" else "–")
+        came = [one for one in mine if one.outcome == "partial"]
+        saved = sum(one.recompute_us - one.actual_us for one in done)
+        saved += sum(one.recompute_us * one.part_blocks // one.blocks - one.actual_us for one in came)
+        saved -= sum(one.actual_us for one in mine if one.outcome == "failed" and one.recompute_us)
+        assert row[8] == (time_text(saved) if action == "restore" else "–")
         outcomes = [str(sum(one.outcome == name for one in moved)) for name in ("partial", "failed")]
         assert row[9:11] == outcomes
     assert f"{len(decided.of('restore', reason='slower'))} slower" in rows["restore"][11]
