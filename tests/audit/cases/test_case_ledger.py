@@ -46,7 +46,7 @@ from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.page_model import Table
 from kvcustody.times import DAY_US, moment_us
 from standins import builders
-from standins.audit.page_strings import strings_of
+from standins.console.page_strings import strings_of
 
 DAY_0 = moment_us("2026-05-05T09:00:00Z")
 DIGEST = "ab" * 32

@@ -29,8 +29,8 @@ from kvcustody.console.report.document import page_of, render_all
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from standins.audit.copy_world import CopyWorld
-from standins.audit.page_strings import strings_of
 from standins.audit.verifiers import is_sound, run_alone
+from standins.console.page_strings import strings_of
 
 KEY = SigningKey.generate("ledger.test")
 VKEY = str(KEY.verifier)

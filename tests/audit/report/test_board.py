@@ -24,7 +24,7 @@ from kvcustody.console.report.render.number_format import second
 from kvcustody.console.report.render.page_model import Facts, Items, Table
 from kvcustody.times import iso
 from standins.audit.one_process import OneProcess, clean
-from standins.audit.page_strings import strings_of
+from standins.console.page_strings import strings_of
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_what_the_board_is_asked_follows_from_what_was_found(
         qualified._replace(asked=report.asked._replace(threshold_ppm=share)) for share in (1_000_000, 0)
     )
     assert "accept the shortfall" in decision(strict)
-    assert "name an owner and a date for" in decision(mild)
+    assert "name an owner and a date where there is none" in decision(mild)
     with made.store.connect() as connection:
         answers = tuple(
             Response(one.id, "cto", "2026-12-01", "scan", "none") for one in report.opinion.exceptions

@@ -46,7 +46,7 @@ from kvcustody.console.report.render.page_model import Chart, Facts, Paragraph, 
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit import falsified, report_ledger
-from standins.audit.page_strings import strings_of
+from standins.console.page_strings import strings_of
 
 
 class Sealed:

@@ -19,7 +19,7 @@ from kvcustody.console.report.document import page_of
 from kvcustody.console.report.opinion_pages import share_text
 from kvcustody.console.report.render.page_model import Table
 from standins.audit.one_process import OneProcess, clean
-from standins.audit.page_strings import strings_of
+from standins.console.page_strings import strings_of
 
 SECOND_US = 1_000_000
 
@@ -59,7 +59,7 @@ def test_the_report_says_how_many_strata_have_a_draw(made: OneProcess, world: Ca
     }
     assert len(drawn) < len(strata), "void: fewer draws than strata"
     [cell] = [row[3] for row in table(report, "information").rows if row[0] == "sample"]
-    assert cell == f"{len(drawn)} of {len(strata)} strata have a draw"
+    assert cell == f"{len(drawn)} of {len(strata)} strata with a draw"
     assert "each stratum" not in text_of(report) and "Each gets one draw" not in text_of(report)
 
 
