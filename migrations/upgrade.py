@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.create_schema import create_schema
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, ledger_error, other_schema
+from kvcustody.audit.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
 from kvcustody.audit.database.monthly_partitions import ensure_partitions
 
 Progress = Callable[[str, int, int], None]
@@ -62,8 +62,6 @@ def _upgrade(connection: Connection, progress: Progress | None) -> str:
     config.attributes["connection"] = connection
     config.attributes["progress"] = progress
     found = current(connection)
-    if found == SCHEMA_REVISION:
-        return found
     if found is not None and found not in {
         script.revision for script in ScriptDirectory.from_config(config).walk_revisions()
     }:
