@@ -24,6 +24,7 @@ from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.control_plane.agent import start_agent
 from kvcustody.governance.custody_events import worker_stopped
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.orphans.ledger_join import recover
@@ -66,6 +67,7 @@ class Worker:
         self.signer = signer  # its status says up to where the ledger is signed
         self._clock = clock
         self._stack = stack
+        self.completed: Callable[[], list[CompletedErasure]] = list  # what the ledger knows as erased
 
     def recover(self) -> Scanned:
         """On the owning thread, between steps: a full scan with repair, joined with the ledger where possible."""
@@ -144,6 +146,7 @@ def open_worker(
         governor.erasures.tiers += plugins.open_tiers(settings, tier_names(settings))
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
+        worker.completed = inbox.completed
         governor.may_monitor = settings.monitoring == "allowed"
         governor.erasures.destroy_returned(inbox.completed)
         inbox.recover_pending(governor)

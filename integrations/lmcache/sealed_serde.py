@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +26,6 @@ from lmcache.v1.distributed.serde.factory import get_registered_serde_types, reg
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError, SealError
 from kvcustody.governance.decisions.access_plan import DomainLabel, is_withheld, owed_by
-from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.keyring_watch import KeyringWatch
@@ -46,6 +44,7 @@ from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.chunk_keys import chunk_key, layout_of
 from kvcustody.integrations.lmcache.custody_thread import open_without_blocks
+from kvcustody.integrations.lmcache.keys_elsewhere import KeysElsewhere
 from kvcustody.policies.document.model import Tier
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -60,44 +59,6 @@ _STEP_SECONDS = 0.05
 _END_SECONDS = 15.0
 _KNOWN_MAX = 4096  # domains, of each thread
 _TIERS = (Tier.NVME.value, Tier.REMOTE.value)
-
-
-class KeysElsewhere:
-    """What an erasure reaches of copies that somebody else keeps: the keys without which nobody opens them.
-
-    A `CopyStore` without objects of its own. Called on the worker's thread.
-    """
-
-    def __init__(self, tier: str, shred: ShredKeys) -> None:
-        self.name = tier
-        self._shred = shred
-
-    def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
-        """Destroy the subject's shred key and that of its tenant's wider domains; without a tenant, all of them."""
-        if selector.tenant is None:
-            ids = {key.id for key in self._shred.living()}
-        else:
-            names = {shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None)}
-            ids = {key.id for key in map(self._shred.find_subject, names) if key is not None}
-        for id_ in ids:
-            self._shred.destroy(id_)
-        return TierErased(0, 0)
-
-    def objects(self) -> Mapping[bytes, TierEntry]:
-        """None that can be listed."""
-        return {}
-
-    def index(self) -> Mapping[bytes, TierEntry]:
-        """None."""
-        return {}
-
-    def destroy(self, keys: Collection[bytes]) -> int:
-        """None is here."""
-        return 0
-
-    def forget(self, keys: Collection[bytes]) -> int:
-        """None is known here."""
-        return 0
 
 
 class SerdeCustody:
@@ -119,7 +80,9 @@ class SerdeCustody:
             self.worker = open_without_blocks(settings, _CHUNK_BYTES)
             opening.callback(self.worker.close)
             self._shred = self._open_shred(opening)
-            self.worker.governor.erasures.tiers += [KeysElsewhere(tier, self._shred)]
+            erasures = self.worker.governor.erasures
+            erasures.tiers += [KeysElsewhere(tier, self._shred)]
+            erasures.destroy_returned(self.worker.completed)
             self._stack = opening.pop_all()
         self._thread = GuardingThread(self._step, name="kvcustody-serde")
         self._thread.start()
