@@ -5,44 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.erasure.tier_protocol import CompletedErasure, TierEntry, TierErased
-from kvcustody.governance.keys.shred_keys import ShredKey, ShredKeys
-from kvcustody.governance.tiers.tier import shred_name
+from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.tiers.returned_keys import ReturnedKeys
 
 
-class KeysElsewhere:
+class KeysElsewhere(ReturnedKeys):
     """What an erasure reaches of copies that somebody else keeps: the keys without which nobody opens them.
 
     A `CopyStore` without objects of its own. Called on the worker's thread.
     """
 
     def __init__(self, tier: str, shred: ShredKeys) -> None:
+        super().__init__(shred)
         self.name = tier
-        self._shred = shred
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
         """Destroy the subject's shred key and that of its tenant's wider domains; without a tenant, all of them."""
-        for key in self._covered(selector):
-            self._shred.destroy(key.id)
+        self.destroy_covered(selector)
         return TierErased(0, 0)
-
-    @property
-    def returned_keys(self) -> int:
-        """How many destroyed keys were in the file of shred keys again when it was opened."""
-        return self._shred.returned
-
-    def erase_returned(self, complete: CompletedErasure) -> int:
-        """Destroy the keys again that an erasure destroyed, and that an older copy of their file put back."""
-        returned = [key for key in self._covered(complete.selector) if key.created_us < complete.at_us]
-        for key in returned:
-            self._shred.destroy(key.id)
-        return len(returned)
-
-    def _covered(self, selector: Selector) -> list[ShredKey]:
-        if selector.tenant is None:
-            return list(self._shred.living())
-        names = {shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None)}
-        return [key for key in map(self._shred.find_subject, names) if key is not None]
 
     def objects(self) -> Mapping[bytes, TierEntry]:
         """None that can be listed."""

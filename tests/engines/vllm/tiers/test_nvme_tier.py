@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from os import kill
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
@@ -217,3 +219,37 @@ def test_what_a_killed_engine_left_is_found_again_or_ended_by_the_next(
     assert second.end == "stopped" and dead.end not in (None, "stopped")
     assert lost.stored > lost.destroyed and verdicts["host"].unproven > 0, "nobody saw what became of memory"
     assert verdicts["nvme"].disputed == 0
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["ledger", "control: the ledger is put back too"])
+def test_erased_copies_stay_closed_after_keys_and_receipts_were_put_back(
+    start: Start, tmp_path: Path, remembers: bool
+):
+    mine, site, copy = prompt(7), tmp_path / "site", tmp_path / "copy"
+    deployment = deployment_with(site)
+    there = options(**nvme(site / "tier"))
+    engine = start(deployment=deployment, **there)
+    engine.ask(mine, tenant="alpha", subject="ada")
+    displace(engine)
+    engine.close()
+    shutil.copytree(site, copy)
+    engine = start(deployment=deployment, **there)
+    engine.governance("erase", "alpha", "ada", None)
+    assert until(lambda: tier(engine, "nvme")["steps"].get("ended erased", 0) > 0)
+    engine.close()
+    for path in copy.iterdir():
+        if not remembers or path.name.startswith(("tier", "shred.keys")):
+            put_back(path, site / path.name)
+    engine = start(deployment=deployment, **there)
+    cached_tokens = engine.ask(mine, tenant="alpha", subject="ada").cached_tokens
+    engine.close()
+    assert cached_tokens == (0 if remembers else PREFIX * BLOCK)
+
+
+def put_back(path: Path, place: Path) -> None:
+    """A file or folder of a copy, in place of what is there."""
+    if path.is_dir():
+        shutil.rmtree(place)
+        shutil.copytree(path, place)
+    else:
+        shutil.copy2(path, place)
