@@ -34,9 +34,10 @@ CARRIED = (
     "",
     "",
 )  # what dropped leaves left in custody, of no hour
+ENDED = "custody-ended"
 CUSTODY_KINDS = (  # hand-outs, whose they are, and ends
     *("residency-opened", "residency-released", "blocks-attached", "blocks-released"),
-    *("custody-ended", "blocks-assigned"),
+    *(ENDED, "blocks-assigned"),
 )
 COPIES = "copies"
 COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
@@ -94,7 +95,18 @@ COUNTED_KEYS = frozenset(
             "tokens",
             "rule",
         ),
-        *("reasons", "owner", "revision", "level", "result", "bytes", "own", "tier", "numbers"),
+        *(
+            "reasons",
+            "owner",
+            "revision",
+            "level",
+            "result",
+            "bytes",
+            "own",
+            "tier",
+            "numbers",
+            "of_incarnation",
+        ),
         *("blocks_each", "bytes_each", *MONITORED_TOKENS, *OUTCOMES.values()),
     }
 )
@@ -108,7 +120,7 @@ def held_blocks(figures: Mapping[tuple[str, str], int]) -> int:
     """What is in a tenant's custody by the sums of its log, given by kind and measure."""
     signs = {WRITTEN: 1, ASSIGNED: 1, GIVEN: -1, CARRIED[1]: 1}
     return sum(
-        -value if (kind, measure) == ("custody-ended", BLOCKS) else signs.get(measure, 0) * value
+        -value if (kind, measure) == (ENDED, BLOCKS) else signs.get(measure, 0) * value
         for (kind, measure), value in figures.items()
     )
 

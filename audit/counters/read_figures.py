@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import CompoundSelect, Connection, func, or_, select, union, union_all
+from sqlalchemy import CompoundSelect, Connection, exists, func, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
     ASSIGNED,
@@ -29,6 +29,7 @@ from kvcustody.audit.counters.count_events import (
     COUNTED_KEYS,
     CUSTODY_KINDS,
     DENIED,
+    ENDED,
     EVENTS,
     GIVEN,
     LEAVES,
@@ -200,11 +201,16 @@ def _uneven(connection: Connection) -> Counter[str] | None:
 
 
 def _left_over(connection: Connection, life: int) -> Counter[str]:
-    """By log, what an ended process would hold by the leaves that are there: it holds nothing."""
+    """By log, what an ended process would hold by the leaves that are there: it holds nothing.
+
+    Ends are those that anybody said for it, and none that it said for another.
+    """
+    own = events.c.kind.in_([kind for kind in (*CUSTODY_KINDS, CHANGED) if kind != ENDED])
+    end = (custody_ends.c.log == events.c.log) & (custody_ends.c.idx == events.c.idx)
+    of_life = exists().where(end, custody_ends.c.incarnation == life)
+    said = ((events.c.incarnation == life) & own) | ((events.c.kind == ENDED) & of_life)
     query = (
-        select(events.c.leaf, logs.c.name)
-        .join(logs, logs.c.id == events.c.log)
-        .where(events.c.incarnation == life, events.c.kind.in_((*CUSTODY_KINDS, CHANGED)), has_leaf(events))
+        select(events.c.leaf, logs.c.name).join(logs, logs.c.id == events.c.log).where(said, has_leaf(events))
     )
     names: dict[str, int] = {}
     figures: Figures = {}

@@ -57,11 +57,21 @@ def taken_off(batch: LeafBatch, logs: Sequence[int], uneven: frozenset[str]) -> 
     """What the figures of these logs change by without these leaves, given the log of each and rule 2's processes."""
     found = count_events(batch, logs)
     off = {place: {name: -value for name, value in figures.items()} for place, figures in found.items()}
-    if not uneven.isdisjoint(batch.incarnations):
-        is_even = [life not in uneven for life in batch.incarnations]
+    lives = _about(batch)
+    if not uneven.isdisjoint(lives):
+        is_even = [life not in uneven for life in lives]
         even = read_leaves(list(compress(batch.data, is_even)), hashed=False, keys=COUNTED_KEYS)
         found = count_events(even, list(compress(logs, is_even))) if even.data else {}
     carried = Counter[int]()
     for (_, log, _), figures in found.items():
         carried[log] += custody_of(figures)
     return off | {(False, log, ALL_HOURS): {CARRIED: blocks} for log, blocks in carried.items() if blocks}
+
+
+def _about(batch: LeafBatch) -> list[str]:
+    """The process that each leaf is about: its recorder, unless it names another."""
+    lives = list(batch.incarnations)
+    for group in batch.groups:
+        for place, named in zip(group.places, group.columns.get("of_incarnation", ()), strict=False):
+            lives[place] = named or lives[place]
+    return lives

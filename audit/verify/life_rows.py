@@ -107,7 +107,8 @@ def unshown_holdings(connection: Connection) -> Iterator[str]:
         .order_by(logs.c.name, workers.c.name)
     )
     for log, worker, count in connection.execute(query.select_from(events)):
-        yield f"{count} leaves of worker `{worker}` in `{log}` say what it held, and none there shows that it served it"
+        what = several(count, "leaf")
+        yield f"{what} of worker `{worker}` in `{log}` on what it held, and none there shows that it served it"
 
 
 def silent_processes(connection: Connection) -> Iterator[str]:

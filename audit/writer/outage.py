@@ -3,8 +3,8 @@
 1. Class A is refused at once, and what accounts for a refusal is kept before the mark passes it.
 2. Everything else goes to the spill; where the disk is full, what the sink keeps makes room for it. Where the spill is
    full too it is held in memory, and nothing more is admitted.
-3. Once the sink is back, live batches go first, and the own spill is handed in behind them, a part at a time, in a
-   bounded share of the time: each leaf once, however often. A segment goes only after all of it, and the leaf that
+3. The sink is back once it took the first part of the own spill: to answer is not enough. Live batches go first then,
+   and the spill is handed in behind them, a part at a time, in a bounded share of the time: each leaf once, however often. A segment goes only after all of it, and the leaf that
    reports its replay, were acknowledged. A leaf that is refused then becomes a gap and hinders none behind it; its
    segment is set aside.
 4. Spills of dead predecessors are handed in before this process is put on record, which closes their custody: nothing
@@ -278,10 +278,12 @@ class Outage:
         finally:
             for segment in others:
                 segment.close()
-        self.down = self.full = ""
         self._behind = _Replay(own) if own else None
-        if not own:
+        if self._behind is None:
             self._replayed()
+        else:
+            self._replay_part(self._behind)  # a sink that answers and takes no leaf is still away
+        self.down = self.full = ""
 
     def rewind(self, why: str) -> None:
         """What the sink kept is to be handed in once more (rule 6); what had gone before it, and why, is on record."""

@@ -122,7 +122,7 @@ def test_a_leaf_dated_a_year_ahead_does_not_stop_a_purge(world_any: World) -> No
     assert found[0].at_us > after + YEAR // 2
     with world.store.connect() as connection:
         report = fsck(connection)
-    assert report.ok and any("5 leaves state times" in remark for remark in report.remarks)
+    assert report.ok and any("5 leaves with a time" in remark for remark in report.remarks)
 
 
 def test_a_leaf_dated_a_year_back_does_not_hasten_one(world_any: World) -> None:

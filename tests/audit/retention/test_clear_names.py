@@ -80,7 +80,7 @@ def test_control_the_setting_says_it_by_name_and_fsck_says_that_it_is_so(tmp_pat
     assert "ledger.db" in holders(tmp_path) and not (tmp_path / "ledger-subjects.db").exists()
     with open_store(tmp_path / "ledger.db").connect() as connection:
         found = fsck(connection)
-        assert found.ok and len(found.remarks) == 1 and "1 rows" in found.remarks[0]
+        assert found.ok and len(found.remarks) == 1 and "1 row of" in found.remarks[0]
     write(worker_settings(tmp_path), tmp_path)  # the setting goes: who is in clear is found all the same
     keys = SubjectKeys.open(tmp_path / "ledger-subjects.db")
     with open_store(tmp_path / "ledger.db").connect() as connection:
