@@ -207,7 +207,7 @@ def _left_over(connection: Connection, life: int) -> Counter[str]:
     """
     own = events.c.kind.in_([kind for kind in (*CUSTODY_KINDS, CHANGED) if kind != ENDED])
     end = (custody_ends.c.log == events.c.log) & (custody_ends.c.idx == events.c.idx)
-    of_life = exists().where(end, custody_ends.c.incarnation == life)
+    of_life = exists().where(end, custody_ends.c.incarnation == life, has_leaf(custody_ends))
     said = ((events.c.incarnation == life) & own) | ((events.c.kind == ENDED) & of_life)
     query = (
         select(events.c.leaf, logs.c.name).join(logs, logs.c.id == events.c.log).where(said, has_leaf(events))

@@ -4,9 +4,9 @@
 2. Everything else goes to the spill; where the disk is full, what the sink keeps makes room for it. Where the spill is
    full too it is held in memory, and nothing more is admitted.
 3. The sink is back once it took the first part of the own spill: to answer is not enough. Live batches go first then,
-   and the spill is handed in behind them, a part at a time, in a bounded share of the time: each leaf once, however often. A segment goes only after all of it, and the leaf that
-   reports its replay, were acknowledged. A leaf that is refused then becomes a gap and hinders none behind it; its
-   segment is set aside.
+   and the spill is handed in behind them, a part at a time, in a bounded share of the time: each leaf once, however
+   often. A segment goes only after all of it, and the leaf that reports its replay, were acknowledged. A leaf that is
+   refused then becomes a gap and hinders none behind it; its segment is set aside.
 4. Spills of dead predecessors are handed in before this process is put on record, which closes their custody: nothing
    of this process can go before them.
 5. Tries are spaced: `retry_seconds`, doubled up to the sink's longest, each by a random share; never sooner than the
