@@ -237,19 +237,19 @@ def test_erased_copies_stay_closed_after_keys_and_receipts_were_put_back(
     engine.governance("erase", "alpha", "ada", None)
     assert until(lambda: tier(engine, "nvme")["steps"].get("ended erased", 0) > 0)
     engine.close()
-    for path in copy.iterdir():
-        if not remembers or path.name.startswith(("tier", "shred.keys")):
-            put_back(path, site / path.name)
+    put_back(copy, site, ("tier", "shred.keys") if remembers else ("",))
     engine = start(deployment=deployment, **there)
     cached_tokens = engine.ask(mine, tenant="alpha", subject="ada").cached_tokens
     engine.close()
     assert cached_tokens == (0 if remembers else PREFIX * BLOCK)
 
 
-def put_back(path: Path, place: Path) -> None:
-    """A file or folder of a copy, in place of what is there."""
-    if path.is_dir():
-        shutil.rmtree(place)
-        shutil.copytree(path, place)
-    else:
-        shutil.copy2(path, place)
+def put_back(copy: Path, site: Path, beginnings: tuple[str, ...]) -> None:
+    """What begins like this is as it was: also gone, where it was not there yet."""
+    for path in [path for path in site.iterdir() if path.name.startswith(beginnings)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in [path for path in copy.iterdir() if path.name.startswith(beginnings)]:
+        if path.is_dir():
+            shutil.copytree(path, site / path.name)
+        else:
+            shutil.copy2(path, site / path.name)
