@@ -130,6 +130,7 @@ def test_a_deadline_that_has_passed_stays_passed_when_the_wall_clock_is_set_back
     if kept:
         DeadlineClock(SystemClock(), path)
     monkeypatch.setenv("KVCUSTODY_CLOCK_PATH", str(path))
+    monkeypatch.chdir(tmp_path)  # a service keeps its time in the working directory
     monkeypatch.setattr(command_clock, "SystemClock", AnHourBack)
     found = json.loads(run("erasure", "status", asked, *ledger, "--json"))
     assert bool(found["unreachable"]) is kept, found
