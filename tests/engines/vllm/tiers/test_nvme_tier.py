@@ -229,17 +229,17 @@ def test_erased_copies_stay_closed_after_keys_and_receipts_were_put_back(
     deployment = deployment_with(site)
     there = options(**nvme(site / "tier"))
     engine = start(deployment=deployment, **there)
-    engine.ask(mine, tenant="alpha", subject="ada")
+    engine.ask(mine, tenant="alpha")
     displace(engine)
     engine.close()
     shutil.copytree(site, copy)
     engine = start(deployment=deployment, **there)
-    engine.governance("erase", "alpha", "ada", None)
+    engine.governance("erase", "alpha", None, None)
     assert until(lambda: tier(engine, "nvme")["steps"].get("ended erased", 0) > 0)
     engine.close()
     put_back(copy, site, ("tier", "shred.keys") if remembers else ("",))
     engine = start(deployment=deployment, **there)
-    cached_tokens = engine.ask(mine, tenant="alpha", subject="ada").cached_tokens
+    cached_tokens = engine.ask(mine, tenant="alpha").cached_tokens
     engine.close()
     assert cached_tokens == (0 if remembers else PREFIX * BLOCK)
 
