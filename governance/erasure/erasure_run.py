@@ -159,7 +159,6 @@ class ErasureRunner:
         self._record = record
         self._next_poll_us = 0
         self.tiers: list[CopyStore] = []
-        self.keys: list[RemembersErasures] = []  # of copies whose stores are in other processes
         self.pending: dict[str, _Run] = {}
         self._known: OrderedDict[str, ErasureResult] = OrderedDict()
 
@@ -171,11 +170,11 @@ class ErasureRunner:
         By the file's own receipts that was done when it was opened; by the erasures that `completed` gives it is done
         here. What came back is a finding. `at_start`: count those of the receipts too.
         """
-        files = [*(tier for tier in self.tiers if isinstance(tier, RemembersErasures)), *self.keys]
-        if not files:
+        tiers = [tier for tier in self.tiers if isinstance(tier, RemembersErasures)]
+        if not tiers:
             return 0
-        returned = max(file.returned_keys for file in files) if at_start else 0
-        returned += sum(file.erase_returned(complete) for complete in completed() for file in files)
+        returned = max(tier.returned_keys for tier in tiers) if at_start else 0
+        returned += sum(tier.erase_returned(complete) for complete in completed() for tier in tiers)
         if returned:
             cause = f"{returned} destroyed keys were in their file again ({ReturnedKeysError.code})"
             _log.error(cause, code=ReturnedKeysError.code, keys=returned)

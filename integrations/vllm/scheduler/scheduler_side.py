@@ -43,7 +43,6 @@ from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import LATENCY_CLASSES, NO_HINTS, read_kinds
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
-from kvcustody.governance.tiers.returned_keys import ReturnedKeys
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
@@ -172,11 +171,7 @@ class SchedulerSide:
             )
             stack.pop_all()  # from now on the tiers close it
         self.tiers = state.deferred.tiers = tiers
-        erasures = self.port.erasures
-        erasures.tiers += tiers.directories.values()
-        erasures.keys.append(ReturnedKeys(shred))
-        if opened.worker is not None:
-            erasures.destroy_returned(opened.worker.completed)
+        self.port.erasures.tiers += tiers.directories.values()
         self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant
         self.port.tier_figures = tiers.figures
 
