@@ -150,7 +150,7 @@ def tenant_totals(connection: Connection, *, tenant: str | None = None) -> tuple
                 found["residency-released", EVENTS],
                 by_measure[ATTACHED],
                 by_measure[WRITTEN],
-                found["custody-ended", BLOCKS],
+                found[ENDED, BLOCKS],
                 sizes[each],
                 by_measure[ASSIGNED],
                 by_measure[GIVEN],

@@ -23,6 +23,7 @@ from kvcustody.console.opening import writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.plurals import several
 from kvcustody.times import iso
 
 _ASSIGN = (
@@ -118,7 +119,8 @@ def sign_orders_command(
     for one in listed:
         table.add_row(f"{one.log}/{one.idx}", one.kind, iso(one.at_us), one.actor)
     stdout().print(table)
-    say(f"{len(listed)} orders signed" if yes else f"{len(listed)} orders are not signed: `--yes` signs them")
+    orders = several(len(listed), "order")
+    say(f"{orders} signed" if yes else f"{orders} without a signature: `--yes` signs them")
     for why in left if yes else ():
         say(why)
 
