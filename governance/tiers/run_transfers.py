@@ -17,6 +17,7 @@ For engines whose device is reached from the thread that schedules: own pools (`
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -48,16 +49,29 @@ from kvcustody.governance.tiers.tier_link import (
 from kvcustody.governance.tiers.transfer_rates import TierUse
 
 STEP_BYTES_MAX = 256 << 20
+AWAITED_MAX = 4096  # stored runs whose predecessor is remembered
 
 
 class TierWay:
     """One tier with what its use has taken."""
 
-    __slots__ = ("link", "tier")
+    __slots__ = ("_awaited", "link", "tier")
 
     def __init__(self, tier: SealedTier, *, always: bool) -> None:
         self.tier = tier
         self.link = TierLink(always=always)
+        self._awaited: OrderedDict[bytes, None] = OrderedDict()
+
+    def is_awaited(self, run: PublishedRun) -> bool:
+        """Whether a run that goes on from this one was stored: it comes back only behind this one."""
+        return run.keys[-KEY_BYTES:] in self._awaited
+
+    def stored(self, run: PublishedRun) -> None:
+        """The run is in the tier: it awaits the one before it."""
+        self._awaited.pop(run.keys[-KEY_BYTES:], None)
+        self._awaited[run.parent] = None
+        if len(self._awaited) > AWAITED_MAX:
+            self._awaited.popitem(last=False)
 
 
 class CopyReader(NamedTuple):
@@ -115,7 +129,9 @@ class RunTransfers:
         if not way.tier.admits(label):
             return False
         recompute_us = self._recompute_us(blocks, run.depth)
-        choice = way.link.choose_store(size, recompute_us, is_busy=size > self.left_bytes)
+        choice = way.link.choose_store(
+            size, recompute_us, is_busy=size > self.left_bytes, is_awaited=way.is_awaited(run)
+        )
         moved = Moved(way.tier.name, label.tenant, 0, blocks, size)
         if not choice.moves:
             self._record("store", moved, choice)
@@ -125,6 +141,8 @@ class RunTransfers:
         stored = way.tier.store(run, read)
         took_us = (perf_counter_ns() - began_ns) // 1000
         has = stored == blocks or way.tier.has(label, run.keys[-KEY_BYTES:])
+        if has:
+            way.stored(run)
         if stored:
             part = size * stored // blocks
             way.link.stored(part, stored, took_us)

@@ -9,6 +9,7 @@
 1. What comes back is restored where that is expected to be faster than computing it.
 2. What leaves is stored where the time that a restore would save, for the part of what is stored that comes back, is
    more than storing takes. Of those that seem not to pay one in `TRIED` is made: whether they pay is known of these.
+   A trial is of a chain: what goes before a stored run is stored too, since nothing comes back behind a hole.
 3. As long as either time is not known, blocks are moved: only trying tells.
 4. A tier that is left alone is looked at now and then (`LinkWatch`).
 5. An `interactive` request restores only where that is expected to be faster even if the prediction is wrong by as much
@@ -68,8 +69,13 @@ class TierLink:
         """Which part of what is stored comes back."""
         return (self.restored_blocks + _PRIOR_USED) / (self.stored_blocks + _PRIOR_STORED)
 
-    def choose_store(self, size: int, recompute_us: float | None, *, is_busy: bool = False) -> TransferChoice:
-        """Whether to store so many bytes (rule 2). `is_busy`: there is no room for it now."""
+    def choose_store(
+        self, size: int, recompute_us: float | None, *, is_busy: bool = False, is_awaited: bool = False
+    ) -> TransferChoice:
+        """Whether to store so many bytes (rule 2).
+
+        `is_busy`: there is no room for it now. `is_awaited`: what goes on from it is stored already.
+        """
         takes_us, again_us = self.stores.predict(size), self.restores.predict(size)
         if is_busy:
             reason = "busy"
@@ -79,6 +85,8 @@ class TierLink:
             reason = "not measured yet"
         elif self.reused * (recompute_us - again_us) > takes_us:
             reason = "pays"
+        elif is_awaited:
+            reason = "tried"
         else:
             self.skipped += 1
             reason = "tried" if self.skipped % TRIED == 0 else "does not pay"

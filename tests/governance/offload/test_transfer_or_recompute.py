@@ -11,6 +11,8 @@ import pytest
 from kvcustody.audit.events import TransferDecided
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
+from kvcustody.governance.tiers.run_transfers import TierWay
+from kvcustody.governance.tiers.tier_link import TRIED
 from kvcustody.governance.tiers.transfer_rates import TransferRates
 from standins.governance.offload_world import World, prompt
 
@@ -153,3 +155,27 @@ def test_predictions_are_right_in_sum_where_times_have_a_heavy_tail(spread: floa
         rates.learn(size, took_us)
     assert predicted == pytest.approx(took, rel=0.15)
     assert took / typical > (1.0, 1.2)[spread >= 1]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_trial_takes_a_chain_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows: bool) -> None:
+    """Nothing comes back behind a hole. Control: where each run is tried by itself, the chain's beginning is missing."""
+    if not follows:
+        monkeypatch.setattr(TierWay, "is_awaited", lambda way, run: False)
+    world = World(tmp_path, "host")
+    offload = offloading(world)
+    offload.transfers.cost = DeclaredRate(1e12)  # nothing seems to pay
+    (way,) = offload.transfers.ways
+    for size in (1_000, 10_000, 100_000):
+        way.link.stores.learn(size, 100)
+        way.link.restores.learn(size, 100)
+    decided = watched(offload)
+    world.serve("acme", prompt(1, 10))
+    way.link.skipped = TRIED - 1  # the next run is the one in `TRIED`
+    world.crowd()
+    runs = [one for one in decided if one.action == "store" and one.tenant == "acme"]
+    assert [one.blocks for one in runs] == [6, 4], "from the end, cut where objects end"
+    assert [one.reason for one in runs] == ["tried", "tried" if follows else "does not pay"]
+    offload.transfers.cost = DeclaredRate(1)
+    assert world.serve("acme", prompt(1, 10)) == (160 if follows else 0)
+    world.worker.close()
