@@ -159,7 +159,7 @@ def test_predictions_are_right_in_sum_where_times_have_a_heavy_tail(spread: floa
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_trial_takes_a_chain_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows: bool) -> None:
-    """Nothing comes back behind a hole. Control: where each run is tried by itself, the chain's beginning is missing."""
+    """Nothing comes back behind a hole. Control: each run tried by itself leaves a hole."""
     if not follows:
         monkeypatch.setattr(TierWay, "is_awaited", lambda way, run: False)
     world = World(tmp_path, "host")
