@@ -10,16 +10,18 @@ import pytest
 from coverage_oracle import History, judge
 from sqlalchemy import select
 
-from kvcustody.audit.counters.read_figures import tenant_totals
+from kvcustody.audit.counters import uncount
+from kvcustody.audit.counters.read_figures import tenant_totals, uneven_lives
 from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us, read_units, units_of
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.coverage.summary import summary
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import CustodyEnded
+from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.events.ledger_events import GapRecorded
-from kvcustody.audit.schema.ledger import custody_ends
+from kvcustody.audit.schema.ledger import custody_ends, events
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.governance.governor import sequence_events
@@ -143,3 +145,32 @@ def test_a_recorded_gap_is_no_damage(world: SharedWorld) -> None:
     assert not ledger.is_known(), "what was lost may have been a hand-out to anybody"
     world.worker.close()
     assert ledger.is_known() and set(ledger.held().values()) == {0} and ledger.problems() == []
+
+
+@pytest.mark.parametrize("is_about", [True, False])
+def test_ends_that_another_process_said_leave_with_the_life_that_they_are_about(
+    world: SharedWorld, monkeypatch: pytest.MonkeyPatch, *, is_about: bool
+) -> None:
+    """A process that lost leaves holds nothing once it ended, whichever of its leaves are dropped.
+
+    Control: where an end counts for the process that said it, less than nothing is carried on.
+    """
+    ledger = filled(world)
+    world.worker.writer.submit([GapRecorded(1, "spill lost", 1 << 41, 1 << 41)])
+    assert world.worker.writer.flush()
+    life, silent = world.worker.writer.incarnation, Closing("silence", 90, 60, "control-plane")
+    with closing_committer(ledger.store, world.clock) as committer:
+        assert close_process(committer, ledger.store, world.clock, life, silent, "test:closing")
+    with ledger.store.connect() as connection:
+        uneven = frozenset(each.uuid for each in uneven_lives(connection))
+        rows = connection.execute(select(events.c.leaf, events.c.log)).all()
+    if not is_about:
+        monkeypatch.setattr(uncount, "_about", lambda batch: list(batch.incarnations))
+    batch = read_leaves([bytes(row.leaf) for row in rows], hashed=False, keys=uncount.COUNTED_KEYS)
+    off = uncount.taken_off(batch, [row.log for row in rows], uneven)
+    carried = [figures[uncount.CARRIED] for figures in off.values() if uncount.CARRIED in figures]
+    assert uneven == {life} and len(set(batch.incarnations)) > 1, "void: nobody else said anything"
+    if is_about:
+        assert carried == []
+    else:
+        assert sum(carried) < 0
