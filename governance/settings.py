@@ -23,9 +23,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
+from kvcustody.audit.database.database_place import SqliteFile, checked_setting, database_place
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
@@ -416,16 +415,10 @@ class Settings(LayeredSettings):
             raise ValueError(error.message) from None
         return value
 
-    @field_validator("database_url")
+    @field_validator("database_url", "subject_keys_url")
     @classmethod
-    def _database_url(cls, value: str) -> str:
-        try:
-            backend = make_url(value).get_backend_name()
-        except ArgumentError:
-            raise ValueError("is not a database URL") from None
-        if backend not in ("sqlite", "postgresql"):
-            raise ValueError(f"names the database `{backend}`; sqlite and postgresql are supported")
-        return value
+    def _database_url(cls, value: str | None) -> str | None:
+        return checked_setting(value)
 
     @model_validator(mode="after")
     def _strict(self) -> Settings:
@@ -510,7 +503,8 @@ class Settings(LayeredSettings):
     def shown(self) -> dict[str, str]:
         """Every setting as text for people and logs, the database password masked."""
         shown = {name: str(getattr(self, name)) for name in type(self).model_fields}
-        shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
+        for name, url in (("database_url", self.database_url), ("subject_keys_url", self.subject_keys_url)):
+            shown[name] = str(url and database_place(url).masked())
         return shown
 
 
@@ -533,11 +527,11 @@ def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
 
 def is_ledger_of(settings: Settings, path: Path) -> bool:
     """Whether this SQLite file is the ledger that the settings name."""
-    named = make_url(settings.database_url)
+    place = database_place(settings.database_url)
     return (
         not settings.control_plane
-        and named.get_backend_name() == "sqlite"
-        and Path(named.database or "").resolve() == path.resolve()
+        and isinstance(place, SqliteFile)
+        and place.path.resolve() == path.resolve()
     )
 
 

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import orjson
 from sqlalchemy import Connection, Engine, func, select
@@ -26,6 +25,7 @@ from kvcustody.audit.coverage.custody_units import CustodySelection, units_of
 from kvcustody.audit.coverage.leaf_record import LeafRecord, Unaccounted
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, population_digest, summary
+from kvcustody.audit.database.database_place import SQLITE, SqliteFile, file_of
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.gc_pause import gc_paused
@@ -33,7 +33,6 @@ from kvcustody.audit.database.snapshot import AsOf, as_of_sizes, is_in
 from kvcustody.audit.schema.ledger import events, logs
 
 BESIDE_LEAVES = 30_000  # from here on a second process saves more than its start costs
-_MEMORY = ("", ":memory:")
 
 
 class RecountRequest(NamedTuple):
@@ -191,10 +190,10 @@ def _sizes(connection: Connection, state: AsOf | None) -> dict[str, int]:
 
 def _target(engine: Engine) -> str | None:
     """What `open_store` opens again in another process; None for a database that only this one has."""
-    if not dialect_of(engine).in_file:
+    path = file_of(engine)
+    if path is None:
         return engine.url.render_as_string(hide_password=False)
-    path = unquote(str(engine.url.database or "").removeprefix("file:").split("?", 1)[0])
-    return None if path in _MEMORY else path
+    return None if SqliteFile(path).in_memory else f"{SQLITE}{path}"
 
 
 def _warn(reason: str) -> None:

@@ -25,6 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from kvcustody.audit.database.database_place import PostgresServer, file_of
+
 
 class Dialect:
     """PostgreSQL: a server with roles, many writers and a protocol that takes whole columns at once."""
@@ -53,8 +55,8 @@ class Dialect:
         return func.pg_catalog.position(column, part) > 0
 
     def place(self, engine: Engine) -> str:
-        """Where the database is, for people, without its password."""
-        return engine.url.render_as_string(True)
+        """Where the database is, for people: without its password and the options of its sessions."""
+        return PostgresServer(engine.url.set(query={})).masked()
 
     def one_snapshot(self, connection: Connection) -> None:
         """All that is read on a connection that has read nothing yet is of one moment."""
@@ -134,7 +136,7 @@ class _Sqlite(Dialect):
         return func.instr(column, part) > 0
 
     def place(self, engine: Engine) -> str:
-        return str(engine.url.database)
+        return str(file_of(engine))
 
     def one_snapshot(self, connection: Connection) -> None:
         """As every read transaction here is."""

@@ -13,17 +13,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import quote, unquote
 
 import structlog
 from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.util import LRUCache
 
+from kvcustody.audit.database.database_place import PostgresServer, SqliteFile, database_place, file_of
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.sqlite_write_queue import queue_writes
 from kvcustody.errors import LedgerError
@@ -66,32 +64,30 @@ def open_store(
     keys: bool = False,
     statement_seconds: float = STATEMENT_SECONDS,
 ) -> Engine:
-    """An engine on a SQLite file (a path or `sqlite:` URL) or PostgreSQL (`postgresql:` URL). Lazy.
+    """An engine on what a path or a URL names (`database_place`). Lazy.
 
     `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
     fails then ends the process instead of the query: for a command that asks one question, never for a service.
     `keys`: it holds keys, so no setting lets anybody else read its file. `statement_seconds`: the longest that a
     statement of a reader may take on PostgreSQL (`as_long_as_it_takes` lifts it for a transaction).
     """
-    url = str(target)
-    if url.startswith(("postgresql:", "postgresql+psycopg:")):
-        return _postgres(url, timeout_seconds, statement_seconds if read_only else None)
-    if "://" in url and not url.startswith("sqlite://"):
-        raise LedgerError(f"ledger `{url.split('://', 1)[0]}` is neither SQLite nor PostgreSQL", target=url)
-    return _sqlite(Path(url.removeprefix("sqlite:///")), read_only, timeout_seconds, mapped, keys)
+    place = database_place(target)
+    if isinstance(place, PostgresServer):
+        return _postgres(place, timeout_seconds, statement_seconds if read_only else None)
+    return _sqlite(place, read_only, timeout_seconds, mapped, keys)
 
 
-def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool, keys: bool) -> Engine:
-    mode = "ro" if read_only else "rwc"
+def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: bool, keys: bool) -> Engine:
+    path = place.path
     engine = create_engine(
-        f"sqlite:///file:{quote(str(path))}?mode={mode}&uri=true",
+        place.engine_url("ro" if read_only else "rwc"),
         connect_args={"timeout": timeout_seconds, "check_same_thread": False, "cached_statements": 512},
     )
     engine.update_execution_options(compiled_cache=_sqlite_statements)
 
     @event.listens_for(engine, "do_connect")
     def _claimed(*_: object) -> None:
-        if not read_only and path.name != ":memory:":
+        if not read_only and not place.in_memory:
             with suppress(OSError):  # SQLite says better what is wrong with the place
                 claim_file(path, _mode(keys))
 
@@ -135,9 +131,9 @@ def _close_to_others(path: Path, mode: int) -> None:
             _log.warning("a database was open to others; it is not any more", file=path.name)
 
 
-def _postgres(url: str, timeout_seconds: float, reading_seconds: float | None) -> Engine:
+def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: float | None) -> Engine:
     milliseconds = max(1, int(timeout_seconds * 1000))
-    asked = make_url(url).query.get("options", "")  # such as `-c role=kvcustody_writer`
+    asked = place.url.query.get("options", "")  # such as `-c role=kvcustody_writer`
     options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} -c synchronous_commit=on"
     if reading_seconds is not None:
         longest = max(1, int(reading_seconds * 1000))
@@ -147,7 +143,7 @@ def _postgres(url: str, timeout_seconds: float, reading_seconds: float | None) -
     if asked:
         options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
     engine = create_engine(
-        url.replace("postgresql:", "postgresql+psycopg:", 1),
+        place.url,
         connect_args={
             "connect_timeout": max(2, int(timeout_seconds)),
             "options": options,
@@ -252,7 +248,7 @@ def describe(problem: BaseException) -> str:
 
 def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
     """The one-line error for a failed database."""
-    place = dialect_of(engine).place(engine).removeprefix("file:").split("?", 1)[0]
+    place = dialect_of(engine).place(engine)
     reason = describe(problem)
     return LedgerError(f"ledger `{place}` cannot be used: {reason}", place=place, reason=reason)
 
@@ -297,16 +293,11 @@ GONE = (0, 0)
 
 def file_identity(engine: Engine) -> tuple[int, int]:
     """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
-    if not dialect_of(engine).in_file:
+    path = file_of(engine)
+    if path is None:
         return (1, 1)
     try:
-        found = _file_of(str(engine.url.database)).stat()
+        found = path.stat()
     except OSError:
         return GONE
     return (found.st_dev, found.st_ino)
-
-
-@cache
-def _file_of(database: str) -> Path:
-    """The file that a SQLite URL names."""
-    return Path(unquote(database.removeprefix("file:").split("?", 1)[0]))

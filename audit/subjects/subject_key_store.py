@@ -44,6 +44,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from kvcustody.audit.database.database_place import SqliteFile, database_place
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE, ledger_error, open_store
 from kvcustody.errors import ConfigError
@@ -85,11 +86,10 @@ _GENERATION = select(_destroyed.c.count)
 
 def store_beside(ledger: str | Path) -> Path | None:
     """Where the store of a SQLite ledger is if nobody says where (rule 7); None for a ledger on a server."""
-    text = str(ledger)
-    if "://" in text and not text.startswith("sqlite:///"):
+    place = database_place(ledger)
+    if not isinstance(place, SqliteFile) or place.in_memory:
         return None
-    path = Path(text.removeprefix("sqlite:///"))
-    return None if path.name in ("", ":memory:") else path.with_name(f"{path.stem}-subjects.db")
+    return place.path.with_name(f"{place.path.stem}-subjects.db")
 
 
 def open_subject_keys(ledger: str | Path, url: str | None, *, clear: bool) -> SubjectKeys | None:
@@ -144,7 +144,7 @@ class SubjectKeys:
     @classmethod
     def open(cls, target: str | Path) -> SubjectKeys:
         """The store at a path or URL; a SQLite file is made 0600. Raises `LedgerError` where it cannot be used."""
-        return cls(open_store(str(target), keys=True))
+        return cls(open_store(target, keys=True))
 
     def refresh(self) -> bool:
         """Forget every key in memory where one was destroyed since; True when so (rule 3)."""

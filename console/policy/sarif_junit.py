@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 import orjson
@@ -68,7 +69,7 @@ def sarif(problems: Sequence[Problem], level: str = "error") -> str:
 
 def _location(problem: Problem) -> dict[str, Any]:
     region = {"startLine": max(problem.line, 1), "startColumn": max(problem.column, 1)}
-    return {"physicalLocation": {"artifactLocation": {"uri": problem.file}, "region": region}}
+    return {"physicalLocation": {"artifactLocation": {"uri": quote(problem.file)}, "region": region}}
 
 
 def junit(suite: str, cases: Iterable[tuple[str, Sequence[object]]]) -> str:

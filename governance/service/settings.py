@@ -17,6 +17,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, fi
 from pydantic_settings import SettingsConfigDict
 
 from kvcustody.audit.cases.case_clock import WorkingCalendar, read_holidays, working_calendar
+from kvcustody.audit.database.database_place import checked_setting
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
@@ -464,6 +465,11 @@ class ServiceSettings(LayeredSettings):
     def proxies(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network | None, ...]:
         """The networks of trusted proxies; None stands for the Unix socket."""
         return tuple(None if text == "unix" else ipaddress.ip_network(text) for text in self.trusted_proxies)
+
+    @field_validator("database_url", "subject_keys_url")
+    @classmethod
+    def _databases(cls, value: str | None) -> str | None:
+        return checked_setting(value, path=True)
 
     @field_validator("trusted_proxies")
     @classmethod
