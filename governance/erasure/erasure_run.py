@@ -175,14 +175,18 @@ class ErasureRunner:
             return 0
         returned = max(tier.returned_keys for tier in tiers) if at_start else 0
         returned += sum(tier.erase_returned(complete) for complete in completed() for tier in tiers)
-        if returned:
-            cause = f"{returned} destroyed keys were in their file again ({ReturnedKeysError.code})"
-            _log.error(cause, code=ReturnedKeysError.code, keys=returned)
+        self.record_returned(returned)
+        return returned
+
+    def record_returned(self, keys: int) -> None:
+        """Put on record that so many destroyed keys were in their file again; nothing where there were none."""
+        if keys:
+            cause = f"{keys} destroyed keys were in their file again ({ReturnedKeysError.code})"
+            _log.error(cause, code=ReturnedKeysError.code, keys=keys)
             now_us = self._clock.now_us()
             self._emit(
                 [OrphanFound(now_us, 0, 1, "returned key", cause, None, 0, (), "destroyed", "recovered")]
             )
-        return returned
 
     def begin(
         self,

@@ -89,7 +89,7 @@ class RemembersErasures(Protocol):
         """How many keys were there again by the file's own receipts; they are destroyed again."""
 
     def erase_returned(self, complete: CompletedErasure) -> int:
-        """Carry out an erasure again where a key from before it is there; how many keys."""
+        """Carry out an erasure again where a key from before it is there; how many keys, where that is known now."""
 
 
 class CopyStore(Protocol):

@@ -171,7 +171,10 @@ class SchedulerSide:
             )
             stack.pop_all()  # from now on the tiers close it
         self.tiers = state.deferred.tiers = tiers
-        self.port.erasures.tiers += tiers.directories.values()
+        erasures = self.port.erasures
+        erasures.tiers += tiers.directories.values()
+        if opened.worker is not None:
+            erasures.destroy_returned(opened.worker.completed)
         self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant
         self.port.tier_figures = tiers.figures
 

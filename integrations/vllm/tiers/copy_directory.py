@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
-from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry, TierErased
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure, HeldCopy, TierEntry, TierErased
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.integrations.vllm.tiers.tier_messages import (
@@ -33,6 +33,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     CopyJob,
     DestroyCopies,
     EraseCopies,
+    EraseReturned,
     ExpireCopies,
 )
 
@@ -97,8 +98,12 @@ class CopyDirectory:
     send: has a job done by every worker, and gives it its number.
     """
 
-    def __init__(self, tier: str, shards: int, send: Callable[[CopyJob], int]) -> None:
+    def __init__(
+        self, tier: str, shards: int, send: Callable[[CopyJob], int], *, returned_keys: int = 0
+    ) -> None:
+        """`returned_keys`: how many destroyed keys this process found in their file again, by its receipts."""
         self._tier = tier
+        self.returned_keys = returned_keys
         self._shards = shards
         self._send = send
         self._copies: dict[bytes, KnownCopy] = {}
@@ -262,6 +267,14 @@ class CopyDirectory:
             number = self._end(names, EraseCopies(0, self._tier, erasure, selector, before_us))
             self._erasure_jobs[number] = erasure
         return state
+
+    def erase_returned(self, complete: CompletedErasure) -> int:
+        """Have the workers do it, ahead of every later load: they alone know the keys of all subjects of a tenant.
+
+        Returns 0; `CopyReply.returned_keys` says later how many keys there were.
+        """
+        self._send(EraseReturned(0, self._tier, complete))
+        return 0
 
     def expire(self, now_us: int) -> None:
         """Have the workers end what is due, and say so."""

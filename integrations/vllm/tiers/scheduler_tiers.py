@@ -191,7 +191,10 @@ class SchedulerTiers:
         self._counts: dict[tuple[str, int], CopyCounts] = {}  # by tier and shard, as they told last
         self._steps: dict[str, Counter[str]] = {tier: Counter() for tier in tiers}
         self._failed: Counter[str] = Counter()
-        self.directories = {tier: CopyDirectory(tier, shards, self._send) for tier in tiers}
+        self._opened_shards: set[int] = set()  # which said how many keys were in their file again
+        self.directories = {
+            tier: CopyDirectory(tier, shards, self._send, returned_keys=shred.returned) for tier in tiers
+        }
         for tier in tiers:
             rules = self._all_rules(tier)
             self._send(OpenTier(_LATER, tier, block_tokens, rules))
@@ -581,6 +584,10 @@ class SchedulerTiers:
                 self._layout[reply.tier] = opened.layout
                 self._buffers = min(self._buffers or opened.buffers, opened.buffers)
                 self._capacity[reply.tier] += opened.capacity_bytes
+                if reply.shard not in self._opened_shards:  # its tiers share one file of keys
+                    self._opened_shards.add(reply.shard)
+                    self._port.erasures.record_returned(opened.returned_keys)
+            self._port.erasures.record_returned(reply.returned_keys)
             if reply.number in self._storing:
                 storing, longest_us = self._storing[reply.number]
                 self._storing[reply.number] = (storing, max(longest_us, reply.took_us))

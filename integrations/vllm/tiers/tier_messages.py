@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.erasure.tier_protocol import TierErased
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure, TierErased
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.tier import CopyCounts, CopyLimit, Restored, TierShare
@@ -100,6 +100,14 @@ class EraseCopies(NamedTuple):
     before_us: int
 
 
+class EraseReturned(NamedTuple):
+    """Carry out a completed erasure again on keys that an older copy of their file put back."""
+
+    number: int
+    tier: str
+    complete: CompletedErasure
+
+
 class DestroyCopies(NamedTuple):
     """End these objects, known or not."""
 
@@ -150,6 +158,7 @@ CopyJob: TypeAlias = (
     | StoreCopy
     | LoadCopies
     | EraseCopies
+    | EraseReturned
     | DestroyCopies
     | ForgetTenant
     | ExpireCopies
@@ -160,11 +169,15 @@ CopyJob: TypeAlias = (
 
 
 class OpenedTier(NamedTuple):
-    """The answer to the first job: what a block's bytes mean, how many stores may be under way, most bytes kept."""
+    """The answer to the first job: what a block's bytes mean, how many stores may be under way, most bytes kept.
+
+    `returned_keys`: how many destroyed keys the worker found in their file again, by its receipts.
+    """
 
     layout: bytes
     buffers: int
     capacity_bytes: int
+    returned_keys: int = 0
 
 
 class CopyReply(NamedTuple):
@@ -173,6 +186,7 @@ class CopyReply(NamedTuple):
     `number` 0: nobody asked. `restored`: to a load, part by part, less than was asked where it failed. `counts`: the
     worker's own, behind these events. `took_us`: what the job took on the thread.
     `probed`: the bytes that were read for nobody. `found`: what a comparison found, each as it was repaired.
+    `returned_keys`: how many keys an `EraseReturned` destroyed.
     """
 
     number: int
@@ -186,6 +200,7 @@ class CopyReply(NamedTuple):
     took_us: int = 0
     probed: int = 0
     found: tuple[Finding, ...] = ()
+    returned_keys: int = 0
 
 
 def received(label: DomainLabel) -> DomainLabel:

@@ -17,11 +17,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -68,6 +69,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     CopyRule,
     DestroyCopies,
     EraseCopies,
+    EraseReturned,
     ExpireCopies,
     ForgetTenant,
     LoadCopies,
@@ -86,6 +88,7 @@ _END_SECONDS = 10.0  # that a thread may take to end
 _RULES_MAX = 65_536  # beyond it, those of who does not ask are forgotten until it asks again
 _NO_SHARE = TierShare(0.0, 0.0)
 _log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 
 class WorkerKeys(NamedTuple):
@@ -327,7 +330,9 @@ class TierThread:
         tier = self.tier
         if isinstance(job, OpenTier):
             self._open(job)
-            opened = OpenedTier(self.terms.layout, self.buffers, self.store.capacity_bytes)
+            opened = OpenedTier(
+                self.terms.layout, self.buffers, self.store.capacity_bytes, self._keys.shred.returned
+            )
             return self._reply(job.number, opened=opened)
         if isinstance(job, CloseTier):
             return self._close(job)
@@ -340,13 +345,16 @@ class TierThread:
         if isinstance(job, CompareCopies):
             found = self._compare(tier)  # before the answer, which tells what it ended
             return self._reply(job.number)._replace(found=found)
+        if isinstance(job, EraseReturned):
+            returned = _despite_other_shards(lambda: tier.erase_returned(job.complete))
+            return self._reply(job.number)._replace(returned_keys=returned)
         match job:
             case StoreCopy():
                 self._store(tier, job, plain)
             case LoadCopies():
                 restored = self._load(tier, job)
             case EraseCopies():
-                erased = self._erase(tier, job)
+                erased = _despite_other_shards(lambda: tier.erase(job.erasure, job.selector, job.before_us))
             case DestroyCopies():
                 tier.destroy(job.names)
             case ForgetTenant():
@@ -440,12 +448,6 @@ class TierThread:
                 break
         return come
 
-    def _erase(self, tier: SealedTier, job: EraseCopies) -> TierErased:
-        try:
-            return tier.erase(job.erasure, job.selector, job.before_us)
-        except KeyringError:  # another shard destroyed the key between our look and our own end of it
-            return tier.erase(job.erasure, job.selector, job.before_us)
-
     def _compare(self, tier: SealedTier) -> tuple[Finding, ...]:
         """What a scan of this worker's own part finds, each repaired."""
         repaired = repair_all(tier_findings([tier], self._clock.now_us()))
@@ -463,6 +465,14 @@ class TierThread:
         self._seal_keys.close()
         self.staging.close()
         return self._reply(job.number)
+
+
+def _despite_other_shards(erase: Callable[[], T]) -> T:
+    """The answer of `erase`, tried again where another shard destroyed a key between our look and our own end of it."""
+    try:
+        return erase()
+    except KeyringError:
+        return erase()
 
 
 def _open_store(tier: str, plan: TierPlan, shard: int, clock: Clock) -> TierStore:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +16,21 @@ import torch
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.tiers.open_tiers import tier_plan
+from kvcustody.governance.tiers.stores.file_store import FileStore
+from kvcustody.governance.tiers.tier import CopyLimit, TierShare, TierTerms
+from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.integrations.vllm.tiers import worker_tiers
-from kvcustody.integrations.vllm.tiers.worker_tiers import WorkerKeys, WorkerTiers
+from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
+from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory
+from kvcustody.integrations.vllm.tiers.tier_messages import CloseTier, CopyJob, CopyReply, CopyRule, OpenTier
+from kvcustody.integrations.vllm.tiers.worker_tiers import TierThread, WorkerKeys, WorkerTiers
 from kvcustody.kernels.segment import SegmentTable
 from standins.engines.vllm.deployment import Deployment
+from standins.governance.tier_place import ABSOLUTE_US, BLOCK, LAYOUT, STEP, Place
 
 
 @pytest.fixture
@@ -89,3 +100,77 @@ def test_what_was_open_is_closed_where_the_rest_cannot_be(
         os.fstat(opened.shred._file)
     (tmp_path / "tier").unlink()
     open_tiers().close()
+
+
+ADA, ACME = Selector(tenant="acme", subject="ada"), Selector(tenant="acme")
+
+
+@pytest.mark.parametrize("selector", [ADA, ACME], ids=["subject", "tenant"])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "control: nobody tells the worker"])
+def test_what_an_erasure_destroyed_ends_again_before_a_load(
+    tmp_path: Path, selector: Selector, told: bool
+) -> None:
+    """Tier, keys and receipts are put back. The scheduler tells its workers; it cannot name a tenant's subjects."""
+    site, copy = tmp_path / "site", tmp_path / "copy"
+    site.mkdir()
+    place = Place(site, "nvme")
+    labels = [place.label("acme", "ada"), place.label("acme")]
+    for label in labels:
+        assert place.keep(label, "prompt", STEP) == STEP
+    _close(place)
+    shutil.copytree(site, copy)
+    place.world.open()
+    place.open()
+    place.tier.erase("e-1", selector, place.world.clock.now_us())
+    _close(place)
+    shutil.rmtree(site)
+    shutil.copytree(copy, site)
+    place.world.clock.advance(1_000_000)
+    place.world.open()
+    complete = CompletedErasure("e-1", selector, place.world.clock.utc_us())
+    replies = _replies(place, [complete] if told else [])
+    assert replies[0].opened is not None and replies[0].opened.returned_keys == 0, (
+        "the receipts went back too"
+    )
+    assert sum(reply.returned_keys for reply in replies) == 2 * told
+    place.open()
+    brought = [place.bring(label, "prompt", STEP) for label in labels]
+    place.world.close()
+    assert brought == ([0, 0] if told else [STEP, STEP])
+
+
+def _replies(place: Place, completed: list[CompletedErasure]) -> list[CopyReply]:
+    """What a worker's thread answers from its opening to its close, with what a directory sends between."""
+    jobs: list[CopyJob] = []
+
+    def send(job: CopyJob) -> int:
+        jobs.append(job._replace(number=len(jobs) + 1))
+        return len(jobs)
+
+    rule = CopyRule(CopyLimit(ABSOLUTE_US, ABSOLUTE_US // 16), TierShare())
+    send(OpenTier(0, "nvme", 16, {("acme", "internal"): rule}))
+    directory = CopyDirectory("nvme", 1, send)
+    for complete in completed:
+        assert directory.erase_returned(complete) == 0
+    send(CloseTier(0, "nvme"))
+    world, replies = place.world, deque[CopyReply]()
+    memory = TensorMemory([SegmentTable.from_tensors([torch.zeros(8, BLOCK, dtype=torch.uint8)])])
+    terms = TierTerms(LAYOUT, BLOCK, 16, lambda *_: NOT_HERE, object_blocks=STEP)
+    thread = TierThread(
+        "nvme",
+        FileStore(place.folder / "tier", place.capacity),
+        WorkerKeys(world.keyring, place.folder / "keys.json", world.shred),
+        terms,
+        BlockBytes(memory),
+        world.clock,
+        replies,
+    )
+    for job in jobs:
+        thread.put(job)
+    thread.join()
+    return list(replies)
+
+
+def _close(place: Place) -> None:
+    place.tier.close()
+    place.world.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from os import kill
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
@@ -217,3 +219,38 @@ def test_what_a_killed_engine_left_is_found_again_or_ended_by_the_next(
     assert second.end == "stopped" and dead.end not in (None, "stopped")
     assert lost.stored > lost.destroyed and verdicts["host"].unproven > 0, "nobody saw what became of memory"
     assert verdicts["nvme"].disputed == 0
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["ledger", "control: the ledger is put back too"])
+def test_erased_copies_stay_closed_after_keys_and_receipts_were_put_back(
+    start: Start, tmp_path: Path, remembers: bool
+):
+    mine, site, copy = prompt(7), tmp_path / "site", tmp_path / "copy"
+    deployment = deployment_with(site)
+    there = options(**nvme(site / "tier"))
+    engine = start(deployment=deployment, **there)
+    engine.ask(mine, tenant="alpha")
+    displace(engine)
+    engine.close()
+    shutil.copytree(site, copy)
+    engine = start(deployment=deployment, **there)
+    engine.governance("erase", "alpha", None, None)
+    assert until(lambda: tier(engine, "nvme")["steps"].get("ended erased", 0) > 0)
+    engine.close()
+    put_back(copy, site, ("tier", "shred.keys") if remembers else ("",))
+    engine = start(deployment=deployment, **there)
+    engine.ask(prompt(8), tenant="beta")  # a worker tells what it has with the first step
+    cached_tokens = engine.ask(mine, tenant="alpha").cached_tokens
+    engine.close()
+    assert cached_tokens == (0 if remembers else PREFIX * BLOCK)
+
+
+def put_back(copy: Path, site: Path, beginnings: tuple[str, ...]) -> None:
+    """What begins like this is as it was: also gone, where it was not there yet."""
+    for path in [path for path in site.iterdir() if path.name.startswith(beginnings)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in [path for path in copy.iterdir() if path.name.startswith(beginnings)]:
+        if path.is_dir():
+            shutil.copytree(path, site / path.name)
+        else:
+            shutil.copy2(path, site / path.name)
