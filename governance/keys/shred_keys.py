@@ -57,12 +57,16 @@ _RECORD = struct.Struct(
 )  # kind, CRC-32, id, whose, times, key, label
 _ID_AT = 8  # in a record, behind kind and checksum
 _LABEL_BYTES = 48
+_OF_TENANT = "@"  # in a subject's label, between the subject's digest and its tenant's
 _KNOWN_MAX = 4096  # names of buckets and subjects that are not digested again
 _DERIVATION_SALT = b"kvcustody/v1/shred/derived-key"
 
 
 class ShredKey(NamedTuple):
-    """One living shred key. `until_us`: when a bucket's ends (UTC); 0: a subject's, which ends with its erasure."""
+    """One living shred key. `until_us`: when a bucket's ends (UTC); 0: a subject's, which ends with its erasure.
+
+    `label`: a bucket's classification; of a subject's key digests of the subject and of its tenant, joined by `@`.
+    """
 
     id: bytes
     kind: str
@@ -130,9 +134,12 @@ class ShredKeys:
         until_us = -(-ceiling_us // width_us) * width_us
         return self._named(_BUCKET, f"{classification}\0{until_us}".encode(), classification, until_us)
 
-    def of_subject(self, subject: bytes) -> ShredKey:
-        """The key of the subject with this name, in whatever bytes tell it from every other; made on first use."""
-        return self._named(_SUBJECT, subject)
+    def of_subject(self, subject: bytes, tenant: str = "") -> ShredKey:
+        """The key of the subject with this name, in whatever bytes tell it from every other; made on first use.
+
+        Its label says whose tenant's it is, so that an erasure of the tenant finds it (`of_tenant`).
+        """
+        return self._named(_SUBJECT, subject, tenant)
 
     def find_subject(self, subject: bytes) -> ShredKey | None:
         """A subject's key where it has one."""
@@ -140,6 +147,15 @@ class ShredKeys:
         with self._shared():
             id_ = self._ids.get((_SUBJECT, whose))
             return None if id_ is None else self._key(id_)
+
+    def of_tenant(self, tenant: str) -> list[ShredKey]:
+        """Every living key of the tenant's subjects, and those that do not say whose they are: they may be."""
+        subjects = [key for key in self.living() if key.kind == _NAMES[_SUBJECT]]
+        mine = self._tenant_label(tenant)
+        return [key for key in subjects if key.label.partition(_OF_TENANT)[2] in (mine, "")]
+
+    def _tenant_label(self, tenant: str) -> str:
+        return self.pseudonym(tenant.encode()).hex()[:16]
 
     def pseudonym(self, name: bytes) -> bytes:
         """16 bytes that stand for a name in what these keys' holders write down; the same in every process."""
@@ -149,21 +165,28 @@ class ShredKeys:
         """A key of the file's own, for what its holders write down of what they keep. The caller wipes it."""
         derive(self._naming(), salt=_DERIVATION_SALT, info=info, into=into)
 
-    def _named(self, kind: int, name: bytes, label: str = "", until_us: int = 0) -> ShredKey:
-        """The key with this name, which is looked for once while no record changes: an object needs two."""
+    def _named(self, kind: int, name: bytes, of: str = "", until_us: int = 0) -> ShredKey:
+        """The key with this name, which is looked for once while no record changes: an object needs two.
+
+        `of`: a bucket's classification, a subject's tenant.
+        """
         changes = self.changes()
         if changes == self._known_at:
             known = self._known.get((kind, name))
             if known is not None:
                 return known
         whose = self._digest(name)
-        key = self._of(kind, whose, label or whose.hex()[:16], until_us)
+        key = self._of(kind, whose, of if kind == _BUCKET else self._subject_label(whose, of), until_us)
         with self._lock:
             if changes != self._known_at or len(self._known) >= _KNOWN_MAX:
                 self._known, self._known_at = {}, changes
             if self.changes() == changes:  # else it may be gone again
                 self._known[kind, name] = key
         return key
+
+    def _subject_label(self, whose: bytes, tenant: str) -> str:
+        label = whose.hex()[:16]
+        return f"{label}{_OF_TENANT}{self._tenant_label(tenant)}" if tenant else label
 
     def _digest(self, whose: bytes) -> bytes:
         return hashlib.blake2b(whose, key=self._naming().view(), digest_size=32).digest()

@@ -1125,7 +1125,7 @@ class SealedTier:
 
     def _subject(self, label: DomainLabel) -> bytes:
         """The shred key of whose the domain is: its subject's, or one of all its tenant's people together."""
-        return self._shred.of_subject(shred_name(label.tenant, label.subject)).id
+        return self._shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id
 
     def _shred_number(self, id_: bytes) -> int:
         number = self._shred_numbers.get(id_)

@@ -21,7 +21,7 @@ class KeysElsewhere:
         self._shred = shred
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
-        """Destroy the subject's shred key and that of its tenant's wider domains; without a tenant, all of them."""
+        """Destroy the keys of what the erasure covers. What they sealed is not counted: somebody else keeps it."""
         self.destroy_covered(selector)
         return TierErased(0, 0)
 
@@ -35,12 +35,17 @@ class KeysElsewhere:
         return self.destroy_covered(complete.selector, complete.at_us)
 
     def destroy_covered(self, selector: Selector, before_us: int | None = None) -> int:
-        """Destroy a subject's key and that of its tenant's wider domains; without a tenant, all of them; how many.
+        """Destroy the keys of what an erasure covers; how many.
+
+        Of a subject: its own, and that of its tenant's wider domains. Of a tenant: those of all its subjects too.
+        Without a tenant: all keys, buckets' included.
 
         `before_us` (UTC): those alone that were made before then.
         """
         if selector.tenant is None:
             keys = self._shred.living()
+        elif selector.subject is None:
+            keys = self._shred.of_tenant(selector.tenant)
         else:
             names = {shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None)}
             keys = [key for key in map(self._shred.find_subject, names) if key is not None]

@@ -214,7 +214,7 @@ class SealingThread:
                 owed.absolute_us,
                 min(owed.absolute_us, owed.idle_us, duty.absolute_us),
                 duty.bucket_us,
-                self._shred.of_subject(shred_name(label.tenant, label.subject)).id,
+                self._shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id,
                 self._shred.pseudonym(label.tenant.encode()),
             )
         return known

@@ -111,7 +111,7 @@ class DerivedSalts:
 
 
 def _subject(chunks: Chunks, label: DomainLabel) -> bytes:
-    return chunks.shred.of_subject(shred_name(label.tenant, label.subject)).id
+    return chunks.shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id
 
 
 def _subject_digits(subject: bytes) -> str:

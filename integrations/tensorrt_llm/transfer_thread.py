@@ -260,7 +260,10 @@ class TransferThread(CustodyThread):
         label, size = run.standing.label, chunks.chunk_bytes
         if label is None or len(content) != len(run.keys) // KEY_BYTES * size:
             return 0
-        if chunks.shred.of_subject(shred_name(label.tenant, label.subject)).id != run.standing.subject:
+        if (
+            chunks.shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id
+            != run.standing.subject
+        ):
             self.counts["refused: erased"] += 1
             return 0
         now_us = chunks.governor.clock.now_us()

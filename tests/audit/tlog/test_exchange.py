@@ -34,7 +34,8 @@ class Trickle:
         self._answer, self._pause_seconds = answer, pause_seconds
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # closed, or the caller is gone
@@ -47,6 +48,9 @@ class Trickle:
                         time.sleep(self._pause_seconds)
 
     def close(self) -> None:
+        """Its thread ends first: it would accept callers of whatever is given the same descriptor."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._listening.close()
 
 

@@ -55,7 +55,8 @@ class PackedServer:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.place = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.asked: list[str] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -66,6 +67,9 @@ class PackedServer:
                     caller.sendall(self._answer)
 
     def close(self) -> None:
+        """Its thread ends first: it would accept callers of whatever is given the same descriptor."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._listening.close()
 
 

@@ -31,7 +31,7 @@ class Restored:
         live.mkdir()
         with closing(self._open(live)) as keys:
             for name in ("ada", None, "ben"):
-                keys.of_subject(shred_name("acme", name))
+                keys.of_subject(shred_name("acme", name), "acme")
         shutil.copytree(live, copy)
         with closing(self._open(live)) as keys:
             KeysElsewhere("nvme", keys).erase("e-1", ADA, self.clock.now_us())
@@ -74,3 +74,14 @@ def test_keys_that_were_made_after_the_erasure_stay(restored: Restored) -> None:
 
 def test_an_erasure_of_every_tenant_reaches_every_older_key(restored: Restored) -> None:
     assert restored.tier.erase_returned(CompletedErasure("e-2", Selector(), START_US + 1_000_000)) == 3
+
+
+def test_an_erasure_of_a_tenant_reaches_its_subjects_and_no_other_tenants(restored: Restored) -> None:
+    """A key that does not say whose it is may be the tenant's: it ends too."""
+    keys = restored.keys
+    keys.of_subject(shred_name("globex", "eve"), "globex")
+    keys.of_subject(b"made before keys had tenants")
+    assert restored.tier.erase("e-3", Selector(tenant="acme"), START_US).objects == 0
+    assert not any(restored.is_living(subject) for subject in ("ada", "ben", None))
+    assert keys.find_subject(shred_name("globex", "eve")) is not None
+    assert keys.find_subject(b"made before keys had tenants") is None
