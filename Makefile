@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 
-FAST := tests/allocator tests/policies/table tests/policies/document tests/governance tests/audit/events tests/redteam/test_keys.py \
-	tests/redteam/test_handles.py tests/kernels/test_segment.py tests/architecture/test_house.py tests/architecture/test_circles.py
+FAST := tests/allocator/pool tests/allocator/prefix tests/policies/table tests/governance/decisions tests/governance/identity \
+	tests/governance/restriction tests/audit/events tests/redteam/test_keys.py \
+	tests/kernels/test_segment.py
+NOT_FAST := $(addprefix --ignore=,tests/allocator/prefix/test_eviction_bound.py tests/allocator/prefix/test_window.py \
+	tests/policies/table/test_tiers_reference.py) # seconds each, of one kind of fault
 
 IN_PARALLEL := -n 3 --dist loadfile # the tests of a file share its set-up; a third process works while others wait
 
@@ -41,7 +44,7 @@ durations: $(READY) ## write tests/DURATIONS.md: which tests take the time of `m
 	$(BIN)/python tests/durations.py .cache/durations.xml
 
 test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
-	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system" -k "not postgresql" $(FAST)
+	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system" -k "not postgresql" $(NOT_FAST) $(FAST)
 
 test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed processes, full disks, recorded traces, every edit of a ledger
 	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "system and not soak"
