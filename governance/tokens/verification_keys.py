@@ -1,12 +1,15 @@
-"""The public keys of an issuer of JSON Web Tokens, from a JWKS or a PEM file; what is no such key is refused.
+"""The public keys of an issuer of JSON Web Tokens, from a JWKS or a PEM file.
 
-1. Only public keys that we verify with are taken: RSA of 2,048 bits or more, P-256 and Ed25519. A set with a symmetric
-   or private key is refused whole; a key that its issuer uses with another algorithm is left out.
-2. A key verifies with the algorithms of its own kind alone, and of those with the one that its set states, if any.
+1. Only public keys that we verify with are taken: RSA of 2,048 bits or more, P-256 and Ed25519. An issuer adds keys of
+   other kinds to its set at any time: they are left out and named, and the others keep their meaning.
+2. A set with a symmetric or private key is refused whole: its issuer has published a secret.
+3. A key verifies with the algorithms of its own kind, and of those only with the one that its set states, if any. Two
+   different keys with one `kid` and one algorithm are both left out: a token names exactly one key.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +24,7 @@ from kvcustody.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20
 RSA_BITS_MIN = 2_048
+_NAMED_MAX = 64  # characters of what a set says of itself, in a message
 
 
 class VerificationKey(NamedTuple):
@@ -31,8 +35,19 @@ class VerificationKey(NamedTuple):
     key: RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
-def read_verification_keys(path: Path) -> tuple[VerificationKey, ...]:
-    """The public keys in a file; `ConfigError` where it cannot be read or any is not one (rule 1)."""
+class IssuerKeys(NamedTuple):
+    """The keys of a set that verify tokens, and a line for each that was left out (rules 1 and 3)."""
+
+    keys: tuple[VerificationKey, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+class _LeftOutError(Exception):
+    """A key that we do not verify with; the text says why."""
+
+
+def read_verification_keys(path: Path) -> IssuerKeys:
+    """The public keys in a file; `ConfigError` where it cannot be read or holds none."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -43,43 +58,94 @@ def read_verification_keys(path: Path) -> tuple[VerificationKey, ...]:
     return parse_verification_keys(content, str(path))
 
 
-def parse_verification_keys(content: bytes, place: str) -> tuple[VerificationKey, ...]:
+def parse_verification_keys(content: bytes, place: str) -> IssuerKeys:
     """The public keys in a JWKS (RFC 7517) or a PEM; `place` is what errors name."""
-    import jwt  # here: commands load this module without it
-
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
         if content.lstrip().startswith(b"{"):
             rows = json.loads(content)["keys"]
-            found = [_of_jwk(place, row) for row in rows if row.get("use", "sig") == "sig"]
+            if not isinstance(rows, list):
+                raise TypeError
+            keys, left_out = _of_set(place, rows)
         else:
-            found = [_of_key(place, None, load_pem_public_key(content))]
-    except (ValueError, KeyError, TypeError, AttributeError, UnsupportedAlgorithm, jwt.PyJWTError):
+            keys, left_out = [_of_key(None, load_pem_public_key(content))], []
+    except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm):
         raise ConfigError(f"{place}: is neither a JSON Web Key Set nor a PEM public key") from None
-    keys = tuple(key for key in found if key.algorithms)
-    if not keys or len({key.kid for key in keys}) != len(keys):
+    except _LeftOutError as error:
         raise ConfigError(
-            f"{place}: must hold at least one signature key (RS256, PS256, ES256, EdDSA), each with a `kid` of its own"
+            f"{place}: {error}; give RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
+        ) from None
+    if not keys:
+        reasons = f" ({'; '.join(left_out)})" if left_out else ""
+        raise ConfigError(
+            f"{place}: holds no signature key that is understood: RSA of {RSA_BITS_MIN} bits or more, P-256 or "
+            f"Ed25519, each with a `kid` of its own{reasons}"
         )
-    return keys
+    return IssuerKeys(tuple(keys), tuple(left_out))
 
 
-def _of_jwk(place: str, row: dict[str, Any]) -> VerificationKey:
-    if row.get("kty") == "oct" or "d" in row or "k" in row:
-        raise ConfigError(f"{place}: holds a symmetric or private key; give public keys only")
-    from jwt import PyJWK
+def _of_set(place: str, rows: list[Any]) -> tuple[list[VerificationKey], list[str]]:
+    parsed: list[VerificationKey] = []
+    left_out: list[str] = []
+    for row in rows:
+        if isinstance(row, dict) and (row.get("kty") == "oct" or {"d", "k", "priv"} & row.keys()):
+            raise ConfigError(f"{place}: holds a symmetric or private key; give public keys only")
+        if isinstance(row, dict) and row.get("use", "sig") != "sig":
+            continue
+        try:
+            key = _of_jwk(row)
+        except _LeftOutError as error:
+            kid = row.get("kid") if isinstance(row, dict) else None
+            left_out.append(f"key {_quoted(kid)}: {error}")
+        else:
+            if key not in parsed:  # an issuer that names one key twice means one key
+                parsed.append(key)
+    doubled = [key for key in parsed if any(_ambiguous(key, other) for other in parsed)]
+    left_out.extend(
+        f"key {_quoted(kid)}: several different keys have this `kid`"
+        for kid in dict.fromkeys(key.kid for key in doubled)
+    )
+    return [key for key in parsed if key not in doubled], left_out
 
-    key = _of_key(place, row.get("kid"), PyJWK({**row, "alg": None}).key)
+
+def _ambiguous(key: VerificationKey, other: VerificationKey) -> bool:
+    return key is not other and key.kid == other.kid and bool(key.algorithms & other.algorithms)
+
+
+def _quoted(value: object) -> str:
+    return "without a `kid`" if value is None else f"`{str(value)[:_NAMED_MAX]}`"
+
+
+def _of_jwk(row: Any) -> VerificationKey:
+    import jwt  # here: commands load this module without it
+
+    if not isinstance(row, dict):
+        raise _LeftOutError("is no JSON object")
+    try:
+        public = jwt.PyJWK({**row, "alg": None}).key
+    except (ValueError, KeyError, TypeError, AttributeError, UnsupportedAlgorithm, jwt.PyJWTError):
+        names = "/".join(str(row[name])[:_NAMED_MAX] for name in ("kty", "crv", "alg") if name in row)
+        raise _LeftOutError(f"{names or 'no `kty`'} is not understood") from None
+    key = _of_key(row.get("kid"), public)
     stated = row.get("alg")
-    return key if stated is None else key._replace(algorithms=key.algorithms & {stated})
+    if stated is None:
+        return key
+    if stated not in key.algorithms:
+        raise _LeftOutError(f"algorithm `{str(stated)[:_NAMED_MAX]}` is not verified here")
+    return key._replace(algorithms=frozenset({stated}))
 
 
-def _of_key(place: str, kid: object, key: object) -> VerificationKey:
+def _of_key(kid: object, key: object) -> VerificationKey:
     if kid is not None and not isinstance(kid, str):
-        raise ConfigError(f"{place}: a `kid` must be text")
-    if isinstance(key, RSAPublicKey) and key.key_size >= RSA_BITS_MIN:
-        return VerificationKey(kid, frozenset({"RS256", "PS256"}), key)
-    if isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
-        return VerificationKey(kid, frozenset({"ES256"}), key)
+        raise _LeftOutError("a `kid` must be text")
+    if isinstance(key, RSAPublicKey):
+        if key.key_size >= RSA_BITS_MIN:
+            return VerificationKey(kid, frozenset({"RS256", "PS256"}), key)
+        raise _LeftOutError(f"RSA of {key.key_size} bits is too short")
+    if isinstance(key, EllipticCurvePublicKey):
+        if isinstance(key.curve, SECP256R1):
+            return VerificationKey(kid, frozenset({"ES256"}), key)
+        raise _LeftOutError(f"curve {key.curve.name} is not verified here")
     if isinstance(key, Ed25519PublicKey):
         return VerificationKey(kid, frozenset({"EdDSA"}), key)
-    raise ConfigError(f"{place}: keys must be RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519")
+    raise _LeftOutError(f"{type(key).__name__.lstrip('_')} is not verified here")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -22,6 +22,9 @@ from rich.table import Table
 
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
+
+if TYPE_CHECKING:
+    from kvcustody.governance.tokens.verification_keys import IssuerKeys
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,6 +59,8 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
     for issuer in found["issuers"]:
         speaks = "any tenant" if issuer["tenants"] is None else ", ".join(issuer["tenants"])
         print(f"issuer {issuer['name']}: {issuer['keys']} verification keys; speaks for {speaks}")
+        for reason in issuer["left_out"]:
+            print(f"left out: {reason}")
     print(f"open to everybody: {', '.join(found['open_paths']) or 'nothing'}")
 
 
@@ -181,12 +186,20 @@ def describe(file: Path) -> dict[str, Any]:
     issuers = []
     for entry in document.issuers:
         try:
-            count = _verification_keys(file.parent / entry.keys)
+            issuer_keys = _verification_keys(file.parent / entry.keys)
         except ConfigError as error:
             wrong.append(error.message)
             continue
         tenants = None if entry.tenants is None else list(entry.tenants)
-        issuers.append({"name": entry.called, "issuer": entry.issuer, "keys": count, "tenants": tenants})
+        issuers.append(
+            {
+                "name": entry.called,
+                "issuer": entry.issuer,
+                "keys": len(issuer_keys.keys),
+                "left_out": list(issuer_keys.left_out),
+                "tenants": tenants,
+            }
+        )
     if wrong:
         raise ConfigError("\n".join(wrong))
     return {
@@ -199,14 +212,14 @@ def describe(file: Path) -> dict[str, Any]:
     }
 
 
-def _verification_keys(path: Path) -> int:
+def _verification_keys(path: Path) -> IssuerKeys:
     try:
         from kvcustody.governance.tokens.verification_keys import read_verification_keys
     except ImportError as error:
         raise ConfigError(
             f"{path}: JSON Web Tokens need `{error.name}`; pip install 'kvcustody[vllm]'", path=path
         ) from None
-    return len(read_verification_keys(path))
+    return read_verification_keys(path)
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

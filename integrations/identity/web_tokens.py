@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from kvcustody.clock import Clock
 from kvcustody.errors import credential_refused as refused
+from kvcustody.governance.tokens.claims import claim_at
 from kvcustody.governance.tokens.json_web_token import TokenVerifier, TrustedIssuer, named
-from kvcustody.governance.tokens.verification_keys import read_verification_keys
+from kvcustody.governance.tokens.verification_keys import IssuerKeys, read_verification_keys
 from kvcustody.integrations.identity.authentication import Authenticated
 from kvcustody.integrations.identity.identity_document import IssuerEntry
 from kvcustody.integrations.identity.watched_file import WatchedFile
+
+_log = structlog.get_logger("kvcustody.identity")
 
 
 class TokenAuthenticator:
@@ -19,13 +24,13 @@ class TokenAuthenticator:
 
     def __init__(self, issuers: tuple[IssuerEntry, ...], directory: Path, clock: Clock) -> None:
         def trusted(entry: IssuerEntry) -> TrustedIssuer[IssuerEntry]:
-            file = WatchedFile(directory / entry.keys, read_verification_keys, clock)
+            file = WatchedFile(directory / entry.keys, _issuer_keys, clock)
             return TrustedIssuer(
                 entry.issuer,
                 entry.audience,
                 entry.algorithms,
                 entry.leeway_seconds,
-                lambda kid: named(file.content(), kid),
+                lambda kid: named(file.content().keys, kid),
                 entry,
             )
 
@@ -41,10 +46,17 @@ class TokenAuthenticator:
         return _identity(claims, entry)
 
 
+def _issuer_keys(path: Path) -> IssuerKeys:
+    issuer_keys = read_verification_keys(path)
+    if issuer_keys.left_out:
+        _log.warning("issuer's keys left out", path=path, keys=issuer_keys.left_out)
+    return issuer_keys
+
+
 def _identity(claims: dict[str, Any], entry: IssuerEntry) -> Authenticated:
     found: dict[str, str] = {}
     for field, claim in entry.claims.named():
-        value = claims.get(claim)
+        value = claim_at(claims, claim)
         if value is None:
             continue
         if type(value) is not str:

@@ -14,6 +14,7 @@ from kvcustody.governance.identity.principal import check_identifier, check_tena
 from kvcustody.governance.service.access.jwks import KeySet
 from kvcustody.governance.service.access.roles import OF_TENANTS, Role, check_roles
 from kvcustody.governance.service.settings import Issuer
+from kvcustody.governance.tokens.claims import claim_at, claim_name, claim_names
 from kvcustody.governance.tokens.json_web_token import TokenVerifier, TrustedIssuer
 
 
@@ -68,13 +69,9 @@ def _check_bound(claims: dict[str, Any], certificate: str | None) -> None:
 
 
 def _proven(claims: dict[str, Any], entry: Issuer) -> VerifiedClaims:
-    who = check_identifier("principal", claims.get(entry.principal_claim))
-    stated = claims.get(entry.roles_claim, [])
-    names = stated.split() if isinstance(stated, str) else stated
-    if not isinstance(names, list):
-        raise refused("claim of roles is not a list")
-    roles = {entry.roles[name] for name in names if isinstance(name, str) and name in entry.roles}
-    tenant = claims.get(entry.tenant_claim) if roles & OF_TENANTS else None
+    who = check_identifier("principal", claim_at(claims, entry.principal_claim))
+    roles = {entry.roles[name] for name in claim_names(claims, entry.roles_claim) if name in entry.roles}
+    tenant = claim_name(claims, entry.tenant_claim) if roles & OF_TENANTS else None
     if tenant is not None:
         check_tenant_name(tenant)
     until_us = int((claims["exp"] + entry.leeway_seconds) * MICROSECONDS)

@@ -298,12 +298,14 @@ def test_weak_private_and_foreign_keys_are_refused(deployment: Deployment) -> No
         path.write_text(json.dumps({"keys": [row]}))
         with pytest.raises(ConfigError):
             read_verification_keys(path)
-    path.write_text(json.dumps({"keys": [rs, rs]}))
-    with pytest.raises(ConfigError, match="`kid` of its own"):
+    other = rsa.generate_private_key(65537, 2048).public_key()
+    doubled = {**jwt.algorithms.RSAAlgorithm.to_jwk(other, as_dict=True), "kid": rs["kid"]}
+    path.write_text(json.dumps({"keys": [rs, doubled]}))
+    with pytest.raises(ConfigError, match="several different keys"):
         read_verification_keys(path)
     pem = deployment.signers.es.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     path.write_bytes(pem)
-    assert [set(key.algorithms) for key in read_verification_keys(path)] == [{"ES256"}]
+    assert [set(key.algorithms) for key in read_verification_keys(path).keys] == [{"ES256"}]
 
 
 def test_a_key_digest_depends_on_the_files_salt() -> None:

@@ -6,13 +6,16 @@ import base64
 import hashlib
 import hmac
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed448
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kvcustody.clock import VirtualClock
@@ -200,6 +203,9 @@ def test_a_token_is_a_credential_of_the_service_and_no_session(
     [
         [SECRET],
         [RSA.jwk(private=True)],
+        [EC.jwk(), SECRET],
+        [EC.jwk(), RSA.jwk(private=True)],
+        [EC.jwk(), {"kty": "AKP", "alg": "ML-DSA-44", "priv": "AA"}],
         [rsa_signer("r1", 1024).jwk()],
         [ec_signer("e1", ec.SECP521R1()).jwk()],
         [RSA.jwk(), OTHER.jwk()],
@@ -207,9 +213,150 @@ def test_a_token_is_a_credential_of_the_service_and_no_session(
         [],
     ],
 )
-def test_key_sets_with_anything_else_are_refused(keys: list[dict[str, Any]]) -> None:
+def test_key_sets_with_no_usable_key_or_with_a_secret_are_refused(keys: list[dict[str, Any]]) -> None:
     with pytest.raises(ConfigError):
         parse_verification_keys(json.dumps({"keys": keys}).encode(), "jwks")
+
+
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "AKP/ML-DSA-44 is not understood": {"kty": "AKP", "alg": "ML-DSA-44", "pub": "AAAA", "kid": "new"},
+    "curve secp384r1 is not verified here": ec_signer("new", ec.SECP384R1()).jwk(),
+    "OKP/Ed448 is not understood": {
+        **jwt.algorithms.OKPAlgorithm.to_jwk(ed448.Ed448PrivateKey.generate().public_key(), as_dict=True),
+        "kid": "new",
+    },
+    "RSA of 1024 bits is too short": rsa_signer("new", 1024).jwk(),
+    "algorithm `RS512` is not verified here": {**rsa_signer("new").jwk(), "alg": "RS512"},
+    "a `kid` must be text": {**rsa_signer("new").jwk(), "kid": 7},
+    "no `kty` is not understood": {"kid": "new"},
+}
+
+
+@pytest.mark.parametrize("reason", LEFT_OUT)
+def test_a_key_that_is_not_understood_is_left_out_and_named(issuer: Issuer, reason: str) -> None:
+    row = LEFT_OUT[reason]
+    content = json.dumps({"keys": [row, RSA.jwk()]})
+    keys, left_out = parse_verification_keys(content.encode(), "jwks")
+    assert [key.kid for key in keys] == ["r1"]
+    assert left_out == (f"key `{row['kid']}`: {reason}",)
+    Path(issuer.keys).write_text(content)
+    tokens = OidcTokens((issuer,), VirtualClock(utc_us=1_790_000_000 * 10**6))
+    assert tokens.verify(sign(claims())).principal == "id:alice"
+
+
+def test_keys_that_share_a_kid_are_left_out_unless_a_token_still_names_one() -> None:
+    def kids(*rows: dict[str, Any]) -> tuple[list[str | None], int]:
+        keys, left_out = parse_verification_keys(json.dumps({"keys": rows}).encode(), "jwks")
+        return [key.kid for key in keys], len(left_out)
+
+    assert kids(RSA.jwk(), OTHER.jwk(), EC.jwk()) == (["e1"], 1)
+    assert kids(RSA.jwk(), RSA.jwk()) == (["r1"], 0), "the same key twice is one key"
+    assert kids(RSA.jwk(), {**EC.jwk(), "kid": "r1"}) == (["r1", "r1"], 0), "the algorithm tells them apart"
+
+
+class SlowIssuer:
+    """An issuer's address that answers when it is let go, and counts the questions."""
+
+    def __init__(self, *signers: Signer) -> None:
+        self.body = json.dumps({"keys": [signer.jwk() for signer in signers]}).encode()
+        self.asked = threading.Event()
+        self.let_go = threading.Event()
+        self.questions = 0
+
+    def __call__(self, *args: Any, **how: Any) -> SimpleNamespace:
+        self.questions += 1
+        self.asked.set()
+        assert self.let_go.wait(60)
+        return SimpleNamespace(status=200, body=self.body)
+
+
+def test_a_slow_issuer_and_an_unsigned_token_stall_no_good_token(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: the unsigned token does make the service ask, and is held while the issuer is silent."""
+    server = SlowIssuer(RSA)
+    server.let_go.set()
+    monkeypatch.setattr(jwks, "exchange", server)
+    monkeypatch.setattr(jwks, "_ASKING_SECONDS", 60.0)
+    clock = VirtualClock()
+    keys = KeySet(issuer.model_copy(update={"keys": "https://id.example/keys"}), clock)
+    assert keys.find("r1"), "the first token waits for the first answer"
+    server.let_go.clear()
+    server.asked.clear()
+    clock.advance(11 * 10**6)
+    attackers = [threading.Thread(target=keys.find, args=("unknown",)) for _ in range(12)]
+    for attacker in attackers:
+        attacker.start()
+    try:
+        assert server.asked.wait(60) and any(attacker.is_alive() for attacker in attackers)
+        good = threading.Thread(target=keys.find, args=("r1",))
+        good.start()
+        good.join(30)
+        assert not good.is_alive(), "a token with a known key waits for nobody"
+        clock.advance(301 * 10**6)
+        assert keys.find("r1"), "nor when the keys are due"
+    finally:
+        server.let_go.set()
+        for attacker in attackers:
+            attacker.join(60)
+    assert server.questions == 2
+
+
+def test_tokens_with_unknown_keys_cannot_take_every_thread(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the bound every thread of the pool waits, and the last line waits with them."""
+    server = SlowIssuer(RSA)
+    monkeypatch.setattr(jwks, "exchange", server)
+    monkeypatch.setattr(jwks, "_ASKING_SECONDS", 60.0)
+    keys = KeySet(issuer.model_copy(update={"keys": "https://id.example/keys"}), VirtualClock())
+    refused = threading.Semaphore(0)
+
+    def unsigned_token() -> None:
+        keys.find("unknown")
+        refused.release()
+
+    attackers = [threading.Thread(target=unsigned_token) for _ in range(12)]
+    for attacker in attackers:
+        attacker.start()
+    try:
+        for _ in attackers[jwks._WAITING_MAX :]:
+            assert refused.acquire(timeout=30)
+    finally:
+        server.let_go.set()
+        for attacker in attackers:
+            attacker.join(60)
+
+
+NESTED: dict[str, dict[str, Any]] = {
+    "realm_access.roles": {"realm_access": {"roles": ["kv-auditors"]}},
+    "resource_access.kv\\.api.roles": {"resource_access": {"kv.api": {"roles": ["kv-auditors"]}}},
+    "https://example.com/roles": {"https://example.com/roles": "kv-auditors"},
+    "urn:roles": {"urn:roles": {"kv-auditors": {"org": "example.com"}}},
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_claim_of_roles_may_be_nested(issuer: Issuer, name: str) -> None:
+    clock = VirtualClock(utc_us=1_790_000_000 * 10**6)
+    tokens = OidcTokens((issuer.model_copy(update={"roles_claim": name}),), clock)
+    assert set(tokens.verify(sign(claims(roles=..., **NESTED[name]))).roles) == {"auditor"}
+    with pytest.raises(IdentityError):
+        tokens.verify(sign(claims()))  # control: only the named claim counts
+
+
+def test_a_tenant_may_be_the_one_organization_of_a_token(issuer: Issuer) -> None:
+    clock = VirtualClock(utc_us=1_790_000_000 * 10**6)
+    tokens = OidcTokens((issuer.model_copy(update={"tenant_claim": "organization"}),), clock)
+
+    def tenant(organization: object) -> str | None:
+        return tokens.verify(sign(claims(roles=["kv-tenant"], organization=organization))).tenant
+
+    assert [tenant(value) for value in ("acme", ["acme"], {"acme": {"id": "7"}})] == ["acme"] * 3
+    ambiguous: tuple[object, ...] = ([], ["acme", "globex"], {"acme": {}, "globex": {}}, {"acme": True}, 7)
+    for value in ambiguous:
+        with pytest.raises(IdentityError):
+            tenant(value)
 
 
 def test_unknown_names_make_us_ask_again_but_not_often(issuer: Issuer) -> None:
