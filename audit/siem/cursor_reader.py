@@ -1,27 +1,57 @@
-"""Leaves from where a reader left off: at least once, in the order of each log, for ever resumable.
+"""Leaves from where a reader left off: at least once, in the order of each log, resumable at any later time.
 
-1. A position is the next idx of each log. `positions` of a batch are stored by the reader after it has the batch
-   safe; a crash before that gives the batch again, never a hole.
-2. The position file is replaced whole and fsynced. One that is damaged is refused: starting over is the reader's act.
+1. A place is the next idx of a log, with the digest of the last leaf that the reader took there. A reader stores the
+   `positions` of a batch after it has the batch safe; a crash before that gives the batch again, never a hole.
+2. The position file is replaced whole and fsynced. A damaged one is refused: only the reader decides to start over.
 3. Only committed leaves are read, and idx has no holes, so nothing that commits late is overtaken.
+4. A restored or another ledger is recognised: a log is shorter than its place, or holds another leaf there. Such a log
+   is read again from its first leaf, and `Positions.restarted` counts it.
+5. `Positions.purged` counts the leaves that retention deleted before the reader took them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, tuple_
 
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
 from kvcustody.files import write_file
+from kvcustody.plurals import several
 
-_SCHEMA = "kvcustody/positions@1"
-Positions = dict[str, int]
+_SCHEMA = "kvcustody/positions@2"
+_PLACES_A_QUERY = 400  # two parameters each; SQLite takes 999 at least
+
+
+class LogPlace(NamedTuple):
+    """Where a reader is in a log: the next idx, and the last leaf that it took (-1: none yet)."""
+
+    next: int
+    taken: int = -1
+    digest: str = ""
+
+
+class Positions(NamedTuple):
+    """A reader's place in each log, and by log how often rule 4 and how many leaves rule 5 counted."""
+
+    places: Mapping[str, LogPlace] = MappingProxyType({})
+    restarted: Mapping[str, int] = MappingProxyType({})
+    purged: Mapping[str, int] = MappingProxyType({})
+
+    def to_bytes(self) -> bytes:
+        """The one form of these positions: the file's content."""
+        counts = {"restarted": dict(self.restarted), "purged": dict(self.purged)}
+        value = {"schema": _SCHEMA, "places": dict(self.places), **counts}
+        return json.dumps(value, sort_keys=True).encode()
 
 
 class CursorBatch(NamedTuple):
@@ -33,23 +63,34 @@ class CursorBatch(NamedTuple):
 
 def pull(connection: Connection, positions: Positions, *, limit: int = 1000) -> CursorBatch:
     """At most `limit` leaves after the positions, log by log; none when there is nothing new."""
+    query = select(logs.c.id, logs.c.name, logs.c.size).order_by(logs.c.name)
+    heads = {row.name: row for row in connection.execute(query)}
+    foreign = _foreign(connection, heads, positions.places)
+    places = {name: place for name, place in positions.places.items() if name not in foreign}
+    purged = Counter(positions.purged)
     rows: list[EventRow] = []
-    after = dict(positions)
-    names = connection.execute(select(logs.c.id, logs.c.name, logs.c.size).order_by(logs.c.name)).all()
-    behind = [log for log in names if log.size > positions.get(log.name, 0)]
-    for number, log in enumerate(behind):
+    behind = [(log, places.get(log.name, LogPlace(0))) for log in heads.values()]
+    behind = [(log, place) for log, place in behind if log.size > place.next]
+    for number, (log, place) in enumerate(behind):
         share = max(1, (limit - len(rows)) // (len(behind) - number))  # no busy log starves the others
-        some = _after(connection, log.id, log.name, positions.get(log.name, 0), share)
-        rows += some
-        if some:
-            after[log.name] = some[-1].idx + 1
+        log_rows = _between(connection, log.id, log.name, place.next, log.size, share)
+        rows += log_rows
+        end = log_rows[-1].idx + 1 if len(log_rows) == share else log.size
+        missing = end - place.next - len(log_rows)
+        if missing:
+            purged[log.name] += missing
+        last = log_rows[-1] if log_rows else None
+        places[log.name] = (
+            place._replace(next=end) if last is None else LogPlace(end, last.idx, _digest(last.leaf))
+        )
         if len(rows) >= limit:
             break
-    return CursorBatch(tuple(rows), after)
+    restarted = Counter(positions.restarted) + Counter(foreign)
+    return CursorBatch(tuple(rows), Positions(places, dict(restarted), dict(purged)))
 
 
-def newest(connection: Connection) -> Positions:
-    """Positions after everything that is there: for a reader who wants only what comes."""
+def newest(connection: Connection) -> dict[str, int]:
+    """How many leaves each log has."""
     return {row.name: row.size for row in connection.execute(select(logs.c.name, logs.c.size))}
 
 
@@ -59,9 +100,13 @@ def read_positions(path: Path) -> Positions:
         value = json.loads(path.read_bytes())
         if value["schema"] != _SCHEMA:
             raise ValueError
-        return {str(name): int(idx) for name, idx in value["next"].items()}
+        places = {
+            str(name): LogPlace(int(idx), int(taken), str(digest))
+            for name, (idx, taken, digest) in value["places"].items()
+        }
+        return Positions(places, _counts(value["restarted"]), _counts(value["purged"]))
     except FileNotFoundError:
-        return {}
+        return Positions()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         problem = f"position file `{path}` is damaged; remove it to start over, every leaf will be sent again"
         raise LedgerError(problem, path=path) from None
@@ -69,18 +114,63 @@ def read_positions(path: Path) -> Positions:
 
 def write_positions(path: Path, positions: Positions) -> None:
     """Replace the file, durably; raises `LedgerError` where the disk refuses."""
-    data = json.dumps({"schema": _SCHEMA, "next": positions}, sort_keys=True).encode()
     try:
-        write_file(path, data)
+        write_file(path, positions.to_bytes())
     except OSError as problem:
         raise LedgerError(f"position file `{path}`: {problem.strerror}", path=path) from None
 
 
-def _after(connection: Connection, log: int, name: str, idx: int, limit: int) -> list[EventRow]:
+def describe_losses(positions: Positions) -> list[str]:
+    """What a reader has to know beside its leaves (rules 4 and 5), a sentence each."""
+    return [
+        f"log `{name}` was shorter than before or another one, as after a restore: read again from its first leaf"
+        for name in sorted(positions.restarted)
+    ] + [
+        f"retention purged {several(count, 'leaf')} of log `{name}` before this reader took them"
+        for name, count in sorted(positions.purged.items())
+    ]
+
+
+def _counts(value: dict[str, Any]) -> dict[str, int]:
+    return {str(name): int(count) for name, count in value.items()}
+
+
+def _digest(leaf: bytes) -> str:
+    return hashlib.sha256(leaf).hexdigest()[:32]
+
+
+def _foreign(
+    connection: Connection, heads: Mapping[str, Any], places: Mapping[str, LogPlace]
+) -> Sequence[str]:
+    """The logs whose places belong to another state of the ledger (rule 4).
+
+    NOTE: logs that have nothing new are compared only when no log has: then there is time for it.
+    """
+    shorter = [name for name, place in places.items() if name not in heads or heads[name].size < place.next]
+    compared = {
+        (heads[name].id, place.taken): (name, place.digest)
+        for name, place in places.items()
+        if name not in shorter and place.taken >= 0
+    }
+    grown = {key: named for key, named in compared.items() if heads[named[0]].size > places[named[0]].next}
+    compared = grown or compared
+    keys, column, replaced = sorted(compared), events.c, []
+    for first in range(0, len(keys), _PLACES_A_QUERY):
+        query = select(column.log, column.idx, column.leaf).where(
+            tuple_(column.log, column.idx).in_(keys[first : first + _PLACES_A_QUERY])
+        )
+        for row in connection.execute(query):
+            name, digest = compared[row.log, row.idx]
+            if _digest(bytes(row.leaf)) != digest:
+                replaced.append(name)
+    return shorter + replaced
+
+
+def _between(connection: Connection, log: int, name: str, idx: int, end: int, limit: int) -> list[EventRow]:
     column = events.c
     query = (
         select(column.idx, column.at_us, column.kind, column.leaf)
-        .where(column.log == log, column.idx >= idx)
+        .where(column.log == log, column.idx >= idx, column.idx < end)
         .order_by(column.idx)
         .limit(limit)
     )

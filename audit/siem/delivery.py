@@ -9,6 +9,8 @@
    is for the caller to put on record (`SinkChanged`), not for the sink.
 4. A leaf that may not leave (`leaving`) is passed over, and counted; where nobody can say, nothing goes on.
 5. The identity of a batch is its positions, so a receiver knows a repetition.
+6. After a restore of the ledger, and after a purge that overtakes the sink, `status()` says so, over restarts too
+   (`cursor_reader`, rules 4 and 5).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import describe
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cursor_reader import CursorBatch, pull, read_positions, write_positions
+from kvcustody.audit.siem.cursor_reader import CursorBatch, Positions, pull, read_positions, write_positions
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
 from kvcustody.errors import CustodyError
 from kvcustody.files import private_folder, write_file
@@ -50,6 +52,8 @@ class PumpStatus(NamedTuple):
     failures: int
     problem: str
     withheld: int = 0  # leaves that the policy keeps here, in this process
+    restarted: int = 0  # times that a log was read again from its first leaf, as after a restore
+    purged: int = 0  # leaves that retention deleted before the sink had them
 
 
 class DeliveryPump:
@@ -93,6 +97,11 @@ class DeliveryPump:
         """The sink gets leaves (rule 3)."""
         return not (self._folder / _DETACHED).exists()
 
+    @property
+    def positions(self) -> Positions:
+        """Where the sink is."""
+        return self._positions
+
     def detach(self) -> None:
         """Give it nothing more, from now on and after a restart."""
         write_file(self._folder / _DETACHED, b"")
@@ -112,6 +121,8 @@ class DeliveryPump:
             self._failures,
             self._problem,
             self._withheld,
+            sum(self._positions.restarted.values()),
+            sum(self._positions.purged.values()),
         )
 
     def dead(self) -> list[Path]:
@@ -125,6 +136,7 @@ class DeliveryPump:
         with self._engine.connect() as connection:
             found = pull(connection, self._positions, limit=self._batch)
         if not found.rows:
+            self._move(found)
             return 0
         rows = self._leaving(found.rows)
         body, identity = self._encode(rows), _identity(found)
@@ -142,8 +154,7 @@ class DeliveryPump:
             self._delivered += len(rows)
         self._withheld += len(found.rows) - len(rows)
         self._failing_since = None
-        write_positions(self._folder / _POSITIONS, found.positions)
-        self._positions = found.positions
+        self._move(found)
         return len(found.rows)
 
     def retry_dead(self) -> int:
@@ -179,6 +190,11 @@ class DeliveryPump:
                 self._problem = problem.message if isinstance(problem, CustodyError) else describe(problem)
                 pause = min(_WAIT_SECONDS_MAX, self._interval_seconds * 2.0 ** min(self._failures, 16))
 
+    def _move(self, batch: CursorBatch) -> None:
+        if batch.positions != self._positions:
+            write_positions(self._folder / _POSITIONS, batch.positions)
+            self._positions = batch.positions
+
     def _bury(self, identity: str, body: bytes, reason: str) -> None:
         path = self._folder / "dead" / f"{time.time_ns():020d}-{identity[:16]}.json"
         value: dict[str, Any] = {"identity": identity, "reason": reason, "body": body.decode()}
@@ -187,4 +203,4 @@ class DeliveryPump:
 
 
 def _identity(batch: CursorBatch) -> str:
-    return hashlib.sha256(orjson.dumps(batch.positions, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(batch.positions.to_bytes()).hexdigest()

@@ -1,7 +1,8 @@
 """How leaves are told to security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's shape.
 
-CloudEvents 1.0 (JSON): `source` and `id` together are log and idx, so that a receiver can drop doubles. `traceid` is an
-extension of ours: the registered `traceparent` also names a span, and a leaf is of a whole trace.
+CloudEvents 1.0 (JSON): `source` names ledger and log, `id` the leaf in it (`leaf_id`), so that a receiver can drop
+doubles. `traceid` is an extension of ours: the registered `traceparent` also names a span, and a leaf is of a whole
+trace.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote
 
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.ocsf import ocsf
+from kvcustody.audit.siem.ocsf import leaf_id, ocsf
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import SIEM_FORMATS, load, names_extension
 from kvcustody.times import utc
@@ -23,7 +24,7 @@ def cloud_event(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
     """The CloudEvent of a leaf; `data` is the leaf itself."""
     made = {
         "specversion": "1.0",
-        "id": str(row.idx),
+        "id": leaf_id(row),
         "source": f"urn:kvcustody:{quote(origin, safe='')}:{quote(row.log, safe='')}",
         "type": f"kvcustody.{row.kind}.v1",
         "time": utc(row.at_us).isoformat(timespec="microseconds"),

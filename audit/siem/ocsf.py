@@ -2,7 +2,8 @@
 
 1. Every kind has its row; a kind without one is an error here and in a test, never a guess.
 2. The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
-3. `metadata.uid` is log and idx: a receiver drops what it has seen by it.
+3. `metadata.uid` is log, idx and the leaf's digest (`leaf_id`): a receiver drops what it has seen by it. After a
+   restore another leaf may stand at a place that was sent before; the digest keeps the two apart.
 4. Classes, activities and statuses are those of github.com/ocsf/ocsf-schema (`events/`), whose enumerations only
    grow; a test holds the copy that the table is checked against. A finding's status is where it stands, not whether
    it worked.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 from kvcustody.audit.query.events import EventRow
@@ -115,6 +117,11 @@ _CLOSE = 3  # of a finding
 _OUTCOMES = ("outcome", "effect", "result")
 
 
+def leaf_id(row: EventRow) -> str:
+    """What names a leaf within its log for a receiver (rule 3)."""
+    return f"{row.idx}-{hashlib.sha256(row.leaf).hexdigest()[:16]}"
+
+
 def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
     """The OCSF event of a leaf; raises `LedgerError` for a kind that the table lacks (rule 1)."""
     mapping = TABLE.get(row.kind)
@@ -136,7 +143,7 @@ def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
         "message": row.kind,
         "metadata": {
             "version": VERSION,
-            "uid": f"{row.log}:{row.idx}",
+            "uid": f"{row.log}:{leaf_id(row)}",
             "log_name": row.log,
             "sequence": row.idx,
             "product": {"vendor_name": "kvcustody", "name": "kvcustody", "uid": origin},
@@ -183,7 +190,7 @@ def _required(class_uid: int, row: EventRow) -> dict[str, Any]:
         return {"app": {"name": "kvcustody", "uid": body["incarnation"], "vendor_name": "kvcustody"}}
     if class_uid == EVENT_LOG:
         return {"log_name": row.log, "device": {"type_id": OTHER, "uid": body["incarnation"]}}
-    finding = {"title": row.kind, "uid": f"{row.log}:{row.idx}"}
+    finding = {"title": row.kind, "uid": f"{row.log}:{leaf_id(row)}"}
     if class_uid == COMPLIANCE:
         return {"finding_info": finding, "compliance": {"control": row.kind}}
     return {"finding_info": finding}

@@ -14,7 +14,12 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import SinkChanged
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cursor_reader import pull, read_positions, write_positions
+from kvcustody.audit.siem.cursor_reader import (
+    describe_losses,
+    pull,
+    read_positions,
+    write_positions,
+)
 from kvcustody.audit.siem.delivery import DeliveryPump, Leaving
 from kvcustody.audit.siem.formats import LeafShape, SiemFormat, open_shape
 from kvcustody.audit.siem.sink import WebhookSink
@@ -25,6 +30,8 @@ from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 from kvcustody.plurals import several
+
+EXIT_NO = 1
 
 
 def _shapes() -> list[str]:
@@ -62,13 +69,21 @@ def ship(
 
     That leaves are taken out is on record first, once a run (`access`).
 
-    At least once: a batch counts as taken when stdout took it; drop doubles by log and idx.
+    At least once: a batch counts as taken when stdout took it; drop doubles by the leaf's id (log, idx and event).
+
+    After a restore of the ledger, or a purge of leaves that were not written yet, stderr says so and the exit status
+    is 1.
     """
-    told_as, recorded = open_shape(shape), False
+    told_as, recorded, lost = open_shape(shape), False, False
     with reading(ledger) as engine:
         while True:
+            before = read_positions(positions)
             with engine.connect() as connection:
-                found = pull(connection, read_positions(positions), limit=batch)
+                found = pull(connection, before, limit=batch)
+            if found.positions[1:] != before[1:]:  # the counts of losses
+                lost = True
+                for line in describe_losses(found.positions):
+                    typer.echo(line, err=True)
             if found.rows:
                 if not recorded and _news(found.rows, "audit ship"):
                     record_taken(ledger, "audit ship", unrecorded=unrecorded)
@@ -76,10 +91,14 @@ def ship(
                 sys.stdout.buffer.write(_lines(found.rows, told_as))
                 sys.stdout.buffer.flush()
                 write_positions(positions, found.positions)
-            elif not follow:
+                continue
+            if found.positions != before:
+                write_positions(positions, found.positions)
+            if not follow:
+                if lost:
+                    raise typer.Exit(EXIT_NO)
                 return
-            else:
-                time.sleep(0.5)
+            time.sleep(0.5)
 
 
 def push(
@@ -94,7 +113,11 @@ def push(
     *,
     as_json: Json = False,
 ) -> None:
-    """Post new leaves to a webhook, signed (Standard Webhooks, HMAC-SHA-256), at least once and in order."""
+    """Post new leaves to a webhook, signed (Standard Webhooks, HMAC-SHA-256), at least once and in order.
+
+    The exit status is 1 while batches are given up, and in a run that meets a restored ledger or a purge that took
+    leaves first.
+    """
     with reading(ledger) as engine:
         recorded = False
 
@@ -113,6 +136,7 @@ def push(
                     time.sleep(1.0)
             finally:
                 pump.close()
+        before = pump.status()
         while pump.step():
             pass
     found = pump.status()
@@ -122,6 +146,10 @@ def push(
         say(
             f"{found.name}: {several(found.delivered, 'leaf')} delivered, {several(found.dead, 'batch')} given up"
         )
+        for line in describe_losses(pump.positions):
+            say(line)
+    if found.dead or (found.restarted, found.purged) != (before.restarted, before.purged):
+        raise typer.Exit(EXIT_NO)
 
 
 sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
@@ -129,16 +157,25 @@ sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, s
 
 @sink.command(epilog="Example: `kvcustody audit sink status ./webhook --json`")
 def status(folder: _Folder, *, as_json: Json = False) -> None:
-    """Show where a sink is and which batches were given up, and why."""
+    """Show where a sink is and which batches were given up, and why: the exit status is 1 while there are any.
+
+    It also shows the logs that were read again after a restore, and the leaves that a purge took first.
+    """
     dead = [orjson.loads(path.read_bytes())["reason"] for path in sorted((folder / "dead").glob("*.json"))]
     attached = not (folder / "detached").exists()
     positions = read_positions(folder / "positions.json")
+    places = {name: place.next for name, place in positions.places.items()}
+    losses = describe_losses(positions)
     if as_json:
-        print_json({"attached": attached, "positions": positions, "dead": dead})
-        return
-    say(f"{'attached' if attached else 'detached'}; {several(sum(positions.values()), 'leaf')} behind it")
-    for reason in dead:
-        say(f"given up: {reason}")
+        print_json({"attached": attached, "positions": places, "dead": dead, "losses": losses})
+    else:
+        say(f"{'attached' if attached else 'detached'}; {several(sum(places.values()), 'leaf')} behind it")
+        for reason in dead:
+            say(f"given up: {reason}")
+        for line in losses:
+            say(line)
+    if dead:
+        raise typer.Exit(EXIT_NO)
 
 
 @sink.command(

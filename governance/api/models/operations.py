@@ -26,7 +26,7 @@ _FINDING = {
 }  # fmt: skip
 _SINK = {
     "name": "siem", "attached": True, "delivered": 4096, "dead": 0, "failures": 0, "problem": "",
-    "withheld": 0,
+    "withheld": 0, "restarted": 0, "purged": 0,
 }  # fmt: skip
 _QUOTA = {
     "tenant": "acme", "group": "acme-family", "guaranteed": "20%", "cap": "60%", "held_blocks": 4096,

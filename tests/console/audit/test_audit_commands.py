@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -315,6 +317,8 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Re
         "failures": 0,
         "problem": "",
         "withheld": 0,
+        "restarted": 0,
+        "purged": 0,
     }
     run("audit sink attach hook --actor ops")
     own = 2  # that it is taken out, and the end of the process that wrote so
@@ -322,6 +326,33 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Re
     assert answer(run("audit sink status hook --json"))["attached"]
     kinds = [event["type"] for event in receiver.bodies[-2]]
     assert kinds == ["kvcustody.sink-changed.v1", "kvcustody.worker-stopped.v1"] * 2
+
+
+def test_a_restored_ledger_is_told_by_exit_status_and_stderr(
+    run: Run, place: Path, receiver: Receiver
+) -> None:
+    ledger, backup = place / "kvcustody.db", place / "backup.db"
+    with (
+        contextlib.closing(sqlite3.connect(ledger)) as source,
+        contextlib.closing(sqlite3.connect(backup)) as to,
+    ):
+        source.backup(to)
+    (place / "hook.key").write_text("k" * 40)
+    target = f"audit push hook --url http://127.0.0.1:{receiver.server_port}/ --key-file hook.key"
+    run(target), run("audit ship positions.json")
+    run("audit ship positions.json"), run(target)
+    for name in ("kvcustody.db", "kvcustody.db-wal", "kvcustody.db-shm"):
+        (place / name).unlink(missing_ok=True)
+    ledger.write_bytes(backup.read_bytes())
+    ledger.chmod(0o600)
+    assert "read again from its first leaf" in run(target, exits=1).output
+    shipped = run("audit ship positions.json", exits=1)
+    assert (
+        "read again from its first leaf" in shipped.stderr
+        and '"log_name":"system","sequence":0' in shipped.stdout
+    )
+    assert len(json.loads(run("audit sink status hook --json").stdout)["losses"]) == 1
+    run(target), run("audit ship positions.json")
 
 
 def test_what_is_taken_out_of_a_ledger_is_on_record_or_it_is_said_that_it_is_not(
