@@ -20,7 +20,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -33,6 +32,8 @@ from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.keys.root_key_wrapping import ROOT_KEY_VARIABLE
+from kvcustody.policies.document.problems import PolicyRejected
+from kvcustody.policies.document.yaml_values import read_values
 
 PREFIX = "KVCUSTODY_"
 SERVICE_PREFIX = "KVCUSTODY_SERVICE_"  # settings of the control plane's own process
@@ -586,15 +587,19 @@ def _below_environment(values: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a TOML or YAML file."""
+    """The mapping in a TOML or YAML file; YAML is read as policies are."""
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
             raise ConfigError(f"settings file `{path}`: is larger than 1 MiB", path=path)
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        content = path.read_bytes()
+        is_toml = path.suffix == ".toml"
+        data = tomllib.loads(content.decode("utf-8-sig")) if is_toml else read_values(content, str(path))
     except OSError as error:
         raise ConfigError(f"settings file `{path}`: cannot be read ({error.strerror})", path=path) from None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:  # numerals and dates that are none, too
+    except PolicyRejected as error:
+        lines = "; ".join(f"{found.line}:{found.column}: {found.message}" for found in error.problems)
+        raise ConfigError(f"settings file `{path}`: {lines}", path=path) from None
+    except (ValueError, RecursionError) as error:  # numerals and dates that are none, too
         first_line = " ".join(str(error).split())[:200]
         raise ConfigError(f"settings file `{path}`: {first_line}", path=path) from None
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):

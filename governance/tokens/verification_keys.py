@@ -24,7 +24,7 @@ from kvcustody.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20
 RSA_BITS_MIN = 2_048
-_NAMED_MAX = 64  # characters of what a set says of itself, in a message
+_SHOWN_CHARACTERS = 64  # characters of what a set says of itself, in a message
 
 
 class VerificationKey(NamedTuple):
@@ -113,7 +113,7 @@ def _ambiguous(key: VerificationKey, other: VerificationKey) -> bool:
 
 
 def _quoted(value: object) -> str:
-    return "without a `kid`" if value is None else f"`{str(value)[:_NAMED_MAX]}`"
+    return "without a `kid`" if value is None else f"`{str(value)[:_SHOWN_CHARACTERS]}`"
 
 
 def _of_jwk(row: Any) -> VerificationKey:
@@ -124,14 +124,14 @@ def _of_jwk(row: Any) -> VerificationKey:
     try:
         public = jwt.PyJWK({**row, "alg": None}).key
     except (ValueError, KeyError, TypeError, AttributeError, UnsupportedAlgorithm, jwt.PyJWTError):
-        names = "/".join(str(row[name])[:_NAMED_MAX] for name in ("kty", "crv", "alg") if name in row)
+        names = "/".join(str(row[name])[:_SHOWN_CHARACTERS] for name in ("kty", "crv", "alg") if name in row)
         raise _LeftOutError(f"{names or 'no `kty`'} is not understood") from None
     key = _of_key(row.get("kid"), public)
     stated = row.get("alg")
     if stated is None:
         return key
     if stated not in key.algorithms:
-        raise _LeftOutError(f"algorithm `{str(stated)[:_NAMED_MAX]}` is not verified here")
+        raise _LeftOutError(f"algorithm `{str(stated)[:_SHOWN_CHARACTERS]}` is not verified here")
     return key._replace(algorithms=frozenset({stated}))
 
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-import yaml
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -22,6 +21,9 @@ from rich.text import Text
 
 from kvcustody.errors import ConfigError
 from kvcustody.policies import library
+from kvcustody.policies.document.problem_codes import CODES
+from kvcustody.policies.document.problems import PolicyRejected
+from kvcustody.policies.document.yaml_values import read_values
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -114,11 +116,14 @@ def read_salts(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > _SALTS_BYTES_MAX:
             raise ConfigError(f"salts `{path}`: larger than 16 MiB", path=path)
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        data = read_values(content, str(path), bytes_max=_SALTS_BYTES_MAX, nodes_max=_SALTS_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"salts `{path}`: {error.strerror}", path=path) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise ConfigError(f"salts `{path}`: is not YAML", path=path) from None
+    except PolicyRejected as error:  # its messages quote what may be a salt
+        line, code = error.problems[0].line, error.problems[0].code
+        reason = CODES[code].title
+        raise ConfigError(f"salts `{path}`: line {line}: {reason} ({code})", path=path) from None
     made: dict[str, str] = {}
     for tenant, found in data.items() if isinstance(data, dict) else [(None, None)]:
         if not (

@@ -16,9 +16,9 @@ from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.policies.document.problems import PolicyRejected, Problems, SourceMark
 from kvcustody.policies.document.yaml_nodes import Scalar, mark_at, parse
+from kvcustody.policies.document.yaml_values import scalar_value
 
 BYTES_MAX = 1 << 20
-_DIGITS = 18  # Python refuses to read a few thousand, and no field takes as many as these
 
 Model = TypeVar("Model", bound="IdentityDocumentPart")
 
@@ -67,16 +67,12 @@ def parse_document(model: type[Model], content: bytes, name: str) -> Model:
     assert root is not None
     found: list[tuple[SourceMark, str]] = []
 
-    def value(scalar: Scalar) -> str | int | bool | None:
-        if scalar.kind == "integer":
-            digits = len(scalar.text.lstrip("+-"))
-            if digits <= _DIGITS:
-                return int(scalar.text)
-            found.append((scalar.mark, f"a number of {digits} digits, over {_DIGITS}"))
+    def value(scalar: Scalar) -> str | int | float | bool | None:
+        try:
+            return scalar_value(scalar)
+        except ValueError as error:
+            found.append((scalar.mark, str(error)))
             return 0
-        if scalar.kind == "boolean":
-            return scalar.text.lower() == "true"
-        return None if scalar.kind == "null" else scalar.text
 
     document: Model | None = None
     try:

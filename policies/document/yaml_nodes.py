@@ -7,7 +7,7 @@ the way.
 3. Mappings and lists are dictionaries and lists, so that models are validated from the tree itself; a place in a
    validation error leads to its mark (`mark_at`).
 4. A plain scalar that YAML 1.1 and 1.2 read differently (`no`, `22:30`, `0777`, `1_000`) is a problem wherever it
-   stands.
+   stands. A policy has no floating-point number; other files may have a decimal one, which both read alike.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _TRAPS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         ),
     ),
 )
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)\.[0-9]+([eE][-+][0-9]+)?\Z")
 _INTEGER = re.compile(r"[-+]?[0-9]+\Z")
 _AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]+|0[xob][0-9a-fA-F_]+|[0-9][0-9_]*_[0-9_]*)\Z")
 _CAST = dict.fromkeys(("null", "Null", "NULL", "~", ""), "null")
@@ -50,7 +51,7 @@ _CAST |= dict.fromkeys(("true", "True", "TRUE", "false", "False", "FALSE"), "boo
 
 @dataclass(slots=True)
 class Scalar:
-    """A scalar as written; `kind` is its YAML 1.2 core type: string, integer, boolean or null."""
+    """A scalar as written; `kind` is its YAML 1.2 core type: string, integer, float, boolean or null."""
 
     text: str
     kind: str
@@ -95,22 +96,29 @@ class _AbandonError(Exception):
     """The rest of the document cannot be read; the reason is on record."""
 
 
-def parse(source: str | bytes, problems: Problems) -> Node | None:
+def parse(
+    source: str | bytes,
+    problems: Problems,
+    *,
+    floats: bool = False,
+    bytes_max: int = BYTES_MAX,
+    nodes_max: int = NODES_MAX,
+) -> Node | None:
     """The document's root, or None when it cannot be read at all; every complaint goes to `problems`."""
-    text = _decode(source, problems)
+    text = _decode(source, problems, bytes_max)
     if text is None or not _visible(text, problems):
         return None
     try:
-        return _Builder(text, problems).root()
+        return _Builder(text, problems, floats=floats, nodes_max=nodes_max).root()
     except _AbandonError:
         return None
 
 
-def _decode(source: str | bytes, problems: Problems) -> str | None:
+def _decode(source: str | bytes, problems: Problems, bytes_max: int) -> str | None:
     try:
         raw = source.encode() if isinstance(source, str) else source
-        if len(raw) > BYTES_MAX:
-            problems.add(SourceMark(1, 1), "KVP102", f"the document has `{len(raw)}` bytes, over {BYTES_MAX}")
+        if len(raw) > bytes_max:
+            problems.add(SourceMark(1, 1), "KVP102", f"the document has `{len(raw)}` bytes, over {bytes_max}")
             return None
         return raw.decode().removeprefix("\ufeff")
     except UnicodeEncodeError as error:
@@ -140,8 +148,10 @@ def _place(before: str) -> SourceMark:
 class _Builder:
     """Parser events in, marked nodes out; explicit stack depth, no recursion deeper than `DEPTH_MAX`."""
 
-    def __init__(self, text: str, problems: Problems) -> None:
+    def __init__(self, text: str, problems: Problems, *, floats: bool, nodes_max: int) -> None:
         self._problems = problems
+        self._floats = floats
+        self._nodes_max = nodes_max
         self._events = self._read(text)
         self._nodes = 0
 
@@ -184,8 +194,8 @@ class _Builder:
     def _node(self, event: Any, depth: int) -> Node:
         mark = _mark(event)
         self._nodes += 1
-        if self._nodes > NODES_MAX:
-            self._problems.add(mark, "KVP112", f"the document has more than `{NODES_MAX}` nodes")
+        if self._nodes > self._nodes_max:
+            self._problems.add(mark, "KVP112", f"the document has more than `{self._nodes_max}` nodes")
             raise _AbandonError
         if isinstance(event, yaml.AliasEvent):
             self._problems.add(
@@ -228,6 +238,8 @@ class _Builder:
             return Broken(mark)
         if _INTEGER.match(text):
             return Scalar(text, "integer", mark)
+        if self._floats and _FLOAT.match(text):
+            return Scalar(text, "float", mark)
         for code, what, pattern in _TRAPS:
             if pattern.match(text):
                 self._problems.add(mark, code, f"{what} {quote(text)} is not allowed")
@@ -271,7 +283,13 @@ class _Builder:
         return None
 
 
-_KINDS = {"string": "a string", "integer": "an integer", "boolean": "a boolean", "null": "null"}
+_KINDS = {
+    "string": "a string",
+    "integer": "an integer",
+    "float": "a number",
+    "boolean": "a boolean",
+    "null": "null",
+}
 
 
 def describe(node: Node) -> str:

@@ -66,12 +66,18 @@ def test_both_file_formats(tmp_path: Path, suffix: str) -> None:
         ("worker_name: 'a b'", "`worker_name` worker name: has the character U+0020"),
         ("{profile: strict, root_key_source: environment}", "refused in the strict profile"),
         ("- 1", "must be a mapping of settings"),
-        ("a: [", "while parsing"),
-        ("1: 2", "must be a mapping of settings"),
+        ("a: [", "the YAML is not well-formed"),
+        ("1: 2", "key `1` is an integer, not a name"),
         pytest.param(
             f"block_tokens: {'9' * 5000}", "settings file", id="a numeral that Python does not read"
         ),
-        ("worker_name: 2026-13-45", "month must be in 1..12"),
+        ("worker_name: off", "1:14: implicit boolean `off` is not allowed"),
+        ("block_tokens: 010", "integer `010` is ambiguous"),
+        ("block_tokens: 1:30", "sexagesimal number `1:30` is not allowed"),
+        ("block_tokens: 1_6", "integer `1_6` is ambiguous"),
+        ("clean_reserve_share: .5", "floating-point number `.5` is not allowed"),
+        ("block_tokens: 16\nblock_tokens: 32", "2:1: key `block_tokens` is already on line 1"),
+        ("a: &a 1\nb: *a", "anchor `&a` is not allowed"),
         pytest.param("[" * 1000, "settings file", id="deep"),
     ],
 )
@@ -82,6 +88,20 @@ def test_bad_files_give_one_line(tmp_path: Path, content: str, expected: str) ->
         load_settings(path)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+def test_a_file_of_the_service_is_read_by_the_same_reader(tmp_path: Path) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text("issuers: [{issuer: i, name: corp, audience: a, keys: k, leeway_seconds: 010}]")
+    with pytest.raises(ConfigError, match="`010` is ambiguous"):
+        load_service_settings(path)
+
+
+def test_settings_keep_their_numbers_and_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    for name, text in (("a.yaml", "clean_reserve_share: 0.5"), ("a.toml", "clean_reserve_share = 0.5")):
+        for mark in ("", "\ufeff"):
+            (tmp_path / name).write_text(mark + text, encoding="utf-8")
+            assert load_settings(tmp_path / name).clean_reserve_share == 0.5
 
 
 def test_missing_and_malformed_files(tmp_path: Path) -> None:
