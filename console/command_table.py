@@ -17,7 +17,10 @@ from kvcustody.console.main import app
 
 ANSWERS = {
     "audit fsck": "the ledger is not sound",
+    "audit push": "batches were given up, or a restore or a purge was met",
     "audit recompute": "tables and leaves differ",
+    "audit ship": "a restore or a purge was met",
+    "audit sink status": "batches were given up",
     "audit verify": "the export does not verify",
     "conform": "a case was found",
     "conformance": "a case fails, or a mutant lives",

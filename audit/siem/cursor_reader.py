@@ -5,8 +5,8 @@
 2. The position file is replaced whole and fsynced. A damaged one is refused: only the reader decides to start over.
 3. Only committed leaves are read, and idx has no holes, so nothing that commits late is overtaken.
 4. A restored or another ledger is recognised: a log is shorter than its place, or holds another leaf there. Such a log
-   is read again from its first leaf, and `Positions.restarted` counts it.
-5. `Positions.purged` counts the leaves that retention deleted before the reader took them.
+   is read again from its first leaf, and `SinkPositions.restarted` counts it.
+5. `SinkPositions.purged` counts the leaves that retention deleted before the reader took them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LogPlace(NamedTuple):
     digest: str = ""
 
 
-class Positions(NamedTuple):
+class SinkPositions(NamedTuple):
     """A reader's place in each log, and by log how often rule 4 and how many leaves rule 5 counted."""
 
     places: Mapping[str, LogPlace] = MappingProxyType({})
@@ -58,10 +58,10 @@ class CursorBatch(NamedTuple):
     """Some leaves, and where a reader who has them goes on."""
 
     rows: tuple[EventRow, ...]
-    positions: Positions
+    positions: SinkPositions
 
 
-def pull(connection: Connection, positions: Positions, *, limit: int = 1000) -> CursorBatch:
+def pull(connection: Connection, positions: SinkPositions, *, limit: int = 1000) -> CursorBatch:
     """At most `limit` leaves after the positions, log by log; none when there is nothing new."""
     query = select(logs.c.id, logs.c.name, logs.c.size).order_by(logs.c.name)
     heads = {row.name: row for row in connection.execute(query)}
@@ -86,7 +86,7 @@ def pull(connection: Connection, positions: Positions, *, limit: int = 1000) -> 
         if len(rows) >= limit:
             break
     restarted = Counter(positions.restarted) + Counter(foreign)
-    return CursorBatch(tuple(rows), Positions(places, dict(restarted), dict(purged)))
+    return CursorBatch(tuple(rows), SinkPositions(places, dict(restarted), dict(purged)))
 
 
 def newest(connection: Connection) -> dict[str, int]:
@@ -94,7 +94,7 @@ def newest(connection: Connection) -> dict[str, int]:
     return {row.name: row.size for row in connection.execute(select(logs.c.name, logs.c.size))}
 
 
-def read_positions(path: Path) -> Positions:
+def read_positions(path: Path) -> SinkPositions:
     """The positions in a file; none where there is no file. Raises `LedgerError` for a damaged one (rule 2)."""
     try:
         value = json.loads(path.read_bytes())
@@ -104,15 +104,15 @@ def read_positions(path: Path) -> Positions:
             str(name): LogPlace(int(idx), int(taken), str(digest))
             for name, (idx, taken, digest) in value["places"].items()
         }
-        return Positions(places, _counts(value["restarted"]), _counts(value["purged"]))
+        return SinkPositions(places, _counts(value["restarted"]), _counts(value["purged"]))
     except FileNotFoundError:
-        return Positions()
+        return SinkPositions()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         problem = f"position file `{path}` is damaged; remove it to start over, every leaf will be sent again"
         raise LedgerError(problem, path=path) from None
 
 
-def write_positions(path: Path, positions: Positions) -> None:
+def write_positions(path: Path, positions: SinkPositions) -> None:
     """Replace the file, durably; raises `LedgerError` where the disk refuses."""
     try:
         write_file(path, positions.to_bytes())
@@ -120,7 +120,7 @@ def write_positions(path: Path, positions: Positions) -> None:
         raise LedgerError(f"position file `{path}`: {problem.strerror}", path=path) from None
 
 
-def describe_losses(positions: Positions) -> list[str]:
+def describe_losses(positions: SinkPositions) -> list[str]:
     """What a reader has to know beside its leaves (rules 4 and 5), a sentence each."""
     return [
         f"log `{name}` was shorter than before or another one, as after a restore: read again from its first leaf"

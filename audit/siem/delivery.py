@@ -28,7 +28,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import describe
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cursor_reader import CursorBatch, Positions, pull, read_positions, write_positions
+from kvcustody.audit.siem.cursor_reader import (
+    CursorBatch,
+    SinkPositions,
+    pull,
+    read_positions,
+    write_positions,
+)
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
 from kvcustody.errors import CustodyError
 from kvcustody.files import private_folder, write_file
@@ -98,7 +104,7 @@ class DeliveryPump:
         return not (self._folder / _DETACHED).exists()
 
     @property
-    def positions(self) -> Positions:
+    def positions(self) -> SinkPositions:
         """Where the sink is."""
         return self._positions
 

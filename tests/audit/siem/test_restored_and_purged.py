@@ -17,7 +17,7 @@ from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.siem import cursor_reader
-from kvcustody.audit.siem.cursor_reader import Positions, newest, pull
+from kvcustody.audit.siem.cursor_reader import SinkPositions, newest, pull
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import open_shape
 from standins import builders
@@ -93,7 +93,7 @@ def test_a_log_that_is_gone_is_told(any_store: Engine, make_writer: Any, world: 
     writer.submit(world(7).run(60).events)
     assert writer.flush()
     with any_store.connect() as connection:
-        batch = pull(connection, Positions(), limit=10_000)
+        batch = pull(connection, SinkPositions(), limit=10_000)
         places = {**batch.positions.places, "tenant/gone": cursor_reader.LogPlace(3, 2, "00")}
         after = pull(connection, batch.positions._replace(places=places))
         assert not after.rows and after.positions.restarted == {"tenant/gone": 1}
@@ -108,12 +108,12 @@ def test_leaves_that_a_purge_took_first_are_counted(any_store: Engine, make_writ
     assert writer.flush()
     with any_store.begin() as connection:
         name, size = max(newest(connection).items(), key=lambda item: item[1])
-        batch = pull(connection, Positions(), limit=10_000)
+        batch = pull(connection, SinkPositions(), limit=10_000)
         log = connection.scalar(select(cursor_reader.logs.c.id).where(cursor_reader.logs.c.name == name))
         with triggers_lifted(connection):
             gone = events.c.idx.in_((0, 1, 5, size - 1))
             connection.execute(delete(events).where(events.c.log == log, gone))
-        at, rows = Positions(), []
+        at, rows = SinkPositions(), []
         while (found := pull(connection, at, limit=7)).rows:
             rows += found.rows
             at = found.positions

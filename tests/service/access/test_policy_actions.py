@@ -17,7 +17,7 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.siem.cursor_reader import Positions, pull
+from kvcustody.audit.siem.cursor_reader import SinkPositions, pull
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.errors import LedgerUnavailable, ServiceError
 from standins.service.control_plane_world import APART, ControlPlane, ask
@@ -160,7 +160,7 @@ def test_a_webhook_waits_where_its_permit_cannot_be_recorded(
     service = plane._service
     assert service is not None
     with service.reading() as connection:
-        rows = list(pull(connection, Positions(), limit=500).rows)
+        rows = list(pull(connection, SinkPositions(), limit=500).rows)
 
     def away(event: object) -> int:
         raise LedgerUnavailable("away")
