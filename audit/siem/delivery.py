@@ -168,7 +168,7 @@ class DeliveryPump:
         sent = 0
         for path in self.dead():
             value = orjson.loads(path.read_bytes())
-            self._sink.deliver(value["identity"], value["body"].encode())
+            self._sink.deliver(value["identity"], value["body"].encode(), value["content_type"])
             path.unlink()
             sent += 1
         return sent
@@ -203,7 +203,12 @@ class DeliveryPump:
 
     def _bury(self, identity: str, body: bytes, reason: str) -> None:
         path = self._folder / "dead" / f"{time.time_ns():020d}-{identity[:16]}.json"
-        value: dict[str, Any] = {"identity": identity, "reason": reason, "body": body.decode()}
+        value: dict[str, Any] = {
+            "identity": identity,
+            "reason": reason,
+            "content_type": self._sink.content_type,
+            "body": body.decode(),
+        }
         write_file(path, orjson.dumps(value), exclusive=True)
         self._problem = reason
 

@@ -21,6 +21,7 @@ from kvcustody.errors import LedgerError
 from kvcustody.http_exchange import exchange
 
 _ANSWER_BYTES_MAX = 1 << 20  # nobody reads it
+_ABOUT_THE_BATCH = (400, 413, 415, 422)
 _TOLERANCE_SECONDS = 300
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -41,16 +42,17 @@ class Sink(Protocol):
     """Takes batches; the name is its own in status, files and events."""
 
     name: str
+    content_type: str
 
-    def deliver(self, identity: str, body: bytes) -> None:
-        """Hand over a batch; `identity` is the same for every try of it."""
+    def deliver(self, identity: str, body: bytes, content_type: str = "") -> None:
+        """Hand over a batch; `identity` is the same for every try. `content_type`: of a batch in another shape."""
 
 
 class WebhookSink:
     """Posts batches, signed as Standard Webhooks says: HMAC-SHA-256 (`v1`) or Ed25519 (`v1a`) over id.time.body.
 
-    `https://`, or `http://` to loopback alone. Redirects are not followed. 2xx is taken; 4xx other than 408, 425 and
-    429 is `RejectedError`.
+    `https://`, or `http://` to loopback alone. Redirects are not followed. 2xx is taken. A status about the batch
+    itself (`_ABOUT_THE_BATCH`) is `RejectedError`; any other, such as 401 or 404, is about the receiver, and may end.
     """
 
     def __init__(
@@ -72,14 +74,14 @@ class WebhookSink:
         self.name = name
         self._url = url
         self._key = key
-        self._content_type = content_type
+        self.content_type = content_type
         self._deadline_seconds = deadline_seconds
 
-    def deliver(self, identity: str, body: bytes) -> None:
+    def deliver(self, identity: str, body: bytes, content_type: str = "") -> None:
         """Post once (rule 2)."""
         moment = str(int(time.time()))
         headers = {
-            "Content-Type": self._content_type,
+            "Content-Type": content_type or self.content_type,
             "webhook-id": identity,
             "webhook-timestamp": moment,
             "webhook-signature": sign_webhook(self._key, identity, moment, body),
@@ -95,7 +97,7 @@ class WebhookSink:
             ).status
         except OSError as problem:
             raise SinkError(f"sink `{self.name}`: {problem}", name=self.name) from None
-        if 400 <= status < 500 and status not in (408, 425, 429):
+        if status in _ABOUT_THE_BATCH:
             raise RejectedError(
                 f"sink `{self.name}` refused the batch ({status})", name=self.name, status=status
             )

@@ -171,7 +171,7 @@ def test_a_dead_sink_costs_the_ledger_and_other_sinks_nothing(
     hangs = threading.Event()
 
     class Hanging(Flaky):
-        def deliver(self, identity: str, body: bytes) -> None:
+        def deliver(self, identity: str, body: bytes, content_type: str = "") -> None:
             hangs.wait(60)
             raise SinkError("too late")
 
@@ -259,13 +259,43 @@ def test_statuses_decide_between_again_and_never(receiver: Receiver) -> None:
         (429, SinkError),
         (302, SinkError),
         (400, RejectedError),
-        (410, RejectedError),
+        (404, SinkError),
+        (401, SinkError),
     ):
         receiver.status = status
         with pytest.raises(problem) as caught:
             sink.deliver("1", b"[]")
         assert isinstance(caught.value, RejectedError) == (problem is RejectedError)
-    assert len(receiver.got) == 5  # the redirect was not followed
+    assert len(receiver.got) == 6  # the redirect was not followed
+
+
+def test_a_receiver_that_is_not_there_for_seconds_loses_nothing_to_the_dead_folder(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path, receiver: Receiver
+) -> None:
+    fill(store, make_writer, world)
+    url = f"http://127.0.0.1:{receiver.server_port}/"
+    pump = DeliveryPump(store, WebhookSink("hook", url, KEY, content_type=BATCH_TYPE), tmp_path, lines)
+    receiver.status = 404
+    with pytest.raises(SinkError, match="404"):
+        pump.step()
+    assert pump.status().dead == 0
+    receiver.status = 200
+    assert pump.step() and pump.status().dead == 0
+
+
+def test_a_dead_batch_is_sent_again_with_its_own_content_type(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path, receiver: Receiver
+) -> None:
+    fill(store, make_writer, world)
+    url = f"http://127.0.0.1:{receiver.server_port}/"
+    receiver.status = 400
+    DeliveryPump(
+        store, WebhookSink("hook", url, KEY, content_type="application/json"), tmp_path, lines
+    ).step()
+    receiver.status = 200
+    other = WebhookSink("hook", url, KEY, content_type=BATCH_TYPE)
+    assert DeliveryPump(store, other, tmp_path, lines).retry_dead() == 1
+    assert [headers["content-type"] for headers, _ in receiver.got] == ["application/json"] * 2
 
 
 @pytest.mark.parametrize("url", ["http://example.org/", "ftp://127.0.0.1/", "https://", "nonsense"])

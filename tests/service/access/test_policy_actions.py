@@ -122,7 +122,9 @@ class Receiver:
     def __init__(self) -> None:
         self.logs: list[str] = []
 
-    def deliver(self, identity: str, body: bytes) -> None:
+    content_type = "application/json"
+
+    def deliver(self, identity: str, body: bytes, content_type: str = "") -> None:
         self.logs += json.loads(body)
 
 
