@@ -168,7 +168,7 @@ class DeliveryPump:
         sent = 0
         for path in self.dead():
             value = orjson.loads(path.read_bytes())
-            self._sink.deliver(value["identity"], value["body"].encode(), value["content_type"])
+            self._sink.deliver(value["identity"], value["body"].encode(), value.get("content_type", ""))
             path.unlink()
             sent += 1
         return sent
