@@ -11,11 +11,13 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from kvcustody.audit.exports.csv_table import csv_text
 from kvcustody.audit.tlog.backend import arrow
 from kvcustody.audit.tlog.tiles import ExportError
 
@@ -27,7 +29,6 @@ COLUMNS = (
 _NUMBERS = frozenset(
     {"idx", "at_us", "sequence", "part", "parts", "revision", "residency", "blocks"},
 )
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LINE_BYTES_MAX = 1 << 16
 
 
@@ -60,20 +61,12 @@ def _rows(log: str, first: int, leaves: Sequence[bytes]) -> Iterator[dict[str, A
 
 
 def _csv(rows: Iterator[dict[str, Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        writer.writerow([_cell(row[name]) for name in COLUMNS])
-    return text.getvalue().encode()
+    cells = ([_cell(row[name]) for name in COLUMNS] for row in rows)
+    return csv_text(chain([COLUMNS], cells)).encode()
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return "'" + value
-    return value
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _csv_leaves(path: Path) -> Iterator[bytes]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.exports.csv_table import csv_text
 from kvcustody.audit.query.showback import ShowbackRow, costs_of, showback
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
@@ -54,9 +53,7 @@ def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_json: bo
         print_json({"since_us": since_us, "until_us": until_us, "tenants": rows})
         return
     if as_csv:
-        writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        say(csv_text([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)]), end="")
         return
     table = make_table(
         f"{readable(since_us)} to {readable(until_us)}",

@@ -83,7 +83,7 @@ def ship(
             if found.positions[1:] != before[1:]:  # the counts of losses
                 lost = True
                 for line in describe_losses(found.positions):
-                    typer.echo(line, err=True)
+                    say(line, file=sys.stderr)
             if found.rows:
                 if not recorded and _news(found.rows, "audit ship"):
                     record_taken(ledger, "audit ship", unrecorded=unrecorded)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +10,7 @@ import typer
 from sqlalchemy import Connection
 
 from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us
+from kvcustody.audit.exports.csv_table import csv_text
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.build_report import newest_checkpoint, period
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -230,8 +229,6 @@ def to_json(record: ProcessingRecord) -> bytes:
 
 def to_csv(record: ProcessingRecord) -> bytes:
     """The record as rows for a register: one a policy and classification; what a spreadsheet would run is quoted."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
     shared = (
         "role",
         "activity",
@@ -254,7 +251,7 @@ def to_csv(record: ProcessingRecord) -> bytes:
         "history",
         "digest",
     )
-    writer.writerow(["since", "until", "checkpoint", *shared, *limits, *last])
+    rows = [["since", "until", "checkpoint", *shared, *limits, *last]]
     policies = "; ".join(_policy_text(record, one.digest) for one in record.policies)
     for limit in record.time_limits:
         mine = [one for one in record.recipients if one.policy_digest == limit.policy_digest]
@@ -270,8 +267,8 @@ def to_csv(record: ProcessingRecord) -> bytes:
             record.history,
             record.digest(),
         ]
-        writer.writerow([_cell(cell) for cell in cells])
-    return text.getvalue().encode()
+        rows.append(cells)
+    return csv_text(rows).encode()
 
 
 def _recipient_text(one: GrantedRecipient) -> str:
@@ -414,10 +411,6 @@ def _html(record: ProcessingRecord) -> bytes:
 
 def _pdf(record: ProcessingRecord) -> bytes:
     return render_pdf(page_of(record))
-
-
-def _cell(text: str) -> str:
-    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 _MAKERS: dict[str, Callable[[ProcessingRecord], Any]] = {

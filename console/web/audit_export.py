@@ -7,15 +7,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import orjson
 from starlette.responses import Response, StreamingResponse
 
 from kvcustody.audit.explore.by_time import find_by_time
+from kvcustody.audit.exports.csv_table import csv_text
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.query.events import Cursor, EventFilter, EventRow
 from kvcustody.console.report.render.number_format import moment
@@ -28,7 +26,6 @@ from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import not_found
 
 _ROWS = 1_000
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _COLUMNS = ("time", "log", "idx", "kind", "what happened", "leaf")
 _TYPES = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
 
@@ -77,20 +74,9 @@ def _ndjson(rows: tuple[EventRow, ...], first: bool) -> bytes:
 
 
 def _csv(rows: tuple[EventRow, ...], first: bool) -> bytes:
-    made = io.StringIO()
-    table = csv.writer(made, lineterminator="\n")
-    if first:
-        table.writerow(_COLUMNS)
-    for row in rows:
-        cells: tuple[Any, ...] = (
-            moment(row.at_us),
-            row.log,
-            row.idx,
-            row.kind,
-            sentence_of(row.body),
-            row.leaf.decode(),
-        )
-        table.writerow(
-            ["'" + cell if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in cells]
-        )
-    return made.getvalue().encode()
+    head = (_COLUMNS,) if first else ()
+    cells = (
+        (moment(row.at_us), row.log, row.idx, row.kind, sentence_of(row.body), row.leaf.decode())
+        for row in rows
+    )
+    return csv_text((*head, *cells)).encode()

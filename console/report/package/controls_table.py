@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from kvcustody.audit.exports.csv_table import csv_text, disarmed
 from kvcustody.audit.report.framework import SECTIONS
 from kvcustody.audit.report.model import EVIDENCE_PRESENT, Report
 from kvcustody.console.report.oscal import control_id
@@ -19,7 +19,6 @@ from kvcustody.errors import ConfigError
 from kvcustody.times import iso
 
 _COLUMN_CHARACTERS = 28
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def controls_table(reports: Sequence[Report]) -> bytes:
@@ -73,9 +72,7 @@ def upload_folders(report: Report) -> dict[str, bytes]:
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
     """Rows as CSV (rule 1)."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerows([_guarded(cell) for cell in row] for row in rows)
-    return text.getvalue().encode()
+    return csv_text(rows).encode()
 
 
 def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
@@ -95,12 +92,8 @@ def as_workbook(rows: Sequence[Sequence[str]], at_us: int) -> bytes:
     sheet = book.add_worksheet("controls")
     for number, row in enumerate(rows):
         for column, cell in enumerate(row):
-            sheet.write_string(number, column, _guarded(cell), head if number == 0 else body)
+            sheet.write_string(number, column, str(disarmed(cell)), head if number == 0 else body)
     sheet.set_column(0, len(rows[0]) - 1, _COLUMN_CHARACTERS)
     sheet.freeze_panes(1, 1)
     book.close()
     return made.getvalue()
-
-
-def _guarded(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(_FORMULA) else cell

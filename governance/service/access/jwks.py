@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import structlog
@@ -44,7 +45,8 @@ class KeySet:
         self._lock = threading.Lock()  # over the fields below; never held while the issuer is asked
         self._keys = IssuerKeys()
         self._asked_us = self._answered_us = -_STALE_US
-        self._asking: threading.Thread | None = None
+        self._asker = ThreadPoolExecutor(1, f"jwks-{issuer.name}")
+        self._asking: Future[None] | None = None
         self._waiting = 0
         if self._is_file:
             self._ask()  # a file that cannot be read is a wrong setting, told at start
@@ -57,14 +59,12 @@ class KeySet:
             due = now_us - self._answered_us >= self._issuer.refresh_seconds * MICROSECONDS
             if (due or not known) and self._asking is None and now_us - self._asked_us >= _ASK_AGAIN_US:
                 self._asked_us = now_us
-                asking = threading.Thread(target=self._refresh, name=f"jwks-{self._issuer.name}", daemon=True)
-                asking.start()
-                self._asking = asking
+                self._asking = self._asker.submit(self._refresh)
             asking_now = self._asking
             if asking_now is None or (known and not self._is_file) or self._waiting >= _WAITING_MAX:
                 return known
             self._waiting += 1
-        asking_now.join(_ASKING_SECONDS)
+        wait([asking_now], _ASKING_SECONDS)
         with self._lock:
             self._waiting -= 1
             return self._named(kid, self._clock.now_us())

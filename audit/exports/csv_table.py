@@ -1,0 +1,25 @@
+"""Tables for a spreadsheet: CSV (RFC 4180, lines end with a line feed) in which no cell is a formula.
+
+Names come from tenants and requests. A text that a spreadsheet would run is written behind
+an apostrophe.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # what begins one, in full width too
+
+
+def disarmed(cell: object) -> object:
+    """The value of a cell: a text that begins as a formula does has an apostrophe before it."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV, the head first where there is one."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([disarmed(cell) for cell in row] for row in rows)
+    return text.getvalue()
