@@ -22,6 +22,15 @@ from kvcustody.errors import LedgerError
 SQLITE, POSTGRES = "sqlite:///", ("postgresql://", "postgresql+psycopg://")
 _IN_ADDRESSES = ":=@"
 _HIDDEN = "***"
+_SHOWN = (
+    "application_name",
+    "dbname",
+    "host",
+    "port",
+    "sslmode",
+    "target_session_attrs",
+    "user",
+)  # of a URL's options
 _MEMORY = ":memory:"
 
 
@@ -38,7 +47,7 @@ class SqliteFile:
     @property
     def in_memory(self) -> bool:
         """Whether each connection has a database of its own, which ends with it."""
-        return self.path.name == _MEMORY
+        return str(self.path) == _MEMORY
 
     def engine_url(self, mode: str) -> URL:
         """What SQLAlchemy opens, with SQLite's `mode` of a URI: `ro` or `rwc`."""
@@ -55,8 +64,8 @@ class PostgresServer:
     url: URL
 
     def masked(self) -> str:
-        """The URL for people and logs: without the password, wherever in the URL it stands."""
-        hidden = {name: _HIDDEN for name in self.url.query if "password" in name}
+        """The URL for people and logs: without the password, and without options that are not known to hold none."""
+        hidden = {name: _HIDDEN for name in self.url.query if name not in _SHOWN}
         return self.url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 

@@ -1,7 +1,7 @@
-"""Tables for a spreadsheet: CSV (RFC 4180, lines end with a line feed) in which no cell is a formula.
+"""Tables for a spreadsheet: CSV (RFC 4180) in which no cell is a formula.
 
-Names come from tenants and requests. A text that a spreadsheet would run is written behind
-an apostrophe.
+Names come from tenants and requests. A text that a spreadsheet would run is written behind an apostrophe. Lines end as
+the RFC says: `csv` then quotes a cell with either half of a line's end, which would begin a row of its own elsewise.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def disarmed(cell: object) -> object:
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Rows as CSV, the head first where there is one."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([disarmed(cell) for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\r\n").writerows([disarmed(cell) for cell in row] for row in rows)
     return text.getvalue()

@@ -1,6 +1,6 @@
 """Leaves from where a reader left off: at least once, in the order of each log, resumable at any later time.
 
-1. A place is the next idx of a log, with the digest of the last leaf that the reader took there. A reader stores the
+1. A place is the next idx of a log, with the hash of the last leaf that the reader took there. A reader stores the
    `positions` of a batch after it has the batch safe; a crash before that gives the batch again, never a hole.
 2. The position file is replaced whole and fsynced. A damaged one is refused: only the reader decides to start over.
 3. Only committed leaves are read, and idx has no holes, so nothing that commits late is overtaken.
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from sqlalchemy import Connection, select, tuple_
 
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.tlog.merkle import leaf_hash
 from kvcustody.errors import LedgerError
 from kvcustody.files import write_file
 from kvcustody.plurals import several
@@ -46,6 +46,11 @@ class SinkPositions(NamedTuple):
     places: Mapping[str, LogPlace] = MappingProxyType({})
     restarted: Mapping[str, int] = MappingProxyType({})
     purged: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def losses(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """What rules 4 and 5 counted."""
+        return self.restarted, self.purged
 
     def to_bytes(self) -> bytes:
         """The one form of these positions: the file's content."""
@@ -81,7 +86,7 @@ def pull(connection: Connection, positions: SinkPositions, *, limit: int = 1000)
             purged[log.name] += missing
         last = log_rows[-1] if log_rows else None
         places[log.name] = (
-            place._replace(next=end) if last is None else LogPlace(end, last.idx, _digest(last.leaf))
+            place._replace(next=end) if last is None else LogPlace(end, last.idx, leaf_hash(last.leaf).hex())
         )
         if len(rows) >= limit:
             break
@@ -135,10 +140,6 @@ def _counts(value: dict[str, Any]) -> dict[str, int]:
     return {str(name): int(count) for name, count in value.items()}
 
 
-def _digest(leaf: bytes) -> str:
-    return hashlib.sha256(leaf).hexdigest()[:32]
-
-
 def _foreign(
     connection: Connection, heads: Mapping[str, Any], places: Mapping[str, LogPlace]
 ) -> Sequence[str]:
@@ -161,7 +162,7 @@ def _foreign(
         )
         for row in connection.execute(query):
             name, digest = compared[row.log, row.idx]
-            if _digest(bytes(row.leaf)) != digest:
+            if leaf_hash(bytes(row.leaf)).hex() != digest:
                 replaced.append(name)
     return shorter + replaced
 

@@ -2,8 +2,8 @@
 
 1. Every kind has its row; a kind without one is an error here and in a test, never a guess.
 2. The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
-3. `metadata.uid` is log, idx and the leaf's digest (`leaf_id`): a receiver drops what it has seen by it. After a
-   restore another leaf may stand at a place that was sent before; the digest keeps the two apart.
+3. `metadata.uid` is log, idx and the beginning of the leaf's hash (`leaf_id`): a receiver drops what it has seen by it.
+   After a restore another leaf may stand at a place that was sent before; the hash keeps the two apart.
 4. Classes, activities and statuses are those of github.com/ocsf/ocsf-schema (`events/`), whose enumerations only
    grow; a test holds the copy that the table is checked against. A finding's status is where it stands, not whether
    it worked.
@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, NamedTuple
 
 from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.tlog.merkle import leaf_hash
 from kvcustody.errors import LedgerError
 
 VERSION = "1.5.0"
@@ -119,7 +119,7 @@ _OUTCOMES = ("outcome", "effect", "result")
 
 def leaf_id(row: EventRow) -> str:
     """What names a leaf within its log for a receiver (rule 3)."""
-    return f"{row.idx}-{hashlib.sha256(row.leaf).hexdigest()[:16]}"
+    return f"{row.idx}-{leaf_hash(row.leaf).hex()[:16]}"
 
 
 def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:

@@ -53,7 +53,8 @@ def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_json: bo
         print_json({"since_us": since_us, "until_us": until_us, "tenants": rows})
         return
     if as_csv:
-        say(csv_text([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)]), end="")
+        text = csv_text([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
+        say(text.replace("\r\n", "\n"), end="")
         return
     table = make_table(
         f"{readable(since_us)} to {readable(until_us)}",

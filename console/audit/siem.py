@@ -69,7 +69,8 @@ def ship(
 
     That leaves are taken out is on record first, once a run (`access`).
 
-    At least once: a batch counts as taken when stdout took it; drop doubles by the leaf's id (log, idx and event).
+    At least once: a batch counts as taken when stdout took it. Drop doubles by the event's id, or in the shape `leaf`
+    by the whole line.
 
     After a restore of the ledger, or a purge of leaves that were not written yet, stderr says so and the exit status
     is 1.
@@ -80,7 +81,7 @@ def ship(
             before = read_positions(positions)
             with engine.connect() as connection:
                 found = pull(connection, before, limit=batch)
-            if found.positions[1:] != before[1:]:  # the counts of losses
+            if found.positions.losses != before.losses:
                 lost = True
                 for line in describe_losses(found.positions):
                     say(line, file=sys.stderr)
@@ -136,7 +137,7 @@ def push(
                     time.sleep(1.0)
             finally:
                 pump.close()
-        before = pump.status()
+        before = pump.positions.losses
         while pump.step():
             pass
     found = pump.status()
@@ -148,7 +149,7 @@ def push(
         )
         for line in describe_losses(pump.positions):
             say(line)
-    if found.dead or (found.restarted, found.purged) != (before.restarted, before.purged):
+    if found.dead or pump.positions.losses != before:
         raise typer.Exit(EXIT_NO)
 
 

@@ -154,9 +154,6 @@ class ShredKeys:
         mine = self._tenant_label(tenant)
         return [key for key in subjects if key.label.partition(_OF_TENANT)[2] in (mine, "")]
 
-    def _tenant_label(self, tenant: str) -> str:
-        return self.pseudonym(tenant.encode()).hex()[:16]
-
     def pseudonym(self, name: bytes) -> bytes:
         """16 bytes that stand for a name in what these keys' holders write down; the same in every process."""
         return self._digest(b"pseudonym\0" + name)[:ID_BYTES]
@@ -183,6 +180,9 @@ class ShredKeys:
             if self.changes() == changes:  # else it may be gone again
                 self._known[kind, name] = key
         return key
+
+    def _tenant_label(self, tenant: str) -> str:
+        return self.pseudonym(tenant.encode()).hex()[:16]
 
     def _subject_label(self, whose: bytes, tenant: str) -> str:
         label = whose.hex()[:16]

@@ -43,6 +43,6 @@ def claim_name(claims: dict[str, Any], name: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     names = claim_names(claims, name)
-    if len(names) != 1:
+    if len(value) != 1 or len(names) != 1:
         raise refused(f"claim `{name}` does not give one name")
     return names[0]

@@ -14,7 +14,7 @@ PRODUCT = Path(__file__).resolve().parents[3]
 ROOMS = ("allocator", "audit", "console", "governance", "integrations", "policies", "src/kvcustody")
 
 
-@pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠"])
+@pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"])
 def test_what_begins_as_a_formula_does_is_a_text(begins: str) -> None:
     rows = list(
         csv.reader(
@@ -22,6 +22,15 @@ def test_what_begins_as_a_formula_does_is_a_text(begins: str) -> None:
         )
     )
     assert rows == [["tenant", "blocks"], [f"'{begins}cmd|' /C calc'!A0", "-3"]]
+
+
+def test_a_line_end_in_a_name_begins_no_row() -> None:
+    """Control: `csv` with lines that end by a line feed leaves a carriage return bare."""
+    name = "acme\r=cmd()"
+    assert list(csv.reader(io.StringIO(csv_text([(name, 1)]), newline=""))) == [[name, "1"]]
+    bare = io.StringIO(newline="")
+    csv.writer(bare, lineterminator="\n").writerow([name])
+    assert '"' not in bare.getvalue() and "\r=cmd()" in bare.getvalue()
 
 
 def test_what_is_read_again_is_what_was_written() -> None:

@@ -138,7 +138,7 @@ def test_a_table_of_controls_by_period_and_a_folder_a_control(reports: Reports) 
     folders = upload_folders(whole)
     assert len(folders) == len(whole.cited()) > 3
     assert all(whole.digest() in data.decode() for data in folders.values())
-    assert as_csv([("=1+1", "plain")]) == b"'=1+1,plain\n"
+    assert as_csv([("=1+1", "plain")]) == b"'=1+1,plain\r\n"
 
 
 def test_the_workbook_reads_back_as_the_table_and_is_the_same_bytes_again(
