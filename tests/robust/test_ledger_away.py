@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Connection, Engine, event, select
 
+from kvcustody.audit.database.database_place import file_of
 from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.schema.ledger import events, logs, releases, residencies
 from kvcustody.clock import VirtualClock
@@ -35,11 +36,11 @@ class World:
     """Two tenants, one grant, and a ledger that may go away."""
 
     def __init__(self, store: Engine, folder: Path, stricter: str = "") -> None:
-        self.path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
-        self._raw: list[sqlite3.Connection] = []
+        path = file_of(store)
+        assert path is not None
+        self.path = path
         self._pages = str(1 << 30)
-        event.listen(store, "connect", self._connected)
-        store.dispose()
+        event.listen(store, "begin", self._limited)
         self.clock = VirtualClock(utc_us=time.time_ns() // 1000)
         self.writer = writer(store, folder / "spill", clock=self.clock)
         text = POLICY + (f"  by_classification: {{low: {stricter}}}\n" if stricter else "")
@@ -47,16 +48,13 @@ class World:
         assert self.ask("reader") == self.ask("holder", keeps=True) == 0  # their keys are on record
         self.governor.activate(table(text, 2), actor="ada")  # no grant was used under it
 
-    def _connected(self, connection: sqlite3.Connection, _: object) -> None:
-        self._raw.append(connection)
-        connection.execute(f"PRAGMA max_page_count = {self._pages}")
+    def _limited(self, connection: Connection) -> None:
+        """By the thread that uses the connection, in its transaction: another one might close it meanwhile."""
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {self._pages}")
 
     def pages(self, most: str) -> None:
-        """The most pages that the ledger's file may have, on every connection to it."""
+        """The most pages that the ledger's file may have, from the next transaction on."""
         self._pages = most
-        for connection in self._raw:
-            with contextlib.suppress(sqlite3.ProgrammingError):  # closed
-                connection.execute(f"PRAGMA max_page_count = {most}")
 
     def ask(self, tenant: str, *, keeps: bool = False) -> int | Deferred:
         """The tokens of the prompt that a tenant gets from the cache; `keeps`: it is computed and published."""
