@@ -12,17 +12,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
+from kvcustody.audit.counters.count_events import ASSIGNMENT
 from kvcustody.audit.counters.read_figures import tenant_totals, uneven_lives
 from kvcustody.audit.coverage.block_uses import unit_keys_of
+from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.processes.sequence_gaps import dropped_spans, recorded_losses
-from kvcustody.audit.query.evidence_columns import is_among, read, read_assignments, read_opened
-from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
+from kvcustody.audit.query.evidence_columns import Evidence, is_among, read, read_assignments, read_opened
+from kvcustody.audit.schema.all_tables import has_leaf
+from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, releases, residencies
 from kvcustody.plurals import several
+
+_LEAVES_AT_ONCE = 50_000
+_LIVES_AT_ONCE = 500
 
 
 def unknown_holdings(connection: Connection) -> list[str]:
@@ -37,17 +44,8 @@ def unknown_holdings(connection: Connection) -> list[str]:
 def wrong_holdings(connection: Connection, *, is_purged: bool) -> Iterator[str]:
     """Which blocks ended as another tenant's, and which tenants hold other than the figures say."""
     held: Counter[str] = Counter()
-    losing = recorded_losses(connection)
-    column = incarnations.c
-    for life in connection.execute(select(column.id, column.uuid, column.blocks, column.end)):
-        is_cut = is_purged and life.end is not None and bool(dropped_spans(connection, life.id))
-        if life.uuid in losing or is_cut:
-            continue
-        of_life: Counter[str] = Counter()
-        yield from _of_life(connection, life.id, life.uuid, of_life)
-        if life.blocks is not None and of_life.total() > life.blocks:
-            yield f"process `{life.uuid}` holds {of_life.total()} blocks, and has {life.blocks}"
-        held.update(of_life)
+    for lives in _groups(connection, is_purged):
+        yield from _of_lives(connection, lives, held)
     figures = {row.tenant: row.held_blocks for row in tenant_totals(connection)}
     for tenant in sorted(held.keys() | figures.keys()):
         blocks = figures.get(tenant, 0)
@@ -55,23 +53,94 @@ def wrong_holdings(connection: Connection, *, is_purged: bool) -> Iterator[str]:
             yield f"`counters` say that `{tenant}` holds {blocks} blocks, and the leaves {held[tenant]}"
 
 
-def _of_life(connection: Connection, life: int, uuid: str, held: Counter[str]) -> Iterator[str]:
+class _Life(NamedTuple):
+    """A process whose single blocks are compared: its row, and whether others' requests were assigned blocks."""
+
+    id: int
+    uuid: str
+    blocks: int | None
+    has_assignments: bool
+
+
+def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
+    """The processes of rule 4's others: a long one alone, short ones together, so that each query reads enough."""
+    column, losing = incarnations.c, recorded_losses(connection)
+    assigned = set(
+        connection.scalars(
+            select(events.c.incarnation).where(events.c.kind == ASSIGNMENT, has_leaf(events)).distinct()
+        )
+    )
+    count = select(events.c.incarnation, func.count()).group_by(events.c.incarnation)
+    leaves: dict[int, int] = dict(connection.execute(count).tuples().all())
+    group, size = list[_Life](), 0
+    query = select(column.id, column.uuid, column.blocks, column.end).order_by(column.id)
+    for life, uuid, blocks, end in connection.execute(query).all():
+        is_cut = is_purged and end is not None and bool(dropped_spans(connection, life))
+        if uuid in losing or is_cut:
+            continue
+        if group and (size + leaves.get(life, 0) > _LEAVES_AT_ONCE or len(group) == _LIVES_AT_ONCE):
+            yield group
+            group, size = [], 0
+        group.append(_Life(life, uuid, blocks, life in assigned))
+        size += leaves.get(life, 0)
+    if group:
+        yield group
+
+
+class _Blocks(NamedTuple):
+    """Blocks of some processes, in the order of processes: each one's key and the number of a tenant's name."""
+
+    keys: Int64s
+    tenants: Int64s
+    bounds: Int64s
+
+    @classmethod
+    def of(cls, rows: Evidence, lives: Int64s, names: dict[str, int]) -> _Blocks:
+        """The blocks that these rows list."""
+        codes = np.array([names.setdefault(name, len(names)) for name in rows.texts("tenant")], np.int64)
+        life = rows.column("incarnation")[rows.owner]
+        order = np.argsort(life, kind="stable")
+        bounds = np.searchsorted(life[order], np.append(lives, lives[-1:] + 1))
+        return cls(unit_keys_of(rows)[order], codes[rows.owner][order], bounds)
+
+    def of_life(self, place: int) -> tuple[Int64s, Int64s]:
+        """Keys and tenants of one process."""
+        part = slice(self.bounds[place], self.bounds[place + 1])
+        return self.keys[part], self.tenants[part]
+
+
+def _of_lives(connection: Connection, lives: Sequence[_Life], held: Counter[str]) -> Iterator[str]:
     opened, released, ended = residencies.c, releases.c, custody_ends.c
-    _, handed = read_opened(connection, (opened.tenant,), opened.incarnation == life)
-    grown = read(connection, releases, (released.tenant,), (released.incarnation == life) & released.written)
-    ends = read(connection, custody_ends, (ended.tenant,), ended.incarnation == life)
-    assigned = read_assignments(connection, life)
+    ids = [life.id for life in lives]
+    columns = (opened.tenant, opened.incarnation)
+    _, handed = read_opened(connection, columns, opened.incarnation.in_(ids))
+    written = released.incarnation.in_(ids) & released.written
+    grown = read(connection, releases, (released.tenant, released.incarnation), written)
+    ends = read(connection, custody_ends, (ended.tenant, ended.incarnation), ended.incarnation.in_(ids))
     names: dict[str, int] = {}
-    parts = []
-    for part in (handed, grown, ends):
-        codes = np.array([names.setdefault(name, len(names)) for name in part.texts("tenant")], np.int64)
-        parts.append((unit_keys_of(part), codes[part.owner]))
-    parties = np.array([names.setdefault(name, len(names)) for name, _ in assigned.parties], np.int64)
-    keys, owner = (np.concatenate(each) for each in zip(*parts[:2], strict=True))
-    end_keys, end_owner = parts[2]
-    place = assigned.of(keys)
-    owner = np.where(place >= 0, parties[place], owner) if len(parties) else owner
-    by_name = list(names)
+    numbers = np.array(ids, np.int64)
+    begun, more, gone = (_Blocks.of(rows, numbers, names) for rows in (handed, grown, ends))
+    labels = list(names)
+    for place, life in enumerate(lives):
+        keys, owner = map(np.concatenate, zip(begun.of_life(place), more.of_life(place), strict=True))
+        if life.has_assignments:
+            assigned = read_assignments(connection, life.id)
+            parties = np.array([names.setdefault(name, len(names)) for name, _ in assigned.parties], np.int64)
+            at = assigned.of(keys)
+            owner = np.where(at >= 0, parties[at], owner) if len(parties) else owner
+            labels = list(names)
+        yield from _of_life(life, keys, owner, gone.of_life(place), labels, held)
+
+
+def _of_life(
+    life: _Life,
+    keys: Int64s,
+    owner: Int64s,
+    ends: tuple[Int64s, Int64s],
+    names: list[str],
+    held: Counter[str],
+) -> Iterator[str]:
+    end_keys, end_owner = ends
     order = np.argsort(keys, kind="stable")
     keys, owner = keys[order], owner[order]
     if len(keys) and len(end_keys):
@@ -79,7 +148,9 @@ def _of_life(connection: Connection, life: int, uuid: str, held: Counter[str]) -
         other = (keys[at] == end_keys) & (owner[at] != end_owner)
         pairs = Counter(zip(owner[at][other].tolist(), end_owner[other].tolist(), strict=True))
         for (of, by), blocks in sorted(pairs.items()):
-            yield f"{several(blocks, 'block')} of `{by_name[of]}` ended as `{by_name[by]}`'s in process `{uuid}`"
+            yield f"{several(blocks, 'block')} of `{names[of]}` ended as `{names[by]}`'s in process `{life.uuid}`"
     living = owner[~is_among(keys, np.sort(end_keys))]
+    if life.blocks is not None and len(living) > life.blocks:
+        yield f"process `{life.uuid}` holds {len(living)} blocks, and has {life.blocks}"
     for number, blocks in zip(*np.unique(living, return_counts=True), strict=True):
-        held[by_name[int(number)]] += int(blocks)
+        held[names[int(number)]] += int(blocks)
