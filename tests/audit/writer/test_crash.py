@@ -17,8 +17,8 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events as leaves
 from kvcustody.audit.schema.ledger import logs, outages
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit.crash_content import check_content
-from standins.audit.crash_lives import CALLS, Kill, check_exactly_once, inject, kill_often, missing
+from standins.audit.crash.crash_content import check_content
+from standins.audit.crash.crash_lives import CALLS, Kill, check_exactly_once, inject, kill_often, missing
 
 pytestmark = pytest.mark.system
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="faults are injected by strace")

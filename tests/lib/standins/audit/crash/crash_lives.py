@@ -27,7 +27,7 @@ from kvcustody.audit.schema.ledger import (
     workers,
 )
 from kvcustody.audit.verify.fsck_ledger import fsck
-from standins.audit.crash_content import check_content, unknown_operations
+from standins.audit.crash.crash_content import check_content, unknown_operations
 
 CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,rename,unlink"
 

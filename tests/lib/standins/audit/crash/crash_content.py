@@ -21,7 +21,7 @@ from kvcustody.audit.events import Context, Event, HitCounted, leaves
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.schema.ledger import events, incarnations
-from standins.audit.crash_server import Operations, durable_act
+from standins.audit.crash.crash_server import Operations, durable_act
 
 _CONTEXT = Context("0" * 32, 0, lambda tenant, subject, session="": "0" * 24)
 _KINDS = (
