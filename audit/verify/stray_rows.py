@@ -12,11 +12,11 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    CompoundSelect,
     Connection,
     Integer,
     Select,
     Table,
+    Text,
     and_,
     exists,
     func,
@@ -25,6 +25,7 @@ from sqlalchemy import (
     select,
     union_all,
 )
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.schema.all_tables import every_table, projections, tables_of_one_row
@@ -41,17 +42,20 @@ def keys_of_no_number(connection: Connection) -> Iterator[str]:
     """Keys that are no integers, which SQLite keeps: nothing can be compared where a row has one (3.5, a text)."""
     if not dialect_of(connection).in_file:
         return
-    for table, name, value in connection.execute(_odd_keys()):
+    for table, name, value in connection.exec_driver_sql(_odd_keys()):
         yield f"`{table}` has a row whose `{name}` is `{value}`"
 
 
 @cache
-def _odd_keys() -> CompoundSelect[Any]:
-    """One such row of each key of each table: its table, its column, its value as SQL writes it."""
+def _odd_keys() -> str:
+    """One such row of each key of each table: its table, its column, its value as SQL writes it.
+
+    A text, as to compile a statement of so many parts takes longer than to ask a small ledger.
+    """
     keys = [(table, key) for table in every_table() for key in table.primary_key.columns]
-    return union_all(
+    query = union_all(
         *(
-            select(literal(table.name), literal(key.name), func.quote(key))
+            select(literal(table.name, Text), literal(key.name, Text), func.quote(key))
             .where(func.typeof(key) != "integer")
             .limit(1)
             .subquery()
@@ -60,6 +64,7 @@ def _odd_keys() -> CompoundSelect[Any]:
             if isinstance(key.type, Integer)
         )
     )
+    return str(query.compile(dialect=SQLiteDialect(), compile_kwargs={"literal_binds": True}))
 
 
 def stray_rows(connection: Connection) -> Iterator[tuple[int | None, str]]:
