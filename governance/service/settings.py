@@ -325,7 +325,8 @@ class ServiceSettings(LayeredSettings):
     trusted_proxies: tuple[str, ...] = Field(
         (),
         description="Addresses or networks (`10.0.0.0/8`; `unix`: whoever opens the socket) whose "
-        "`X-Forwarded-For` says where a request comes from; in a file, or as JSON in the variable.",
+        "`X-Forwarded-For` says where a request comes from, and `X-Forwarded-Proto` whether by TLS; in a file, or as "
+        "JSON in the variable.",
     )
     header_bytes_max: ByteSize = Field(
         ByteSize(32 << 10), ge=1024, description="Largest head of a request, path and headers."
