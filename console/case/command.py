@@ -250,6 +250,14 @@ def show_list(
             one["outcome"] or "no",
         )
     stdout().print(table)
+    for one in found:
+        if one["unread"]:
+            say(f"case {one['case_id'][:12]}: {unread_text(one['unread'])}")
+
+
+def unread_text(unread: str) -> str:
+    """What is said of a case whose leaf could not be read whole."""
+    return f"not read: {unread}; the days shown are the earliest that may count"
 
 
 def _marked(state: str) -> Text:
@@ -283,6 +291,8 @@ def show(
         return
     extended = f", extended from {found['first_due_day']}" if found["extended"] else ""
     say(f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}")
+    if found["unread"]:
+        say(unread_text(found["unread"]))
     say(
         f"received {found['received_day']} ({found['channel']}, {found['zone']}), decided: {found['outcome'] or 'no'}"
     )

@@ -86,6 +86,9 @@ def list_schedules(
             item["schedule"], item["framework"], whose, every, to, item["state"], due, item["principal"]
         )
     stdout().print(table)
+    for item in items:
+        if item["unread"]:
+            say(f"schedule {item['schedule']} makes no report: {item['unread']}")
 
 
 @app.command(

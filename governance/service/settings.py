@@ -25,7 +25,6 @@ from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.schedules.calendar_periods import open_zone
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
     LayeredSettings,
@@ -33,6 +32,7 @@ from kvcustody.governance.settings import (
     refuse_misspelt,
     settings_problem,
 )
+from kvcustody.time_zones import check_zone
 
 PREFIX = SERVICE_PREFIX
 Algorithm = Literal["RS256", "PS256", "ES256", "EdDSA"]
@@ -483,12 +483,12 @@ class ServiceSettings(LayeredSettings):
                 raise ValueError(f"`{text}` is neither an address, a network nor `unix`") from None
         return value
 
-    @field_validator("time_zone", "tenant_time_zones")
+    @field_validator("time_zone", "tenant_time_zones", "case_zone")
     @classmethod
     def _zones(cls, value: str | dict[str, str]) -> str | dict[str, str]:
         for zone in value.values() if isinstance(value, dict) else (value,):
             try:
-                open_zone(zone)
+                check_zone(zone)
             except ConfigError as error:
                 raise ValueError(error.message) from None
         return value
