@@ -177,8 +177,12 @@ def _against_ledger(
 
 
 def _names_person(text: str, name: str) -> bool:
-    """Whether the name stands in a text as a word of its own: `7` is no part of an erasure's id, nor of `2027`."""
-    return re.search(rf"(?<![\w-]){re.escape(name.casefold())}(?![\w-])", text.casefold()) is not None
+    """Whether the name stands in a text as a word: `7` is none in an erasure's id, nor in `2027`.
+
+    Words are apart only where letters are ASCII: other scripts put none between, and there any occurrence counts.
+    """
+    sought, apart = re.escape(name.casefold()), "[A-Za-z0-9_-]" if name.isascii() else "(?!)"
+    return re.search(f"(?<!{apart}){sought}(?!{apart})", text.casefold()) is not None
 
 
 def _linked(

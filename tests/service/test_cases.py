@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,23 @@ def test_a_case_is_of_a_pseudonym_and_every_leaf_of_it_names_nobody(
     assert named.status_code == 409 and "names the person" in named.json()["detail"]
     other = stepped(client, people["dpo"], case, "exempt", ground="17(3)(e)", reason="a claim of user-9")
     assert other.status_code == 200, "control: another name is not the person's"
+
+
+def test_a_short_id_of_a_subject_is_no_part_of_another_word(shipped: Any, client: Any, people: Any) -> None:
+    """Control: as a word of its own it names the person, and so does one of a script without spaces."""
+    dpo, digit = people["dpo"], ""
+    case = opened(client, dpo, "7", channel="letter 17")
+    assert stepped(client, dpo, case, "identity", outcome="confirmed").status_code == 200
+    while "7" not in digit:
+        digit = client("POST", "/v1/erasures", dpo, json={"tenant": "acme", "subject": "7"}).json()["erasure"]
+    assert stepped(client, dpo, case, "erasure", about=digit).status_code == 200
+    exempt = partial(stepped, client, dpo, case, "exempt", ground="17(3)(e)")
+    assert exempt(reason="a claim of 2027, art. 17").status_code == 200
+    named = exempt(reason="a claim of 7.")
+    assert named.status_code == 409 and "`reason` names the person as `7`" in named.json()["detail"]
+    other = opened(client, dpo, "太郎")
+    named = stepped(client, dpo, other, "exempt", ground="17(3)(e)", reason="これは太郎の主張です")
+    assert named.status_code == 409 and "names the person" in named.json()["detail"]
 
 
 def test_from_receipt_to_the_letter(shipped: Any, client: Any, people: Any) -> None:

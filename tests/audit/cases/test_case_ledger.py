@@ -352,7 +352,7 @@ def test_from_the_command_line_on_the_ledger_itself(any_store: Engine, tmp_path:
     assert "did you mean `acme`" in asked(*wanted[:2], "acne", *wanted[3:], *on, code=2)
     assert "names the person" in asked(*wanted[:8], "mail of Ada", *wanted[9:], *on, code=2)
     case = json.loads(asked(*wanted, *on, "--json"))["case_id"]
-    assert "a text names the person" in asked(
+    assert "`reason` names the person" in asked(
         "step", case, "exempt", "--ground", "17(3)(e)", "--reason", "ADA sues", *on, code=2
     )
     assert "not confirmed who asks" in asked("step", case, "decide", "--outcome", "erased", *on, code=2)
