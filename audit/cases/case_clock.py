@@ -138,11 +138,8 @@ def days_of(received_us: int, zone: str, holidays: str, kept: str) -> CaseDays:
     except ValueError:
         unread = "its holidays"
     received_at = utc(received_us).astimezone(_LAST_ZONE).date()  # the earliest day that it is anywhere
-    return CaseDays(
-        received_at,
-        *(_end(received_at, months, (), _FIRST_ZONE) for months in (MONTH, EXTENDED_MONTHS)),
-        unread=unread,
-    )
+    first, extended = (_end(received_at, months, (), _FIRST_ZONE) for months in (MONTH, EXTENDED_MONTHS))
+    return CaseDays(received_at, first, extended, unread)
 
 
 def _end(received: date, months: int, holidays: Iterable[date], zone: tzinfo) -> CaseDeadline:

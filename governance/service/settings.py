@@ -20,7 +20,7 @@ from kvcustody.audit.cases.case_clock import WorkingCalendar, read_holidays, wor
 from kvcustody.audit.database.database_place import checked_setting
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
-from kvcustody.audit.tlog.signed_note import SigningKind, check_name
+from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_name
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
@@ -208,8 +208,9 @@ class ServiceSettings(LayeredSettings):
         description="The key that signs evidence reports and nothing else: 0600, made with the first report.",
     )
     ledger_origin: str = Field(
-        "kvcustody.example/ledger",
-        description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key.",
+        DEFAULT_ORIGIN,
+        description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key. A key that is made "
+        "under the default has the ledger's identity behind it: no two are named alike.",
     )
     checkpoint_seconds: float = Field(
         1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints."

@@ -133,10 +133,8 @@ class Exchange:
 
         One place for all that use the Unix socket.
         """
-        client = self.scope.get("client")
-        peer = str(client[0]) if client else UNIX
         forwarded = [value.decode("latin-1") for value in self.headers.get(b"x-forwarded-for", ())]
-        return client_address(peer, ",".join(forwarded).split(","), self._proxies) or peer
+        return client_address(self._peer, ",".join(forwarded).split(","), self._proxies) or self._peer
 
     def answer_head_as_get(self) -> None:
         """Answer a HEAD as a GET, without the body (rule 5); any other method as it is."""
@@ -150,10 +148,14 @@ class Exchange:
         """Whether the client speaks TLS: to this service, or to a trusted proxy that says so (rule 4)."""
         return is_tls(self.scope)
 
-    def _forwarded_by_tls(self) -> bool:
+    @property
+    def _peer(self) -> str:
         client = self.scope.get("client")
+        return str(client[0]) if client else UNIX
+
+    def _forwarded_by_tls(self) -> bool:
         schemes = self.headers.get(b"x-forwarded-proto", ())
-        trusted = bool(schemes) and not client_address(str(client[0]) if client else UNIX, (), self._proxies)
+        trusted = bool(schemes) and not client_address(self._peer, (), self._proxies)
         return trusted and schemes[-1].rpartition(b",")[2].strip().lower() == HTTPS.encode()
 
     def check_host(self) -> None:

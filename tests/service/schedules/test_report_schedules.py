@@ -92,7 +92,8 @@ def test_a_month_that_has_ended_is_made_once_and_delivered(world: World, share: 
     [report] = world.settled(schedule)
     assert report["state"] == "made" and report["opinion"] in ("unqualified", "qualified", "adverse")
     assert (report["opinion"] == "unqualified") == (not report["reasons"])
-    assert report["signed_by"].startswith("kvcustody.example/ledger/report+") and len(report["digest"]) == 64
+    own = f"kvcustody.example/ledger/{world.service.identity}/report+"
+    assert report["signed_by"].startswith(own) and len(report["digest"]) == 64
     [delivery] = report["deliveries"]
     assert delivery["state"] == "delivered" and delivery["tries"] == 1
     [folder] = share.iterdir()
