@@ -47,7 +47,6 @@ from kvcustody.governance.cases.take_step import (
 )
 from kvcustody.times import readable
 
-_PAGE = 1000
 app = typer.Typer(
     no_args_is_help=True,
     help="Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
@@ -100,7 +99,11 @@ def open_case(
             body = {"tenant": tenant, "subject": subject, "right": right.value, "channel": channel}
             made = plane.post("/v1/cases", body | {"received": at_us})
     else:
-        texts = () if holidays is None else read_holidays(read_file(holidays).decode(errors="replace"))
+        texts = (
+            ()
+            if holidays is None
+            else read_holidays(read_file(holidays).decode("utf-8-sig", errors="replace"))
+        )
         calendar = working_calendar(zone, texts)
         now_us = deadline_us()
         wanted = WantedCase(tenant, subject, right.value, channel, now_us if at_us is None else at_us)
@@ -227,7 +230,7 @@ def show_list(
     if server is not None:
         one_ledger(ctx)
         with connect(server, key_file, authority) as plane:
-            found = list(plane.get("/v1/cases", tenant=tenant, limit=_PAGE)["items"])
+            found = plane.items("/v1/cases", tenant=tenant)
     else:
         with reading(ledger) as engine, engine.connect() as connection:
             tenant, now_us = known_tenant(connection, tenant), deadline_us()

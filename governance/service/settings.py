@@ -24,6 +24,7 @@ from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.files import read_words
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
@@ -431,7 +432,7 @@ class ServiceSettings(LayeredSettings):
         """By which days the clock of a person's request runs; raises `ConfigError` for a list that is none."""
         path = self.case_holidays_path
         try:
-            text = "" if path is None else path.read_text(encoding="utf-8")
+            text = "" if path is None else read_words(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"case_holidays_path: `{path}` cannot be read: {error}", path=path) from None
         return working_calendar(self.case_zone, read_holidays(text))

@@ -22,6 +22,7 @@ from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.console.main import app
+from kvcustody.governance.control_plane import connection
 from kvcustody.signed_document import encode_ascii
 from kvcustody.times import DAY_US
 from standins.service.service_world import Worker, register, ship
@@ -305,3 +306,24 @@ def test_from_the_command_line_over_a_control_plane(
     assert "Ada" not in json.dumps(shown)
     refused = CliRunner().invoke(app, ["case", "step", case, "decide", "--outcome", "given", *to])
     assert refused.exit_code == 2 and "the person was answered" in refused.output
+
+
+def test_a_list_over_a_control_plane_is_read_to_its_end(
+    shipped: Any, server: Any, people: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page by page, here two items each. Control: the first page alone holds two."""
+    monkeypatch.setattr(connection, "_ITEMS_A_PAGE", 2)
+    key = tmp_path / "dpo.key"
+    key.write_text("\ufeff" + people["dpo"])  # as some editors save a file
+    key.chmod(0o600)
+    to = ["--server", server.address, "--api-key-file", str(key)]
+    wanted = ["--tenant", "acme", "--right", "access", "--channel", "letter"]
+    mine = {
+        json.loads(run("case", "open", *wanted, "--subject", f"s-{number}", *to, "--json"))["case_id"]
+        for number in range(5)
+    }
+    found = json.loads(run("case", "list", *to, "--json"))["items"]
+    assert mine <= {case["case_id"] for case in found}
+    with connection.ControlPlaneConnection(server.address, people["dpo"]) as plane:
+        assert len(plane.get("/v1/cases", limit=2)["items"]) == 2
+    assert json.loads(run("inbox", *to, "--json"))["items"] is not None
