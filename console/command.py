@@ -107,10 +107,11 @@ class CustodyGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As for any group; the command refuses numbers that no database takes."""
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and not hasattr(command, "checks_numbers"):
-            command.checks_numbers = True
-            command.invoke = _checked(command.invoke)
-        return name, command, rest
+        checked: Any = command
+        if checked is not None and not hasattr(checked, "checks_numbers"):
+            checked.checks_numbers = True
+            checked.invoke = _checked(checked.invoke)
+        return name, checked, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command under rule 1 and rule 2."""

@@ -60,11 +60,15 @@ _queues: WeakValueDictionary[Path, WriteQueue] = WeakValueDictionary()
 _queues_lock = threading.Lock()
 
 
+def queue_at(path: Path) -> WriteQueue:
+    """The queue of this process for one SQLite file."""
+    with _queues_lock:
+        return _queues.setdefault(path.absolute(), WriteQueue())
+
+
 def queue_writes(engine: Engine, path: Path, timeout_seconds: float) -> None:
     """Have all writing transactions of this process on one SQLite file take turns, whichever engine they use."""
-    with _queues_lock:
-        turns = _queues.setdefault(path.absolute(), WriteQueue())
-
+    turns = queue_at(path)
     patience_seconds = LINE * timeout_seconds
 
     def begin(connection: Connection) -> None:

@@ -154,7 +154,7 @@ class Exchange:
         return str(client[0]) if client else UNIX
 
     def _forwarded_by_tls(self) -> bool:
-        schemes = self.headers.get(b"x-forwarded-proto", ())
+        schemes = self.headers.get(b"x-forwarded-proto") or []
         trusted = bool(schemes) and not client_address(self._peer, (), self._proxies)
         return trusted and schemes[-1].rpartition(b",")[2].strip().lower() == HTTPS.encode()
 
