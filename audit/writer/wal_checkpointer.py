@@ -68,7 +68,7 @@ class WalCheckpointer:
                 pass
 
     def _begin_anew(self, path: Path) -> None:
-        """Have the next commit begin the log anew (rule 3). This process's writers wait in their queue, not for SQLite."""
+        """Have the next commit begin the log anew (rule 3); this process's writers wait in their queue meanwhile."""
         turns = queue_at(path)
         if not turns.take(_WAIT_SECONDS):
             return

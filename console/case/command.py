@@ -23,7 +23,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.files import read_file, write_files
+from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import connect, one_ledger, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
@@ -99,11 +99,7 @@ def open_case(
             body = {"tenant": tenant, "subject": subject, "right": right.value, "channel": channel}
             made = plane.post("/v1/cases", body | {"received": at_us})
     else:
-        texts = (
-            ()
-            if holidays is None
-            else read_holidays(read_file(holidays).decode("utf-8-sig", errors="replace"))
-        )
+        texts = () if holidays is None else read_holidays(read_words(holidays))
         calendar = working_calendar(zone, texts)
         now_us = deadline_us()
         wanted = WantedCase(tenant, subject, right.value, channel, now_us if at_us is None else at_us)
@@ -373,7 +369,7 @@ def letter(
         one_ledger(ctx)
     found = _view(case_id, ledger, subject_keys, server, key_file, authority)
     today = datetime.now(UTC).date().isoformat()
-    source = "" if template is None else read_file(template).decode(errors="replace")
+    source = "" if template is None else read_words(template)
     details = LetterDetails(kind, to, sender, date or today, source)
     forms = [name.strip() for name in format.split(",") if name.strip()]
     files = letter_files(found, details, forms)

@@ -1,4 +1,4 @@
-"""The write-ahead log beside readers who follow one another without a pause: bounded, and unbounded without the rule."""
+"""The write-ahead log beside readers who follow one another without a pause: bounded, and not without the rule."""
 
 from __future__ import annotations
 
