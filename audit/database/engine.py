@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +26,7 @@ from sqlalchemy.util import LRUCache
 
 from kvcustody.audit.database.database_place import PostgresServer, SqliteFile, database_place, file_of
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.sqlite_write_queue import queue_writes
+from kvcustody.audit.database.sqlite_write_queue import gate, queue_writes
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
@@ -123,8 +123,11 @@ def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: 
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:
-        writing = connection.get_execution_options().get("kvcustody_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+        if not connection.get_execution_options().get("kvcustody_write", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        with nullcontext() if place.in_memory else gate(path, timeout_seconds, _mode(keys)):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
