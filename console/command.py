@@ -33,6 +33,7 @@ from kvcustody.errors import ConfigError, CustodyError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_NUMBER_MAX = 1 << 63
 _LINE_SECONDS = 10.0
 _TURNS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or the line
 _NOT_SHOWN = re.compile(f"[\x00-\x1f\x7f-\x9f{_TURNS}]")
@@ -81,6 +82,19 @@ def _one_line(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
+def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A command's `invoke` behind a check of its numbers: past 64 bits they are nobody's."""
+
+    def checked(ctx: Any) -> Any:
+        for name, value in ctx.params.items():
+            for each in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(each, int) and not -_NUMBER_MAX <= each < _NUMBER_MAX:
+                    raise UsageError(f"`{name}`: {str(each)[:24]}… is no number of 64 bits", ctx=ctx)
+        return invoke(ctx)
+
+    return checked
+
+
 class CustodyGroup(typer.core.TyperGroup):
     """The command group: turns our errors into one line and an exit code."""
 
@@ -89,6 +103,15 @@ class CustodyGroup(typer.core.TyperGroup):
         if any("\0" in text for text in args):
             raise UsageError("an argument has the character U+0000", ctx=ctx)
         return list(super().parse_args(ctx, args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As for any group; the command refuses numbers that no database takes."""
+        name, command, rest = super().resolve_command(ctx, args)
+        checked: Any = command
+        if checked is not None and not hasattr(checked, "checks_numbers"):
+            checked.checks_numbers = True
+            checked.invoke = _checked(checked.invoke)
+        return name, checked, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command under rule 1 and rule 2."""

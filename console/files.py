@@ -16,6 +16,11 @@ def read_file(path: Path) -> bytes:
         raise ConfigError(f"file `{path}`: {error.strerror}", path=path) from error
 
 
+def read_words(path: Path) -> str:
+    """The text of a file that a person wrote, with or without a byte order mark; raises as `read_file`."""
+    return read_file(path).decode("utf-8-sig", errors="replace")
+
+
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
     """Write files into a folder, each whole or not at all; raises `ConfigError` where that fails."""
     try:

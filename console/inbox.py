@@ -20,7 +20,6 @@ EPILOG = (
     "docs/operate/inbox.md says what comes here, and how it is delivered by webhook and mail."
 )
 _MARKS = {"overdue": "bold red", "soon": "yellow"}
-_PAGE = 1000
 
 
 def inbox(
@@ -41,7 +40,7 @@ def inbox(
     if server is not None:
         one_ledger(ctx)
         with connect(server, key_file, authority) as plane:
-            items = list(plane.get("/v1/inbox", limit=_PAGE)["items"])
+            items = plane.items("/v1/inbox")
     else:
         items = _local(ledger, config)
     if as_json:

@@ -22,6 +22,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.command import tell_history
 from kvcustody.console.options import moment_us
 from kvcustody.errors import ConfigError
+from kvcustody.files import read_words
 
 if TYPE_CHECKING:
     from kvcustody.governance.control_plane.connection import ControlPlaneConnection
@@ -101,7 +102,7 @@ def key_texts(given: list[str]) -> list[str]:
     for text in given:
         path = Path(text)
         try:
-            lines = path.read_text().splitlines() if len(text) < 1000 and path.is_file() else [text]
+            lines = read_words(path).splitlines() if len(text) < 1000 and path.is_file() else [text]
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"key file `{text}` cannot be read: {problem}") from None
         made += [line.strip() for line in lines if line.strip() and not line.startswith("#")]

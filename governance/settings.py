@@ -26,7 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from kvcustody.audit.database.database_place import SqliteFile, checked_setting, database_place
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
-from kvcustody.audit.tlog.signed_note import SigningKind, check_name
+from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_name
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
@@ -245,9 +245,9 @@ class Settings(LayeredSettings):
         "where `cryptography` offers it). An existing key is handed over by `kvcustody audit rotate-key --kind`.",
     )
     ledger_origin: str = Field(
-        "kvcustody.example/ledger",
+        DEFAULT_ORIGIN,
         description="Name of the ledger in its checkpoints (C2SP origin), as `example.com/kvcustody`; it stays with "
-        "the key.",
+        "the key. A key that is made under the default has the ledger's identity behind it: no two are named alike.",
     )
     checkpoint_seconds: float = Field(
         1.0,

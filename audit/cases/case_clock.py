@@ -10,17 +10,20 @@
 3. Extended by two further months it is one period of three, from the same receipt; it is not the first end and two
    months more, which may be another day.
 4. A day ends at the next one's midnight in that zone, however many hours it has. Nothing here reads a clock.
+5. A case keeps what its calendar gave when it was opened (`CaseDays.texts`), so a machine without its zone, or with
+   other rules for it, reads the same days. Where they are neither kept nor to be counted, `days_of` gives ends that are
+   never too late, and says so.
 """
 
 from __future__ import annotations
 
 from calendar import monthrange
 from collections.abc import Iterable
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from typing import NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from kvcustody.errors import ConfigError
+from kvcustody.time_zones import check_zone, open_zone
 from kvcustody.times import utc
 
 MONTH, EXTENDED_MONTHS = 1, 3
@@ -28,6 +31,10 @@ HOLIDAYS_MAX = 2_000
 _SATURDAY = 5
 _TURN_OF_YEARS = timedelta(days=130)  # the longest period, and the holidays that can follow its end
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_ZONE, _LAST_ZONE = (
+    timezone(timedelta(hours=14)),
+    timezone(timedelta(hours=-12)),
+)  # where days begin and end
 
 
 class WorkingCalendar(NamedTuple):
@@ -58,9 +65,26 @@ class CaseDeadline(NamedTuple):
     until_us: int
 
 
+class CaseDays(NamedTuple):
+    """The day of receipt, and the ends of a case's two periods. `unread`: what of its leaf could not be read."""
+
+    received: date
+    first: CaseDeadline
+    extended: CaseDeadline
+    unread: str = ""
+
+    def texts(self) -> tuple[str, ...]:
+        """As a leaf has them: the day of receipt; then of each period its day, the day counted, and its moment."""
+        ends = (self.first, self.extended)
+        return (
+            self.received.isoformat(),
+            *(f"{one.day.isoformat()} {one.counted.isoformat()} {one.until_us}" for one in ends),
+        )
+
+
 def working_calendar(zone: str, holidays: Iterable[str] = ()) -> WorkingCalendar:
     """The calendar of a zone and of ISO dates; raises `ConfigError` for what is neither."""
-    _zone(zone)
+    check_zone(zone)
     listed = set()
     for text in holidays:
         try:
@@ -80,28 +104,53 @@ def read_holidays(text: str) -> tuple[str, ...]:
 
 def received_day(received_us: int, zone: str) -> date:
     """The date of a moment in a zone."""
-    return utc(received_us).astimezone(_zone(zone)).date()
+    return utc(received_us).astimezone(open_zone(zone)).date()
 
 
 def deadline(received_us: int, months: int, calendar: WorkingCalendar) -> CaseDeadline:
     """The end of a period of so many months from this receipt (rules 1 and 2)."""
-    counted = _months_later(received_day(received_us, calendar.zone), months)
-    holidays, day = frozenset(calendar.holidays), counted
-    while day.weekday() >= _SATURDAY or day in holidays:
+    received = received_day(received_us, calendar.zone)
+    return _end(received, months, calendar.holidays, open_zone(calendar.zone))
+
+
+def case_days(received_us: int, calendar: WorkingCalendar) -> CaseDays:
+    """What the calendar gives for a request; raises `ConfigError` for a zone that is not known here."""
+    first, extended = (deadline(received_us, months, calendar) for months in (MONTH, EXTENDED_MONTHS))
+    return CaseDays(received_day(received_us, calendar.zone), first, extended)
+
+
+def days_of(received_us: int, zone: str, holidays: str, kept: str) -> CaseDays:
+    """The days of a case from the texts of its row (rule 5): never an error, as a list holds other cases too."""
+    try:
+        received, *ends = kept.split()
+        first, extended = (
+            CaseDeadline(date.fromisoformat(day), date.fromisoformat(counted), int(until_us))
+            for day, counted, until_us in (ends[:3], ends[3:])
+        )
+        return CaseDays(date.fromisoformat(received), first, extended)
+    except ValueError:
+        unread = "the days that its leaf has" if kept else ""
+    try:
+        days = tuple(date.fromisoformat(text) for text in holidays.split())
+        return case_days(received_us, WorkingCalendar(zone, days))._replace(unread=unread)
+    except ConfigError:
+        unread = f"its time zone `{zone}`, which this machine does not know"
+    except ValueError:
+        unread = "its holidays"
+    received_at = utc(received_us).astimezone(_LAST_ZONE).date()  # the earliest day that it is anywhere
+    first, extended = (_end(received_at, months, (), _FIRST_ZONE) for months in (MONTH, EXTENDED_MONTHS))
+    return CaseDays(received_at, first, extended, unread)
+
+
+def _end(received: date, months: int, holidays: Iterable[date], zone: tzinfo) -> CaseDeadline:
+    counted = _months_later(received, months)
+    free, day = frozenset(holidays), counted
+    while day.weekday() >= _SATURDAY or day in free:
         day += timedelta(days=1)
-    after = datetime.combine(day + timedelta(days=1), time(), _zone(calendar.zone))
+    after = datetime.combine(day + timedelta(days=1), time(), zone)
     return CaseDeadline(day, counted, (after.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1))
 
 
 def _months_later(day: date, months: int) -> date:
     year, month = divmod(day.year * 12 + day.month - 1 + months, 12)
     return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))
-
-
-def _zone(name: str) -> tzinfo:
-    if name == "UTC":  # known without a database of zones
-        return UTC
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigError(f"time zone `{name}` is not known (IANA, as `Europe/Berlin`)", zone=name) from None

@@ -19,17 +19,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import date
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvcustody.audit.cases.case_clock import (
-    EXTENDED_MONTHS,
-    MONTH,
-    CaseDeadline,
-    WorkingCalendar,
-    deadline,
-)
+from kvcustody.audit.cases.case_clock import CaseDays, CaseDeadline, days_of
 from kvcustody.times import DAY_US
 
 NEAR_US = 7 * DAY_US
@@ -108,11 +101,12 @@ class OpenedCase(NamedTuple):
     holidays: str
     actor: str
     at_us: int
+    ends: str | None = None
 
-    def due(self, months: int) -> CaseDeadline:
-        """When so many months from receipt are over, by the calendar that the leaf has."""
-        days = tuple(date.fromisoformat(text) for text in self.holidays.split())
-        return deadline(self.received_us, months, WorkingCalendar(self.zone, days))
+    @property
+    def days(self) -> CaseDays:
+        """When it came in and is due, by the leaf."""
+        return days_of(self.received_us, self.zone, self.holidays, self.ends or "")
 
 
 class CaseStep(NamedTuple):
@@ -171,12 +165,12 @@ class SubjectCase:
     @property
     def first_due(self) -> CaseDeadline:
         """The end of the first month."""
-        return self.opened.due(MONTH)
+        return self.opened.days.first
 
     @property
     def due(self) -> CaseDeadline:
         """When the answer is due."""
-        return self.opened.due(EXTENDED_MONTHS) if self.of_kind(StepKind.EXTEND) else self.first_due
+        return self.opened.days.extended if self.of_kind(StepKind.EXTEND) else self.first_due
 
     @property
     def answered_us(self) -> int | None:

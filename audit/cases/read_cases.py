@@ -84,6 +84,7 @@ def case_to_follow(connection: Connection, case_id: str) -> SubjectCase | None:
     said = opened[0] | {
         "received_us": int(opened[0]["received_utc"]),
         "holidays": " ".join(opened[0]["holidays"]),
+        "ends": " ".join(opened[0].get("ends", ())) or None,
     }
     steps = _signed_leaves(connection, signed, case_steps, case_id)
     return replay(

@@ -10,6 +10,7 @@ tables are said in one place, and a revision says only what changes.
 
 from __future__ import annotations
 
+import secrets
 from functools import cache
 from typing import Any
 
@@ -40,7 +41,8 @@ def create_schema(connection: Connection) -> None:
     create_triggers(connection)
     for table in partitioned(connection):
         create_rest(connection, table)
-    connection.execute(insert(root_log), {"id": 1, "frontier": EMPTY.to_bytes()})
+    root = {"id": 1, "frontier": EMPTY.to_bytes(), "identity": secrets.token_hex(8)}
+    connection.execute(insert(root_log), root)
 
 
 @cache

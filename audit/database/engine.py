@@ -5,14 +5,17 @@
 2. A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its middle.
 3. Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can spill. So
    is a reader's statement, by a longer one: no question keeps a server busy for good.
-4. A ledger of another schema revision is refused, naming both, or what reads it.
+4. A PostgreSQL server that drops a session's options is refused when it is first met, as PgBouncer does: bounds,
+   durability and the role are such options, and locks and prepared statements last as long as a session.
+5. A ledger of another schema revision is refused, naming both, or what reads it.
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,11 +26,11 @@ from sqlalchemy.util import LRUCache
 
 from kvcustody.audit.database.database_place import PostgresServer, SqliteFile, database_place, file_of
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.sqlite_write_queue import queue_writes
+from kvcustody.audit.database.sqlite_write_queue import gate, queue_writes
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0043"
+SCHEMA_REVISION = "0044"
 FIRST_REVISION = "0041"  # older ledgers are of commits before any release
 READS_OLDER = "commit f6818e1f"  # it upgrades them to the first revision
 VERSION_TABLE = "kvcustody_schema"
@@ -36,6 +39,12 @@ WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it i
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit
 COMPILED_KEPT = 1024  # statements of each kind of database that stay compiled
 MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
+_MARK = "kvcustody.session"  # an option of a session that only ours has (rule 4)
+_POOLER = (
+    "a pooler is in front of PostgreSQL (such as PgBouncer) and drops the session's options; name the server itself in "
+    "`database_url`"
+)
+_OPTIONS_REFUSED = "unsupported startup parameter"  # what PgBouncer says that is not told to drop them
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 
 _log = structlog.get_logger(__name__)
@@ -114,8 +123,11 @@ def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: 
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:
-        writing = connection.get_execution_options().get("kvcustody_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+        if not connection.get_execution_options().get("kvcustody_write", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        with nullcontext() if place.in_memory else gate(path, timeout_seconds, _mode(keys)):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
@@ -134,12 +146,13 @@ def _close_to_others(path: Path, mode: int) -> None:
 def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: float | None) -> Engine:
     milliseconds = max(1, int(timeout_seconds * 1000))
     asked = place.url.query.get("options", "")  # such as `-c role=kvcustody_writer`
+    mark = secrets.token_hex(8)
     options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} -c synchronous_commit=on"
     if reading_seconds is not None:
         longest = max(1, int(reading_seconds * 1000))
         options = f"-c default_transaction_read_only=on -c statement_timeout={longest}"
     # Rows and their leaves are joined month by month, instead of each process's with all leaves that there are.
-    options += " -c enable_partitionwise_join=on"
+    options += f" -c enable_partitionwise_join=on -c {_MARK}={mark}"
     if asked:
         options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
     engine = create_engine(
@@ -158,11 +171,19 @@ def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: fl
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: Any) -> None:
-        """Send integers as int8, however small: else a statement is another one, planned anew, for each size."""
+        """Send integers as int8, however small: else a statement is another one, planned anew, for each size.
+
+        A session without our mark came about without our options (rule 4).
+        """
         from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper  # where there is PostgreSQL alone
 
         for dumper in (Int8Dumper, Int8BinaryDumper):
             connection.adapters.register_dumper(int, dumper)
+        with connection.cursor() as cursor:
+            arrived = cursor.execute(f"SELECT current_setting('{_MARK}', true)").fetchone()
+        connection.rollback()
+        if arrived != (mark,):
+            raise engine.dialect.loaded_dbapi.OperationalError(_POOLER)
 
     return engine
 
@@ -242,6 +263,8 @@ def describe(problem: BaseException) -> str:
     for prefix, reason in _SQLITE_REASONS.items():
         if name.startswith(prefix):
             return reason
+    if _OPTIONS_REFUSED in str(cause):
+        return _POOLER
     lines = str(cause).strip().splitlines()
     return lines[0][:200] if lines else type(cause).__name__
 

@@ -114,6 +114,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield f"GRANT DELETE ON {', '.join(('events', 'tree_nodes', *derived))} TO {RETENTION}"
     seen = ", ".join((*by_tenant, "logs", "checkpoints", "signed_checkpoints", "coverage_pass", *_LIVES))
     yield f"GRANT SELECT ON {seen} TO {READER}"
+    yield f"GRANT SELECT (identity) ON root_log TO {READER}"
     yield from _policies(by_tenant)
 
 

@@ -16,7 +16,8 @@ class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
     """A request of a person was received, and is about to be answered as a case (class A).
 
     `received_utc` is when it came in, in UTC microseconds, as `actor` says. Its deadlines follow from that, the `zone`
-    and the `holidays`, which are those of the controller's list that can matter (`audit.cases.case_clock`).
+    and the `holidays`, which are those of the controller's list that can matter; `ends` are what followed when it was
+    opened (`audit.cases.case_clock`).
     """
 
     case_id: str
@@ -29,6 +30,7 @@ class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
     holidays: tuple[str, ...]
     actor: str
     trace: str = ""
+    ends: tuple[str, ...] = ()
 
 
 class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):

@@ -119,7 +119,7 @@ def _key_text(given: str) -> str:
     """A key as it was given, or the first line of the file that was named; `#` begins a comment."""
     if not Path(given).is_file():
         return given
-    lines = [line.strip() for line in Path(given).read_text().splitlines()]
+    lines = [line.strip() for line in Path(given).read_text("utf-8-sig").splitlines()]
     return next((line for line in lines if line and not line.startswith("#")), "")
 
 

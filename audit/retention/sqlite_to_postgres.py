@@ -108,8 +108,8 @@ def _copy(reading: Connection, writing: Connection, table: Table, told: Progress
     """Copy one table in the order of its key; how many rows it has."""
     total = reading.scalar(select(func.count()).select_from(table)) or 0
     if table.name == root_log.name:
-        frontier = reading.scalars(select(root_log.c.frontier)).one()
-        writing.execute(root_log.update().values(frontier=bytes(frontier)))
+        frontier, identity = reading.execute(select(root_log.c.frontier, root_log.c.identity)).one()
+        writing.execute(root_log.update().values(frontier=bytes(frontier), identity=identity))
         return total
     done = 0
     firsts = _firsts(reading) if table is logs and partitioned(writing) else None

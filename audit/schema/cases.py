@@ -26,6 +26,7 @@ cases = Table(
     _text("holidays"),  # ISO dates with a space between
     _text("actor"),
     Column("at_us", BigInteger, nullable=False),
+    _text("ends", null=True),  # as `CaseDays.texts`, with a space between
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_cases_case_id", "case_id"),
     info=of_leaves("case-opened"),

@@ -1,6 +1,8 @@
 """The tables of the ledger's trees: what makes proofs from stored hashes, and the checkpoints that seal them.
 
-1. Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again.
+1. Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again. One
+   value is not: `root_log.identity`, made at random with the ledger, which tells it from every other for whoever
+   receives leaves of several (`ledger_identity`). No evidence rests on it.
 2. Rows are only inserted, but for hashes that retention lets go (rule 3), for the one row of `root_log`, which is the
    root log's place to lock and its frontier, and for `unsealed_heads`: each commit says there to what size it brought a
    sub-log, and whoever seals deletes what the new checkpoint covers. `newest_us` is the time of the newest leaf that
@@ -15,7 +17,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, PrimaryKeyConstraint, Table
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, PrimaryKeyConstraint, Table, Text
 
 from kvcustody.audit.schema.ledger import metadata
 
@@ -36,6 +38,7 @@ root_log = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("frontier", LargeBinary, nullable=False),
+    Column("identity", Text, nullable=True),
 )
 
 root_leaves = Table(

@@ -1,8 +1,8 @@
 """How leaves are told to security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's shape.
 
-CloudEvents 1.0 (JSON): `source` names ledger and log, `id` the leaf in it (`leaf_id`), so that a receiver can drop
-doubles. `traceid` is an extension of ours: the registered `traceparent` also names a span, and a leaf is of a whole
-trace.
+CloudEvents 1.0 (JSON): `source` names ledger (`ledger_identity`) and log, `id` the leaf in it (`leaf_id`), so that a
+receiver can drop doubles. `traceid` is an extension of ours: the registered `traceparent` also names a span, and a leaf
+is of a whole trace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcustody.times import utc
 BATCH_TYPE = "application/cloudevents-batch+json"
 
 
-def cloud_event(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
+def cloud_event(row: EventRow, *, origin: str) -> dict[str, Any]:
     """The CloudEvent of a leaf; `data` is the leaf itself."""
     made = {
         "specversion": "1.0",
@@ -60,6 +60,7 @@ class LeafShape(Protocol):
 
 class _OwnShape(NamedTuple):
     format: SiemFormat
+    origin: str
 
     @property
     def media_type(self) -> str:
@@ -67,18 +68,21 @@ class _OwnShape(NamedTuple):
 
     def shape(self, row: EventRow) -> dict[str, Any]:
         if self.format is SiemFormat.OCSF:
-            return ocsf(row)
+            return ocsf(row, origin=self.origin)
         if self.format is SiemFormat.CLOUDEVENTS:
-            return cloud_event(row)
+            return cloud_event(row, origin=self.origin)
         return {"log": row.log, "idx": row.idx, "event": row.body}
 
 
-def open_shape(name: str) -> LeafShape:
-    """The shape of a name: one of `SiemFormat`, or `plugin:NAME`; raises `ConfigError`."""
+def open_shape(name: str, origin: str) -> LeafShape:
+    """The shape of a name: one of `SiemFormat`, or `plugin:NAME`; `origin` is the ledger's identity.
+
+    Raises `ConfigError`.
+    """
     if names_extension(name):
         return cast(LeafShape, load(SIEM_FORMATS, name).make(LeafShape))
     try:
-        return _OwnShape(SiemFormat(name))
+        return _OwnShape(SiemFormat(name), origin)
     except ValueError:
         ours = ", ".join(SiemFormat)
         raise ConfigError(f"unknown shape `{name}`: one of {ours}, or `plugin:NAME`", shape=name) from None

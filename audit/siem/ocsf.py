@@ -122,8 +122,11 @@ def leaf_id(row: EventRow) -> str:
     return f"{row.idx}-{leaf_hash(row.leaf).hex()[:16]}"
 
 
-def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
-    """The OCSF event of a leaf; raises `LedgerError` for a kind that the table lacks (rule 1)."""
+def ocsf(row: EventRow, *, origin: str) -> dict[str, Any]:
+    """The OCSF event of a leaf of the ledger of this identity.
+
+    Raises `LedgerError` for a kind that the table lacks (rule 1).
+    """
     mapping = TABLE.get(row.kind)
     if mapping is None:
         raise LedgerError(f"event `{row.kind}` has no place in OCSF yet", kind=row.kind)

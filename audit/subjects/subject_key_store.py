@@ -132,7 +132,7 @@ class SubjectKeys:
         self._pending: dict[Owner, bytes] = {}
         try:
             _metadata.create_all(engine)
-            with engine.begin() as connection:
+            with engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 if connection.scalar(select(_destroyed.c.count)) is None:
                     connection.execute(insert(_destroyed).values(id=1, count=0))
             self.generation = self._generation()

@@ -41,6 +41,7 @@ class CannotCheckError(LedgerError):
     code = "KVC625"
 
 
+DEFAULT_ORIGIN = "kvcustody.example/ledger"  # the name of a ledger that no setting names
 SigningKind = Literal["ed25519", "ml-dsa-44"]
 """What settings and commands call the kinds of key that may sign a ledger."""
 

@@ -54,6 +54,11 @@ NOT_EVIDENCE = (
         "checkpoint covers both",
     ),
     NotEvidence(
+        "root_log",
+        ("identity",),
+        "a random text that tells events of this ledger from those of another; keys and leaves do not rest on it",
+    ),
+    NotEvidence(
         "unsealed_heads",
         ("grown_us", ROWS),
         "when a commit was, for the age of what is not sealed; a row less is found where it is the last of its log, "

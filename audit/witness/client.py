@@ -26,6 +26,7 @@ from kvcustody.audit.tlog.signed_note import (
 from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint
 from kvcustody.audit.witness.server import ADD_CHECKPOINT
 from kvcustody.audit.witness.state import WitnessError
+from kvcustody.files import read_words
 from kvcustody.http_exchange import UNIX, HttpReply, exchange
 
 _ANSWER_BYTES_MAX = 1 << 16
@@ -52,7 +53,7 @@ class WitnessAddress:
 def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
     """Witnesses from a file: a line `URL VKEY` for each, `#` begins a comment. Raises `WitnessError`."""
     try:
-        lines = path.read_text().splitlines()
+        lines = read_words(path).splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         raise WitnessError(f"witness file `{path}` cannot be read: {problem}", path=path) from None
     made = []

@@ -84,7 +84,7 @@ _RENAMED: dict[str, dict[str, str]] = {  # by table, for each kind of leaf that 
     "receipts": {"bytes": "_bytes", "verified": "_verified", "at_us": "_leaf_us"},
     "erasures": {"at_boot_us": "boot_us"},
     "copy_steps": _COPY_STEP,
-    "cases": {"received_us": "received_utc", "holidays": "_holidays"},
+    "cases": {"received_us": "received_utc", "holidays": "_holidays", "ends": "_ends"},
 }
 _WITHDRAWN = {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}
 _TABLES = {kind: table for table in projections() for kind in kinds_of(table)}
@@ -214,6 +214,7 @@ def _copies(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow])
 
 def _case_opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     columns["_holidays"] = list(map(" ".join, columns["holidays"]))
+    columns["_ends"] = [" ".join(ends) or None for ends in columns["ends"]]
 
 
 _OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}

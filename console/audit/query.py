@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from difflib import get_close_matches
@@ -263,11 +264,14 @@ def _names(tenant: str | None, name: str) -> tuple[str, ...]:
     return (name,) if tenant is None else (f"tenant/{tenant}",)
 
 
+_NUMBER = re.compile("[0-9]{1,18}")  # as the ledger holds it, and no other digit of Unicode
+
+
 def _block(text: str | None) -> BlockRef | None:
     if text is None:
         return None
     incarnation, *numbers = text.split(":")
-    if len(numbers) not in (2, 3) or not all(number.isdigit() for number in numbers):
+    if len(numbers) not in (2, 3) or not all(_NUMBER.fullmatch(number) for number in numbers):
         raise ConfigError(f"--block `{text}` is not `INCARNATION:BLOCK:GENERATION[:POOL]`")
     return BlockRef(incarnation, *map(int, numbers))
 

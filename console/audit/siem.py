@@ -12,6 +12,7 @@ import orjson
 import typer
 from sqlalchemy import Engine
 
+from kvcustody.audit.database.ledger_identity import ledger_identity
 from kvcustody.audit.events import SinkChanged
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import (
@@ -75,8 +76,9 @@ def ship(
     After a restore of the ledger, or a purge of leaves that were not written yet, stderr says so and the exit status
     is 1.
     """
-    told_as, recorded, lost = open_shape(shape), False, False
+    recorded, lost = False, False
     with reading(ledger) as engine:
+        told_as = _shape(engine, shape)
         while True:
             before = read_positions(positions)
             with engine.connect() as connection:
@@ -129,7 +131,7 @@ def push(
                 recorded = True
             return rows
 
-        pump = _pump(engine, folder, name, url, key_file, open_shape(shape), leaving)
+        pump = _pump(engine, folder, name, url, key_file, _shape(engine, shape), leaving)
         if follow:
             pump.start()
             try:
@@ -151,6 +153,11 @@ def push(
             say(line)
     if found.dead or pump.positions.losses != before:
         raise typer.Exit(EXIT_NO)
+
+
+def _shape(engine: Engine, name: str) -> LeafShape:
+    with engine.connect() as connection:
+        return open_shape(name, ledger_identity(connection))
 
 
 sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
@@ -215,7 +222,7 @@ def retry(
 ) -> None:
     """Send the batches again that were given up, oldest first."""
     with writing(ledger) as engine:
-        pump = _pump(engine, folder, folder.name, url, key_file, open_shape(SiemFormat.CLOUDEVENTS))
+        pump = _pump(engine, folder, folder.name, url, key_file, _shape(engine, SiemFormat.CLOUDEVENTS))
         record_operator_act(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
         sent = pump.retry_dead()
     if as_json:

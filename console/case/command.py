@@ -23,7 +23,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.files import read_file, write_files
+from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import connect, one_ledger, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
@@ -47,7 +47,6 @@ from kvcustody.governance.cases.take_step import (
 )
 from kvcustody.times import readable
 
-_PAGE = 1000
 app = typer.Typer(
     no_args_is_help=True,
     help="Requests of people about their data as cases: receipt, identity, the clock of one month, decision, letter.",
@@ -100,7 +99,7 @@ def open_case(
             body = {"tenant": tenant, "subject": subject, "right": right.value, "channel": channel}
             made = plane.post("/v1/cases", body | {"received": at_us})
     else:
-        texts = () if holidays is None else read_holidays(read_file(holidays).decode(errors="replace"))
+        texts = () if holidays is None else read_holidays(read_words(holidays))
         calendar = working_calendar(zone, texts)
         now_us = deadline_us()
         wanted = WantedCase(tenant, subject, right.value, channel, now_us if at_us is None else at_us)
@@ -227,7 +226,7 @@ def show_list(
     if server is not None:
         one_ledger(ctx)
         with connect(server, key_file, authority) as plane:
-            found = list(plane.get("/v1/cases", tenant=tenant, limit=_PAGE)["items"])
+            found = plane.items("/v1/cases", tenant=tenant)
     else:
         with reading(ledger) as engine, engine.connect() as connection:
             tenant, now_us = known_tenant(connection, tenant), deadline_us()
@@ -250,6 +249,14 @@ def show_list(
             one["outcome"] or "no",
         )
     stdout().print(table)
+    for one in found:
+        if one["unread"]:
+            say(f"case {one['case_id'][:12]}: {unread_text(one['unread'])}")
+
+
+def unread_text(unread: str) -> str:
+    """What is said of a case whose leaf could not be read whole."""
+    return f"not read: {unread}; the days shown are the earliest that may count"
 
 
 def _marked(state: str) -> Text:
@@ -283,6 +290,8 @@ def show(
         return
     extended = f", extended from {found['first_due_day']}" if found["extended"] else ""
     say(f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}")
+    if found["unread"]:
+        say(unread_text(found["unread"]))
     say(
         f"received {found['received_day']} ({found['channel']}, {found['zone']}), decided: {found['outcome'] or 'no'}"
     )
@@ -360,7 +369,7 @@ def letter(
         one_ledger(ctx)
     found = _view(case_id, ledger, subject_keys, server, key_file, authority)
     today = datetime.now(UTC).date().isoformat()
-    source = "" if template is None else read_file(template).decode(errors="replace")
+    source = "" if template is None else read_words(template)
     details = LetterDetails(kind, to, sender, date or today, source)
     forms = [name.strip() for name in format.split(",") if name.strip()]
     files = letter_files(found, details, forms)

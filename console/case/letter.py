@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,11 @@ def letter_files(case: dict[str, Any], details: LetterDetails, forms: Sequence[s
     unknown = set(forms) - LETTER_FORMS.keys()
     if unknown or not forms:
         raise ConfigError(f"a letter's forms are: {', '.join(LETTER_FORMS)}")
-    makers: dict[str, Callable[[Page], bytes]] = {"text": _text, "html": render_html, "pdf": render_pdf}
+    makers: dict[str, Callable[[Page], bytes]] = {
+        "text": _text,
+        "html": render_html,
+        "pdf": partial(render_pdf, addressed=True),
+    }
     return {LETTER_FORMS[form]: makers[form](page) for form in forms}
 
 

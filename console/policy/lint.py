@@ -15,6 +15,7 @@ from kvcustody.console.opening import snapshot
 from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
 from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, ProblemFormat
 from kvcustody.errors import ConfigError
+from kvcustody.files import read_words
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
 from kvcustody.plurals import several
 from kvcustody.policies.document.model import Tier
@@ -162,7 +163,7 @@ def _tiers(said: str | None) -> frozenset[str] | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_words(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"file `{path}` cannot be read: {type(error).__name__}", path=path) from error
 

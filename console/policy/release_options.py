@@ -23,7 +23,7 @@ from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import Authority, KeyFile, Server
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
-from kvcustody.files import private_folder
+from kvcustody.files import private_folder, read_words
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
@@ -196,7 +196,7 @@ def signer_of(path: Path) -> Signer:
 def read_document(path: Path) -> str:
     """A policy document's text; raises `ConfigError`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_words(path)
     except OSError as error:
         raise ConfigError(f"policy `{path}`: {error.strerror}", path=path) from None
     except UnicodeDecodeError:
@@ -206,7 +206,7 @@ def read_document(path: Path) -> str:
 def read_public(path: Path) -> str:
     """A public key's text, from the `.pub` file beside a private key; raises `ConfigError`."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_words(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"public key `{path}`: {getattr(error, 'strerror', 'is not text')}", path=path

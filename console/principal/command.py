@@ -84,14 +84,8 @@ def list_principals(
     """List everybody who was ever enrolled, in the order of names."""
     found: list[dict[str, Any]] = []
     if server is not None:
-        cursor = None
         with connect(server, key_file, authority) as connection:
-            while True:
-                page = connection.get("/v1/principals", cursor=cursor, limit=1000)
-                found += page["items"]
-                cursor = page["next"]
-                if cursor is None:
-                    break
+            found = connection.items("/v1/principals")
     else:
         with local_book(config, ledger) as (book, _, _):
             while rows := book.listed(after=found[-1]["name"] if found else "", limit=1000):

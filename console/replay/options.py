@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcustody.audit.tlog.signed_note import SigningKind
+from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind
 from kvcustody.errors import ConfigError
 from kvcustody.policies import library
 from kvcustody.policies.document.model import Policy
@@ -28,7 +28,7 @@ class EnvironmentOptions:
     database: Path = Path("kvcustody.db")
     signing_key: Path | None = None
     signing_key_kind: SigningKind = "ed25519"
-    ledger_origin: str = "kvcustody.example/ledger"
+    ledger_origin: str = DEFAULT_ORIGIN
     host_tier_bytes: int = 0
     recompute_tokens_per_second: float = 20_000.0
 

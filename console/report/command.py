@@ -22,7 +22,7 @@ from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
 from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout
-from kvcustody.console.files import read_file, write_files
+from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import snapshot
 from kvcustody.console.options import DEFAULT, At, Ledger, Since, Until, moment_us
 from kvcustody.console.report import keys as key_commands
@@ -131,7 +131,7 @@ def make(
         )
     chosen = asked_framework(framework)
     proof = None if policy is None else prove_policy(policy)
-    answers = () if responses is None else read_responses(read_file(responses).decode(errors="replace"))
+    answers = () if responses is None else read_responses(read_words(responses))
     with snapshot(ledger) as connection, _telling() as tell:
         tenant = known_tenant(connection, tenant)
         checkpoint = (
@@ -191,10 +191,11 @@ def verify(
     """Check a report: its signature, its figures against an export or the ledger, and every format's bytes.
 
     With nothing but the log's public key: who signed, every sampled leaf, and that the report agrees with itself. What
-    was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report. A record of
-    processing (`report ropa`) is checked the same way.
+    was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report. 2 says that
+    it cannot be checked: what is given beside it is missing, damaged or another's. A record of processing
+    (`report ropa`) is checked the same way.
     """
-    vkeys = [read_file(path).decode(errors="replace").strip() for path in key]
+    vkeys = [read_words(path).strip() for path in key]
     for text in vkeys:
         parse_vkey(text)
     folder = file if file.is_dir() else None
@@ -203,7 +204,7 @@ def verify(
     if is_processing_record(data):
         _tell_record(*ropa_command.check_record(folder, data, vkeys, ledger, policy, digest, export), as_json)
         return
-    again, wrong = _again(data, vkeys, export, ledger)
+    again, wrong = _again(data, vkeys, export, ledger), list[str]()
     found = verify_report(data, vkeys, expected_digest=digest, again=again)
     compared: tuple[str, ...] = ()
     if folder is not None and not wrong and not found.problems:
@@ -222,21 +223,27 @@ def _tell_record(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -
         raise typer.Exit(EXIT_NO)
 
 
-def _again(
-    data: bytes, vkeys: list[str], export: Path | None, ledger: str | None
-) -> tuple[MadeAgain | None, list[str]]:
-    """The report made again from what was given; why it could not be, as a problem."""
+def _again(data: bytes, vkeys: list[str], export: Path | None, ledger: str | None) -> MadeAgain | None:
+    """The report made again from what was given.
+
+    Raises `LedgerError` where it cannot be: what was given is missing, damaged or another's, which says nothing of the
+    report.
+    """
     if export is None and ledger is None:
-        return None, []
+        return None
     try:
         stated = open_report(data)
+    except LedgerError:  # `verify_report` says what is wrong with it
+        return None
+    try:
         if export is not None:
-            return again_from_export(export, stated, vkeys), []
+            return again_from_export(export, stated, vkeys)
         assert ledger is not None
         with snapshot(ledger) as connection:
-            return again_from_ledger(connection, stated), []
+            return again_from_ledger(connection, stated)
     except (LedgerError, ConfigError) as problem:
-        return None, [f"its figures cannot be made again: {problem.message}"]
+        against = f"export `{export}`" if export is not None else "the ledger"
+        raise LedgerError(f"the report cannot be checked against {against}: {problem.message}") from None
 
 
 def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
@@ -307,7 +314,7 @@ def _as_listed(control: Control) -> dict[str, object]:
 def asked_framework(name: str) -> Framework:
     """A framework of the library by its name, or of a file; raises `ConfigError` for neither."""
     if name.endswith(".toml"):
-        return read_framework(read_file(Path(name)).decode(errors="replace"))
+        return read_framework(read_words(Path(name)))
     return load_framework(name)
 
 

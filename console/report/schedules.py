@@ -31,7 +31,6 @@ from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdict
 from kvcustody.plurals import several
 from kvcustody.times import TO_THE_MINUTE, readable
 
-_PAGE = 1000
 _MARKS = {"adverse": "bold red", "qualified": "yellow", "failed": "bold red", "given-up": "bold red"}
 _Id = Annotated[str, typer.Argument(help="The schedule's id.", metavar="SCHEDULE")]
 _Reason = Annotated[str, typer.Option(help="Why: on record.")]
@@ -86,6 +85,9 @@ def list_schedules(
             item["schedule"], item["framework"], whose, every, to, item["state"], due, item["principal"]
         )
     stdout().print(table)
+    for item in items:
+        if item["unread"]:
+            say(f"schedule {item['schedule']} makes no report: {item['unread']}")
 
 
 @app.command(
@@ -207,11 +209,11 @@ def list_reports(
         one_ledger(ctx)
         asked = {} if tenant is None else {"tenant": tenant}
         with connect(server, key_file, authority) as plane:
-            items = list(plane.get("/v1/reports", limit=_PAGE, **asked)["items"])
+            items = plane.items("/v1/reports", **asked)
     else:
         with reading(ledger) as engine, engine.connect() as connection:
             found = made_reports(
-                connection, tenant=known_tenant(connection, tenant), limit=_PAGE, verdicts=SignedVerdicts()
+                connection, tenant=known_tenant(connection, tenant), limit=None, verdicts=SignedVerdicts()
             )
             items = [each.data() for each in found]
     if as_json:

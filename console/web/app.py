@@ -68,7 +68,8 @@ from kvcustody.console.web.sign_in import answer as sign_in_answer
 from kvcustody.console.web.sign_in import by_link as sign_in_by_link
 from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
-from kvcustody.governance.api.http.exchange import Receive, Scope, Send
+from kvcustody.governance.api.http.exchange import Receive, Scope, Send, is_tls
+from kvcustody.governance.api.http.session_cookie import cookie_of
 from kvcustody.governance.release.activation_gates import TooCostlyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
@@ -163,7 +164,7 @@ class Console:
                 request.path_params,
                 dict(request.query_params),
                 form,
-                request.headers.get("cookie"),
+                cookie_of(request.headers.get("cookie"), tls=is_tls(request.scope)),
             )
             return _with_headers(await run_in_threadpool(_answered, page, visit))
 

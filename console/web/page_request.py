@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kvcustody.audit.processes.marked_processes import history
 from kvcustody.console.web.rendering import render
-from kvcustody.governance.api.http.console_mount import csrf_of, record_read
+from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
@@ -41,7 +41,7 @@ class PageRequest:
     places: Mapping[str, str]
     query: Mapping[str, str]
     form: Mapping[str, str]
-    cookie: str | None
+    session: str | None  # the token of its cookie
 
     def text(self, name: str, characters_max: int = _CHARACTERS_MAX) -> str | None:
         """A short parameter of query or form; None where it is absent or empty (rule 1)."""
@@ -99,7 +99,7 @@ class PageRequest:
             "who": self.caller,
             "navigation": places_of(self.caller),
             "here": self.path,
-            "csrf": csrf_of(self.service, self.cookie),
+            "csrf": "" if self.session is None else self.service.sessions.csrf(self.session),
             "now_us": self.service.clock.utc_us(),
             "visit": self,
             "silent_workers": self.service.fleet.silent_names(),

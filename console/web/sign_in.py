@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from kvcustody.console.web.page_request import PREFIX, redirect
 from kvcustody.console.web.rendering import render
 from kvcustody.governance.api.http.console_mount import log_in, log_in_by_link, log_out
+from kvcustody.governance.api.http.exchange import is_tls
 from kvcustody.governance.service.access.sign_in_links import is_direct
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -36,14 +37,15 @@ def answer(service: Service, request: Request, form: dict[str, str]) -> Response
     """The sign-in page, a try to sign in, or signing out."""
     if request.url.path != _LOGIN:
         response = redirect("/login")
-        response.headers["Set-Cookie"] = log_out(service, request.headers.get("cookie"))
+        response.headers["Set-Cookie"] = log_out(
+            service, request.headers.get("cookie"), tls=is_tls(request.scope)
+        )
         return response
     after = _inside(form.get("next") or request.query_params.get("next", ""))
     if request.method != "POST":
         return _form(after)
-    address = request.client.host if request.client else "unix"
     try:
-        begun = log_in(service, form.get("key", "").strip()[:_KEY_CHARACTERS_MAX], address)
+        begun = log_in(service, form.get("key", "").strip()[:_KEY_CHARACTERS_MAX], request.scope)
     except ProblemError as problem:
         return _form(after, problem)
     response = RedirectResponse(after, 303)
@@ -57,7 +59,9 @@ def by_link(service: Service, request: Request) -> Response:
     forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for"))
     direct = is_direct(peer, request.headers.get("host", ""), forwarded=forwarded)
     try:
-        begun = log_in_by_link(service, request.path_params["token"], direct=direct)
+        begun = log_in_by_link(
+            service, request.path_params["token"], direct=direct, tls=is_tls(request.scope)
+        )
     except ProblemError as problem:
         return _form(PREFIX + "/", problem, link=True)
     response = RedirectResponse(PREFIX + "/", 303)

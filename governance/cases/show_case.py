@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.cases.case_clock import received_day
 from kvcustody.audit.cases.case_record import CaseState, CaseStep, StepKind, SubjectCase
 from kvcustody.audit.cases.read_cases import principal_periods, strangers
 from kvcustody.audit.cases.restrictions import followed_by, restriction_of
@@ -70,6 +69,7 @@ class CaseSummary(NamedTuple):
     extended: bool
     restricted: bool
     answered_us: int | None
+    unread: str = ""  # what of its leaf could not be read: its days are then ones that are never too late
 
 
 class CaseView(NamedTuple):
@@ -116,12 +116,13 @@ def summary_of(case: SubjectCase, now_us: int) -> CaseSummary:
         case.identity,
         case.outcome,
         opened.received_us,
-        received_day(opened.received_us, opened.zone).isoformat(),
+        opened.days.received.isoformat(),
         due.day.isoformat(),
         due.until_us,
         bool(case.of_kind(StepKind.EXTEND)),
         case.is_restricted,
         case.answered_us,
+        opened.days.unread,
     )
 
 

@@ -7,18 +7,19 @@
 2. What a step says is held against the ledger: an erasure is one of the tenant that covers the person and was asked for
    after the request; `erased` needs every answer to it; `not-found` needs a ledger that has no residency of theirs.
 3. Who acts is a principal whom a leaf enrolled. No text names the person: who is behind the pseudonym is in the
-   directory alone, and a reason that holds the name is refused as far as the name is known here.
+   directory alone, and a text that holds the name as a word is refused as far as the name is known here.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.cases.case_clock import WorkingCalendar
+from kvcustody.audit.cases.case_clock import WorkingCalendar, case_days
 from kvcustody.audit.cases.case_record import CaseStep, StepKind, SubjectCase, SubjectRight, refusal
 from kvcustody.audit.cases.read_cases import principal_periods
 from kvcustody.audit.erasure.requests_and_answers import Status, status
@@ -33,6 +34,9 @@ from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.identity.principal import check_identifier
 
 CHANNEL_CHARACTERS_MAX = 64
+_ABOUT_OF_LEDGER = frozenset(
+    {StepKind.ERASURE, StepKind.RECIPIENT}
+)  # `about` is an id or a name that the ledger has
 _ANSWERED = frozenset({"complete", "late"})
 
 
@@ -60,7 +64,7 @@ def opened_event(
         raise ConfigError(f"a channel has 1 to {CHANNEL_CHARACTERS_MAX} characters, as `mail` or `letter`")
     if wanted.received_us > now_us:
         raise ConfigError("the request was received in the future: its clock would begin too late")
-    if wanted.subject.casefold() in channel.casefold():
+    if _names_person(channel, wanted.subject):
         raise ConfigError("the channel names the person: say `mail`, not the address")
     check_identifier("subject", wanted.subject)
     near = calendar.near(wanted.received_us)
@@ -76,6 +80,7 @@ def opened_event(
         holidays=near.texts(),
         actor=actor,
         trace=trace,
+        ends=case_days(wanted.received_us, near).texts(),
     )
 
 
@@ -155,15 +160,29 @@ def _against_ledger(
     periods: Mapping[str, WorkPeriod] | None,
 ) -> Iterator[str]:
     name = None if case.opened.subject is None else subject_behind(connection, case.opened.subject, keys)
-    texts = f"{step.about} {step.reason}".casefold()
-    if name is not None and name.casefold() in texts:
-        yield "a text names the person: leaves hold pseudonyms alone"
+    texts = (
+        {"reason": step.reason}
+        if step.step in _ABOUT_OF_LEDGER
+        else {"about": step.about, "reason": step.reason}
+    )
+    for field, text in texts.items():
+        if name is not None and _names_person(text, name):
+            yield f"`{field}` names the person as `{name}`: leaves hold pseudonyms alone, so write it without"
     if step.step == StepKind.RESTRICT and name is None:
         yield "nobody can name this person any more: no worker would know whom to restrict"
     if step.step == StepKind.ERASURE:
         yield from _linked(connection, case, step, keys, periods)
     if step.step == StepKind.DECIDE:
         yield from _decided(connection, case, step, keys, periods)
+
+
+def _names_person(text: str, name: str) -> bool:
+    """Whether the name stands in a text as a word: `7` is none in an erasure's id, nor in `2027`.
+
+    Words are apart only where letters are ASCII: other scripts put none between, and there any occurrence counts.
+    """
+    sought, apart = re.escape(name.casefold()), "[A-Za-z0-9_-]" if name.isascii() else "(?!)"
+    return re.search(f"(?<!{apart}){sought}(?!{apart})", text.casefold()) is not None
 
 
 def _linked(

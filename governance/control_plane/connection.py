@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import httpx
 
 _KEY_BYTES_MAX = 16_384
+_ITEMS_A_PAGE = 1000
 _ANSWER_BYTES_MAX = 256 << 20  # as large as the largest report
 _WHOLE_ANSWER = 10  # times the timeout of a part
 HISTORY = "kvcustody-history"
@@ -67,6 +68,15 @@ class ControlPlaneConnection:
         given = {name: value for name, value in query.items() if value is not None}
         with open_question() if given.get("wait") else nullcontext():
             return _json(self.request("GET", path, params=given))
+
+    def items(self, path: str, **query: Any) -> list[Any]:
+        """Every item of a list, page by page to its end."""
+        page = self.get(path, limit=_ITEMS_A_PAGE, **query)
+        found = list(page["items"])
+        while page["next"] is not None:
+            page = self.get(path, limit=_ITEMS_A_PAGE, cursor=page["next"], **query)
+            found += page["items"]
+        return found
 
     def post(
         self, path: str, body: Any = None, *, key: str | None = None, headers: dict[str, str] | None = None
@@ -163,7 +173,7 @@ def read_key_file(path: Path) -> str:
         raise ConfigError(f"key file `{path}`: cannot be read ({error.strerror})", path=path) from None
     if mode & 0o077:
         raise ConfigError(f"key file `{path}`: is open to others; chmod 600 it", path=path)
-    key = content.decode("ascii", "replace").strip()
+    key = content.decode("utf-8-sig", "replace").strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"key file `{path}`: holds no key", path=path)
     return key

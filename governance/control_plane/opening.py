@@ -15,6 +15,7 @@ from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_vkey
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.files import read_words
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away, read_key_file
 from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.control_plane.release_store import WorkerReleaseStore
@@ -107,7 +108,7 @@ def _spill(settings: Settings) -> Path:
 def read_verifier_keys(path: Path) -> tuple[VerifierKey, ...]:
     """The public keys in a file, a line for each; raises `ConfigError`."""
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = read_words(path).split()
         keys = tuple(map(parse_vkey, lines))
     except (OSError, UnicodeDecodeError, NoteError) as problem:
         why = problem.message if isinstance(problem, NoteError) else type(problem).__name__

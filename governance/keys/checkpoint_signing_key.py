@@ -16,6 +16,7 @@ import orjson
 import structlog
 from sqlalchemy import Engine, select
 
+from kvcustody.audit.database.ledger_identity import own_origin
 from kvcustody.audit.events import LogBroken, SigningKeyRecorded
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events
@@ -65,14 +66,18 @@ def open_signing_key(
 ) -> SigningKey | None:
     """The key that signs this ledger; None where another process holds it.
 
-    Makes one of `kind` for a ledger that has none. Raises `ConfigError` where the file holds a key that the ledger
-    does not name.
+    Makes one of `kind` for a ledger that has none, named by `own_origin`. Raises `ConfigError` where the file holds a
+    key that the ledger does not name.
     """
     periods = recorded_keys(engine)
     if periods:
         return _recorded(path, periods)
     finish_handover(path, periods)
-    key = read_signing_key(path) if path.exists() else create_signing_key(path, origin, kind)
+    key = (
+        read_signing_key(path)
+        if path.exists()
+        else create_signing_key(path, own_origin(engine, origin), kind)
+    )
     ledger.submit_durable(SigningKeyRecorded(clock.now_us(), "made", str(key.verifier), "", "governor"))
     return key
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 
+from kvcustody.audit.database.ledger_identity import own_origin
 from kvcustody.audit.events import ReportKeyRecorded
 from kvcustody.audit.report.model import Report
 from kvcustody.audit.report.signing.report_signature import (
@@ -55,9 +56,10 @@ def open_report_key(
     periods = recorded_report_keys(engine)
     if periods:
         return read_report_key(path, periods)
-    key = read_signing_key(path) if path.exists() else create_signing_key(path, f"{origin}{NAME_END}", kind)
-    if key.name != f"{origin}{NAME_END}":
-        raise ConfigError(f"`{path}` holds key `{key.name}`, not `{origin}{NAME_END}`", path=path)
+    name = f"{own_origin(engine, origin)}{NAME_END}"
+    key = read_signing_key(path) if path.exists() else create_signing_key(path, name, kind)
+    if key.name not in (name, f"{origin}{NAME_END}"):
+        raise ConfigError(f"`{path}` holds key `{key.name}`, not `{name}`", path=path)
     ledger.submit_durable(ReportKeyRecorded(clock.now_us(), "made", str(key.verifier), "", actor))
     return key
 

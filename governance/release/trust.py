@@ -12,12 +12,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError, parse_vkey
 from kvcustody.errors import ConfigError
 from kvcustody.policies.bundle.trust import KeyRole, Trust, TrustedKey
 
 SCHEMA = "kvcustody/trust@1"
 _FILE_BYTES_MAX = 1 << 20
+_log = structlog.get_logger(__name__)
 _FIELDS = {"schema", "audience", "break_glass_hours_max", "keys"}
 _KEY_FIELDS = {"key", "roles", "tenant"}
 
@@ -28,7 +31,7 @@ def read_trust(path: Path) -> Trust:
         data = path.read_bytes()
         if len(data) > _FILE_BYTES_MAX:
             raise ConfigError(f"trust file `{path}` is larger than 1 MiB", path=path)
-        found = tomllib.loads(data.decode())
+        found = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"trust file `{path}`: cannot be read ({error.strerror})", path=path) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -37,6 +40,37 @@ def read_trust(path: Path) -> Trust:
         return trust_of(found)
     except ConfigError as error:
         raise ConfigError(f"trust file `{path}`: {error.message}", path=path) from None
+
+
+class TrustFile:
+    """A trust configuration that is read again when its file has changed: a key is added without a restart.
+
+    A change that is no trust configuration changes nothing; the log says so once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state = self._stat()
+        self._trust = read_trust(path)
+
+    def current(self) -> Trust:
+        """The trust configuration as the file has it now, or had it last."""
+        state = self._stat()
+        if state != self._state:
+            self._state = state
+            try:
+                self._trust = read_trust(self._path)
+                _log.info("trust configuration read again", path=str(self._path))
+            except ConfigError as error:
+                _log.error("trust configuration refused; the one of before stays", reason=error.message)
+        return self._trust
+
+    def _stat(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return (0, 0, 0)
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def trust_of(found: Mapping[str, Any]) -> Trust:

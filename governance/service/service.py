@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.ledger_identity import ledger_identity
 from kvcustody.audit.database.signed_orders import NO_KEY, SignedOrders, authenticate
 from kvcustody.audit.events import Event
 from kvcustody.audit.processes.enforcement import worker_enforcement
@@ -195,6 +197,12 @@ class Service:
         self._open_outward(stack)
         _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
 
+    @cached_property
+    def identity(self) -> str:
+        """What tells this ledger from every other (`ledger_identity`)."""
+        with self.engine.connect() as connection:
+            return ledger_identity(connection)
+
     def _signed_orders(self) -> SignedOrders | None:
         """Whose orders count here, for every connection to the ledger."""
         settings = self.settings
@@ -224,8 +232,9 @@ class Service:
         self.scans = LedgerScans(self.engine, clock, self.writer, self.jobs, self.reading)
         self.exports = Exports(self.policies, self.reading)
         self.sinks = Sinks(
-            self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
-        )
+            self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving,
+            identity=self.identity,
+        )  # fmt: skip
         stack.callback(self.sinks.close)
         self.schedules = ScheduleBook(self.engine, clock, self.record, settings)
         self.scheduler = ReportScheduler(self, self.schedules)

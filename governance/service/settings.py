@@ -20,12 +20,12 @@ from kvcustody.audit.cases.case_clock import WorkingCalendar, read_holidays, wor
 from kvcustody.audit.database.database_place import checked_setting
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
-from kvcustody.audit.tlog.signed_note import SigningKind, check_name
+from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_name
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.files import read_words
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.schedules.calendar_periods import open_zone
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
     LayeredSettings,
@@ -33,6 +33,7 @@ from kvcustody.governance.settings import (
     refuse_misspelt,
     settings_problem,
 )
+from kvcustody.time_zones import check_zone
 
 PREFIX = SERVICE_PREFIX
 Algorithm = Literal["RS256", "PS256", "ES256", "EdDSA"]
@@ -208,8 +209,9 @@ class ServiceSettings(LayeredSettings):
         description="The key that signs evidence reports and nothing else: 0600, made with the first report.",
     )
     ledger_origin: str = Field(
-        "kvcustody.example/ledger",
-        description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key.",
+        DEFAULT_ORIGIN,
+        description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key. A key that is made "
+        "under the default has the ledger's identity behind it: no two are named alike.",
     )
     checkpoint_seconds: float = Field(
         1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints."
@@ -325,7 +327,8 @@ class ServiceSettings(LayeredSettings):
     trusted_proxies: tuple[str, ...] = Field(
         (),
         description="Addresses or networks (`10.0.0.0/8`; `unix`: whoever opens the socket) whose "
-        "`X-Forwarded-For` says where a request comes from; in a file, or as JSON in the variable.",
+        "`X-Forwarded-For` says where a request comes from, and `X-Forwarded-Proto` whether by TLS; in a file, or as "
+        "JSON in the variable.",
     )
     header_bytes_max: ByteSize = Field(
         ByteSize(32 << 10), ge=1024, description="Largest head of a request, path and headers."
@@ -429,7 +432,7 @@ class ServiceSettings(LayeredSettings):
         """By which days the clock of a person's request runs; raises `ConfigError` for a list that is none."""
         path = self.case_holidays_path
         try:
-            text = "" if path is None else path.read_text(encoding="utf-8")
+            text = "" if path is None else read_words(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"case_holidays_path: `{path}` cannot be read: {error}", path=path) from None
         return working_calendar(self.case_zone, read_holidays(text))
@@ -482,12 +485,12 @@ class ServiceSettings(LayeredSettings):
                 raise ValueError(f"`{text}` is neither an address, a network nor `unix`") from None
         return value
 
-    @field_validator("time_zone", "tenant_time_zones")
+    @field_validator("time_zone", "tenant_time_zones", "case_zone")
     @classmethod
     def _zones(cls, value: str | dict[str, str]) -> str | dict[str, str]:
         for zone in value.values() if isinstance(value, dict) else (value,):
             try:
-                open_zone(zone)
+                check_zone(zone)
             except ConfigError as error:
                 raise ValueError(error.message) from None
         return value

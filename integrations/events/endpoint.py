@@ -49,7 +49,7 @@ def at_rank(endpoint: str, rank: int) -> str:
     if not endpoint.startswith("tcp://"):
         return f"{endpoint}_dp{rank}"
     base, port = endpoint.rsplit(":", 1)
-    if not port.isdigit() or int(port) == 0:
+    if not (port.isascii() and port.isdigit()) or int(port) == 0:
         return endpoint
     return f"{base}:{int(port) + rank}"
 

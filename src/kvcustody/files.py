@@ -52,6 +52,14 @@ def private_folder(path: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def read_words(path: Path) -> str:
+    """A text file that a person wrote: UTF-8, with or without the byte order mark that some editors put first.
+
+    Raises `OSError`, and `UnicodeDecodeError` for other bytes.
+    """
+    return path.read_bytes().decode("utf-8-sig")
+
+
 def claim_file(path: Path, mode: int) -> None:
     """Make a file for SQLite, with this mode; nothing where there is one, or no folder. What SQLite makes beside it
     (`-wal`, `-shm`) gets the same mode.

@@ -38,6 +38,7 @@ FOUNDATION = frozenset(
         "plurals",
         "signed_document",
         "tenants",
+        "time_zones",
         "times",
     }
 )

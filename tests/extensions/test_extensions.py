@@ -248,7 +248,7 @@ def test_leaves_are_told_in_a_shape_of_somebody_elses(acme: list[str]) -> None:
     class Row:
         log, idx, kind = "system", 3, "worker-started"
 
-    shape = open_shape("plugin:terse")
+    shape = open_shape("plugin:terse", "")
     assert shape.media_type == "application/x-acme"
     assert shape.shape(Row()) == {"log": "system", "idx": 3, "acme": "worker-started"}  # type: ignore[arg-type]
 
@@ -291,7 +291,7 @@ def test_a_command_of_somebody_elses(acme: list[str]) -> None:
             ),
             "has no `by_birth`, `by_priority`, `evicted`, `level`",
         ),
-        (lambda: open_shape("plain"), "one of ocsf, cloudevents, leaf, or `plugin:NAME`"),
+        (lambda: open_shape("plain", ""), "one of ocsf, cloudevents, leaf, or `plugin:NAME`"),
         (lambda: load_settings(eviction_policy="two-queue"), "eviction_policy"),
     ],
 )

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.console.main import app
+from kvcustody.governance.control_plane import connection
 from kvcustody.signed_document import encode_ascii
 from kvcustody.times import DAY_US
 from standins.service.service_world import Worker, register, ship
@@ -68,6 +70,23 @@ def test_a_case_is_of_a_pseudonym_and_every_leaf_of_it_names_nobody(
     assert named.status_code == 409 and "names the person" in named.json()["detail"]
     other = stepped(client, people["dpo"], case, "exempt", ground="17(3)(e)", reason="a claim of user-9")
     assert other.status_code == 200, "control: another name is not the person's"
+
+
+def test_a_short_id_of_a_subject_is_no_part_of_another_word(shipped: Any, client: Any, people: Any) -> None:
+    """Control: as a word of its own it names the person, and so does one of a script without spaces."""
+    dpo, digit = people["dpo"], ""
+    case = opened(client, dpo, "7", channel="letter 17")
+    assert stepped(client, dpo, case, "identity", outcome="confirmed").status_code == 200
+    while "7" not in digit:
+        digit = client("POST", "/v1/erasures", dpo, json={"tenant": "acme", "subject": "7"}).json()["erasure"]
+    assert stepped(client, dpo, case, "erasure", about=digit).status_code == 200
+    exempt = partial(stepped, client, dpo, case, "exempt", ground="17(3)(e)")
+    assert exempt(reason="a claim of 2027, art. 17").status_code == 200
+    named = exempt(reason="a claim of 7.")
+    assert named.status_code == 409 and "`reason` names the person as `7`" in named.json()["detail"]
+    other = opened(client, dpo, "太郎")
+    named = stepped(client, dpo, other, "exempt", ground="17(3)(e)", reason="これは太郎の主張です")
+    assert named.status_code == 409 and "names the person" in named.json()["detail"]
 
 
 def test_from_receipt_to_the_letter(shipped: Any, client: Any, people: Any) -> None:
@@ -287,3 +306,24 @@ def test_from_the_command_line_over_a_control_plane(
     assert "Ada" not in json.dumps(shown)
     refused = CliRunner().invoke(app, ["case", "step", case, "decide", "--outcome", "given", *to])
     assert refused.exit_code == 2 and "the person was answered" in refused.output
+
+
+def test_a_list_over_a_control_plane_is_read_to_its_end(
+    shipped: Any, server: Any, people: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page by page, here two items each. Control: the first page alone holds two."""
+    monkeypatch.setattr(connection, "_ITEMS_A_PAGE", 2)
+    key = tmp_path / "dpo.key"
+    key.write_text("\ufeff" + people["dpo"])  # as some editors save a file
+    key.chmod(0o600)
+    to = ["--server", server.address, "--api-key-file", str(key)]
+    wanted = ["--tenant", "acme", "--right", "access", "--channel", "letter"]
+    mine = {
+        json.loads(run("case", "open", *wanted, "--subject", f"s-{number}", *to, "--json"))["case_id"]
+        for number in range(5)
+    }
+    found = json.loads(run("case", "list", *to, "--json"))["items"]
+    assert mine <= {case["case_id"] for case in found}
+    with connection.ControlPlaneConnection(server.address, people["dpo"]) as plane:
+        assert len(plane.get("/v1/cases", limit=2)["items"]) == 2
+    assert json.loads(run("inbox", *to, "--json"))["items"] is not None

@@ -1,17 +1,23 @@
 """A page as PDF, by reportlab (the extra `reports`): the same words and charts as the HTML, set for A4.
 
-1. The bytes are a function of the page alone: no time but the page's own, no random id, fonts that every reader has.
+1. The bytes are a function of the page alone: no time but the page's own, no random id, our own fonts or standard ones.
 2. A section begins a page where little room is left below its heading; what is signed is never parted.
 3. It is tagged (`pdf_tags`): headings, paragraphs, lists, tables with their heads, figures with their words.
-4. A character that these fonts lack is written as its code point, and never dropped.
+4. What the standard fonts lack is set in an embedded one (`fonts/`): Latin of every language, Greek, Cyrillic, Armenian
+   and Georgian. A character that it lacks too is written as its code point, and never dropped; where a page is
+   `addressed` to somebody, it is refused by name instead.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
+import re
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -41,9 +47,11 @@ _FACTS_WHOLE = 12  # so many are not divided between pages
 _TABLE_ROOM = 150  # points for a table's lead, its head and two rows
 
 
-def render_pdf(page: Page) -> bytes:
-    """The file's bytes; raises `ConfigError` where reportlab is not installed."""
+def render_pdf(page: Page, *, addressed: bool = False) -> bytes:
+    """The file's bytes; raises `ConfigError` where reportlab is not installed, and as rule 4 says."""
     try:
+        if addressed:
+            _check_glyphs(page)
         return _Setter().render(page)
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -105,7 +113,7 @@ class _Setter:
             rightMargin=self._margin,
             topMargin=self._margin,
             bottomMargin=self._margin + 6,
-            title=plain(page.title),
+            title=page.title,
             author="kvcustody",
             lang="en",
             invariant=1,
@@ -123,9 +131,10 @@ class _Setter:
 
         def decorate(canvas: Any, template: Any) -> None:
             with artifact(canvas):
-                canvas.setFont("Helvetica", 7)
+                canvas.setFont(font_of(note, "Helvetica"), 7)
                 canvas.setFillColor(self._color(SOFT))
                 canvas.drawString(self._margin, 22, note)
+                canvas.setFont("Helvetica", 7)
                 canvas.drawRightString(self._page_size[0] - self._margin, 22, f"page {template.page}")
                 if page.watermark:
                     self._watermark(canvas, plain(page.watermark))
@@ -146,7 +155,7 @@ class _Setter:
         canvas.saveState()
         canvas.translate(width / 2, height / 2)
         canvas.rotate(52)
-        canvas.setFont("Helvetica-Bold", 34)
+        canvas.setFont(font_of(text, "Helvetica-Bold"), 34)
         canvas.setFillColor(self._color(BAD), alpha=0.14)
         canvas.drawCentredString(0, 0, text)
         canvas.restoreState()
@@ -183,9 +192,10 @@ class _Setter:
         ]
 
     def _preformatted(self, block: Literal) -> list[Any]:
+        text = plain(block.text)
         style = self._style(
             "literal",
-            fontName="Courier",
+            fontName=font_of(text, "Courier"),
             fontSize=7,
             leading=9.2,
             textColor=self._color(INK),
@@ -194,7 +204,7 @@ class _Setter:
             spaceBefore=6,
             spaceAfter=11,
         )
-        made = self._literal(plain(block.text), style, maxLineLength=116, newLineChars="")
+        made = self._literal(text, style, maxLineLength=116, newLineChars="")
         made.tag = self._tags.root.add("P")
         return [made]
 
@@ -401,22 +411,76 @@ def draw(figure: Figure, width: float) -> Any:
         rect.fillColor, rect.strokeColor = HexColor(SERIES[bar.series]), None
         drawing.add(rect)
     for word in figure.texts:
-        text = String(word.x * scale, top - word.y * scale, plain(word.text), textAnchor=word.anchor)
-        text.fontName, text.fontSize, text.fillColor = "Helvetica", 6.6, HexColor(SOFT)
+        said = plain(word.text)
+        text = String(word.x * scale, top - word.y * scale, said, textAnchor=word.anchor)
+        text.fontName, text.fontSize, text.fillColor = font_of(said, "Helvetica"), 6.6, HexColor(SOFT)
         drawing.add(text)
     return drawing
 
 
+_FONT = "DejaVuSans"
+_FONT_FILE = Path(__file__).parent / "fonts" / "DejaVuSans.ttf"
 _REPLACED = {"≤": "<=", "≥": ">=", "−": "-"}  # what the standard fonts lack and we write ourselves
+_WORD = re.compile(r"\S+")
+
+
+@cache
+def _glyphs() -> frozenset[str]:
+    """The characters of the embedded font, which reportlab then knows by its name."""
+    from reportlab.pdfbase import pdfmetrics
+    from reportlab.pdfbase.ttfonts import TTFont
+
+    font = TTFont(_FONT, str(_FONT_FILE))
+    pdfmetrics.registerFont(font)
+    return frozenset(map(chr, font.face.charToGlyph))
+
+
+def _is_standard(text: str) -> bool:
+    return text.encode("cp1252", "ignore").decode("cp1252") == text
 
 
 def plain(text: str) -> str:
-    """Text in what the standard fonts have (rule 4)."""
+    """Text in what our fonts have (rule 4)."""
+    text = unicodedata.normalize("NFC", text)
     for ours, theirs in _REPLACED.items():
         text = text.replace(ours, theirs)
-    return text.encode("cp1252", "backslashreplace").decode("cp1252")
+    if _is_standard(text):
+        return text
+    known = _glyphs()
+    return "".join(
+        each if each in known or _is_standard(each) else each.encode("ascii", "backslashreplace").decode()
+        for each in text
+    )
+
+
+def font_of(text: str, standard: str) -> str:
+    """The font for a text that `plain` gave: the standard one where it has every character."""
+    return standard if _is_standard(text) else _FONT
 
 
 def safe(text: str) -> str:
-    """The same as reportlab's markup."""
-    return escape(plain(text))
+    """The same as reportlab's markup: words that the standard fonts lack are in the embedded one."""
+    return _WORD.sub(lambda word: _marked_up(word[0]), plain(text))
+
+
+def _marked_up(word: str) -> str:
+    return escape(word) if _is_standard(word) else f'<font name="{_FONT}">{escape(word)}</font>'
+
+
+def _check_glyphs(page: Page) -> None:
+    """Raise `ConfigError` for the first word of an addressed page that no font here can print."""
+    texts = [page.title, page.subtitle, page.footer]
+    for section in page.sections:
+        texts.append(section.title)
+        texts += [block.text for block in section.blocks if isinstance(block, Paragraph | Literal)]
+    for text in texts:
+        for word in unicodedata.normalize("NFC", text).split():
+            missing = [
+                each for each in word if not (_is_standard(each) or each in _glyphs() or each in _REPLACED)
+            ]
+            if missing:
+                code = f"U+{ord(missing[0]):04X}"
+                raise ConfigError(
+                    f"a PDF cannot print `{word}`: no font here has {code}; write the letter as text or HTML",
+                    word=word,
+                )

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.overview import witnesses
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations import fleet as orders_api
 from kvcustody.governance.api.operations import health as health_api
@@ -27,8 +28,9 @@ def show(visit: PageRequest) -> Response:
     workers, orders = None, []
     serving: list[tuple[str, ServingSummary]] = []
     if visit.may(Permission.READ_OPERATIONS):
-        workers = [worker for _, worker in visit.service.fleet.listed(limit=_WORKERS_MAX)]
+        workers = [worker for _, worker in visit.service.fleet.listed(limit=LARGE)]
         workers.sort(key=lambda worker: (worker.ended_us is not None, worker.worker, -worker.started_us))
+        del workers[_WORKERS_MAX:]  # those that ended long ago
         at_work = [worker for worker in workers if worker.ended_us is None and worker.status]
         serving = [(worker.worker, summary(worker.status)) for worker in at_work]
         orders = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)

@@ -14,12 +14,13 @@ from typing import NamedTuple, Protocol
 from urllib.parse import parse_qs
 
 from kvcustody.audit.events import AccessRecorded
-from kvcustody.governance.api.http.exchange import Exchange, Receive, Scope, Send
+from kvcustody.governance.api.http.exchange import Exchange, Receive, Scope, Send, is_tls
 from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.service.access.authenticator import unauthenticated
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.service import Service
 
+ADDRESS = "kvcustody.address"  # in a page's scope: where the request comes from (`Exchange.address`)
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -47,17 +48,17 @@ def is_page(pages: Pages | None, path: str) -> bool:
     return path in ("/", pages.prefix) or path.startswith(pages.prefix + "/")
 
 
-def log_in(service: Service, key: str, address: str) -> LoggedIn:
+def log_in(service: Service, key: str, scope: Scope) -> LoggedIn:
     """Begin a session with an API key; raises `unauthenticated`, or `too-many-requests` after too many failures."""
-    caller = service.authenticator.caller(f"Bearer {key}", None, address)
+    caller = service.authenticator.caller(f"Bearer {key}", None, scope[ADDRESS])
     if caller.by != "key":  # a token's issuer keeps its principal: there is nobody to read anew (`sessions`)
         raise unauthenticated()
     begun = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
-    return LoggedIn(set_cookie(begun.token, seconds, tls=service.settings.tls), begun.csrf, caller)
+    return LoggedIn(set_cookie(begun.token, seconds, tls=is_tls(scope)), begun.csrf, caller)
 
 
-def log_in_by_link(service: Service, token: str, *, direct: bool) -> LoggedIn:
+def log_in_by_link(service: Service, token: str, *, direct: bool, tls: bool) -> LoggedIn:
     """Begin a session with a link (`access.sign_in_links`); raises `unauthenticated` where it signs nobody in."""
     link = service.sign_in_links.take(token, direct=direct)
     if link is None or service.principals.narrowed_since(link.principal, link.made_us):
@@ -68,21 +69,15 @@ def log_in_by_link(service: Service, token: str, *, direct: bool) -> LoggedIn:
     if caller is None:
         raise unauthenticated()
     seconds = service.settings.session_minutes * 60
-    return LoggedIn(set_cookie(begun.token, seconds, tls=service.settings.tls), begun.csrf, caller)
+    return LoggedIn(set_cookie(begun.token, seconds, tls=tls), begun.csrf, caller)
 
 
-def log_out(service: Service, cookie_header: str | None) -> str:
+def log_out(service: Service, cookie_header: str | None, *, tls: bool) -> str:
     """End the session of a request; returns the `Set-Cookie` that removes its cookie."""
-    token = cookie_of(cookie_header, tls=service.settings.tls)
+    token = cookie_of(cookie_header, tls=tls)
     if token is not None:
         service.sessions.end(token)
-    return set_cookie("", 0, tls=service.settings.tls)
-
-
-def csrf_of(service: Service, cookie_header: str | None) -> str:
-    """The CSRF token of the session of a request; empty where there is none."""
-    token = cookie_of(cookie_header, tls=service.settings.tls)
-    return "" if token is None else service.sessions.csrf(token)
+    return set_cookie("", 0, tls=tls)
 
 
 def record_read(

@@ -4,7 +4,9 @@
 2. Every answer says that it is not to be framed, sniffed, stored or scripted; a page may replace the policy of its
    own.
 3. An answer that is given in one piece has an `ETag`; asked for again unchanged, it is not sent again.
-4. `X-Forwarded-For` is believed of the proxies that the settings name, from the right, and of nobody else.
+4. `X-Forwarded-For` and `X-Forwarded-Proto` are believed of the proxies that the settings name, from the right, and of
+   nobody else. An address may have a port: proxies write `192.0.2.1:443` and `[2001:db8::1]:443`.
+5. HEAD of an operation is GET without the body of its answer.
 """
 
 from __future__ import annotations
@@ -50,14 +52,16 @@ _HSTS = (b"strict-transport-security", b"max-age=31536000")
 
 
 UNIX = "unix"
+HTTPS = "https"
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network | None, ...]  # None: the Unix socket
+_WITH_PORT = re.compile(r"\[(?P<v6>[^\[\]]*)\](?::[0-9]{1,5})?|(?P<v4>[0-9.]+):[0-9]{1,5}")
 _HOST = re.compile(rb"[A-Za-z0-9._~%-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,64}\](:[0-9]{1,5})?")
 
 
 def client_address(peer: str, forwarded: Sequence[str], proxies: Networks) -> str:
     """The last address that no trusted proxy has; empty where every one that was named is a trusted proxy's."""
     for address in (peer, *reversed(forwarded)):
-        text = address.strip()
+        text = _without_port(address.strip())
         if text == UNIX:
             trusted = None in proxies and address is peer
         else:
@@ -70,6 +74,16 @@ def client_address(peer: str, forwarded: Sequence[str], proxies: Networks) -> st
         if not trusted:
             return text
     return ""
+
+
+def _without_port(address: str) -> str:
+    found = _WITH_PORT.fullmatch(address)
+    return address if found is None else found["v6"] or found["v4"] or ""
+
+
+def is_tls(scope: Scope) -> bool:
+    """Whether the client of a request speaks TLS (`Exchange.tls`)."""
+    return bool(scope["scheme"] == HTTPS)
 
 
 class ClientGoneError(Exception):
@@ -92,9 +106,11 @@ class Exchange:
         self.headers = _once(scope["headers"])
         self._receive = receive
         self._send = send
-        self._tls = tls
         self._proxies = proxies
         self._held: Message | None = None
+        self._without_body = False
+        if tls or self._forwarded_by_tls():
+            self.scope["scheme"] = HTTPS
 
     def header(self, name: str) -> str | None:
         """A header of the request; raises `malformed` where it came twice."""
@@ -117,10 +133,30 @@ class Exchange:
 
         One place for all that use the Unix socket.
         """
-        client = self.scope.get("client")
-        peer = str(client[0]) if client else UNIX
         forwarded = [value.decode("latin-1") for value in self.headers.get(b"x-forwarded-for", ())]
-        return client_address(peer, ",".join(forwarded).split(","), self._proxies) or peer
+        return client_address(self._peer, ",".join(forwarded).split(","), self._proxies) or self._peer
+
+    def answer_head_as_get(self) -> None:
+        """Answer a HEAD as a GET, without the body (rule 5); any other method as it is."""
+        if self.method == "HEAD":
+            self._without_body = True
+            self.scope = {**self.scope, "method": "GET"}
+            self.method = "GET"
+
+    @property
+    def tls(self) -> bool:
+        """Whether the client speaks TLS: to this service, or to a trusted proxy that says so (rule 4)."""
+        return is_tls(self.scope)
+
+    @property
+    def _peer(self) -> str:
+        client = self.scope.get("client")
+        return str(client[0]) if client else UNIX
+
+    def _forwarded_by_tls(self) -> bool:
+        schemes = self.headers.get(b"x-forwarded-proto") or []
+        trusted = bool(schemes) and not client_address(self._peer, (), self._proxies)
+        return trusted and schemes[-1].rpartition(b",")[2].strip().lower() == HTTPS.encode()
 
     def check_host(self) -> None:
         """Raise `malformed` unless the request says exactly once whom it means."""
@@ -208,7 +244,7 @@ class Exchange:
             self.status = start["status"]
             start["headers"] = self._completed(start.get("headers", []))
             await self._send(start)
-        await self._send(message)
+        await self._send(message if not self._without_body else {**message, "body": b""})
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Give a whole answer."""
@@ -241,7 +277,7 @@ class Exchange:
     def _completed(self, headers: Headers) -> Headers:
         mine = {name.lower() for name, _ in headers}
         added = [pair for pair in _SAFE if pair[0] not in mine]
-        if self._tls:
+        if self.tls:
             added.append(_HSTS)
         return [*headers, *added, *self.more, (REQUEST_ID.encode(), self.request_id.encode())]
 

@@ -1,6 +1,7 @@
 """The gate before every operation: who asks, may they, how often, was it asked before, and is it on record.
 
 1. A request is authenticated before its path is looked at, so nobody learns which paths exist without a credential.
+   Only what needs none is told a wrong method without one: a health check is no attempt to get in.
 2. What no operation declares is not served. A caller without the action is refused before the operation sees
    anything.
 3. Reads of the ledger by those whose reads are events are on record before they are answered (class A): the writer
@@ -29,7 +30,7 @@ from starlette.responses import Response
 
 from kvcustody.audit.events import AccessRecorded, Event
 from kvcustody.audit.processes.marked_processes import history
-from kvcustody.governance.api.http.console_mount import Pages, form_token, is_page
+from kvcustody.governance.api.http.console_mount import ADDRESS, Pages, form_token, is_page
 from kvcustody.governance.api.http.exchange import (
     ClientGoneError,
     Exchange,
@@ -110,6 +111,8 @@ class Gate:
         elif scope["type"] == "http":
             settings = self._service.settings
             exchange = Exchange(scope, receive, send, tls=settings.tls, proxies=settings.proxies)
+            if not is_page(self._pages, exchange.path):  # a page may tell HEAD from GET: a link is not spent
+                exchange.answer_head_as_get()
             operation = self._operations.find(exchange.method, exchange.path)
             CURRENT.set(exchange.trace)
             if self._service.tracing is None:
@@ -134,6 +137,8 @@ class Gate:
                 with self._place_of(None, exchange.address):
                     await self._app(exchange.scope, exchange.replay(), exchange.send)
                 return
+            if operation is None and self._operations.are_open(exchange.path):
+                raise self._not_allowed(exchange.path)
             if is_page(self._pages, exchange.path):
                 caller = await self._page(exchange)
                 return
@@ -180,11 +185,7 @@ class Gate:
 
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
-        cookie = (
-            None
-            if authorization is not None
-            else cookie_of(exchange.header("cookie"), tls=self._service.settings.tls)
-        )
+        cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), tls=exchange.tls)
         authenticator, address = self._service.authenticator, exchange.address
         certificate = exchange.certificate
         caller = authenticator.known(authorization, certificate)
@@ -217,7 +218,7 @@ class Gate:
     async def _page(self, exchange: Exchange) -> Caller | None:
         """A request of the pages: with its session, where it has one that is not over."""
         assert self._pages is not None
-        cookie = cookie_of(exchange.header("cookie"), tls=self._service.settings.tls)
+        cookie = cookie_of(exchange.header("cookie"), tls=exchange.tls)
         caller = None
         if cookie is not None:
             find = self._service.authenticator.of_session
@@ -239,15 +240,13 @@ class Gate:
                 else:
                     check_act(exchange, self._service.sessions, cookie, form_token(exchange))
             exchange.scope[CALLER] = caller
+            exchange.scope[ADDRESS] = exchange.address
             await self._pages(exchange.scope, exchange.replay(), exchange.send)
         return caller
 
     async def _serve(self, exchange: Exchange, operation: Operation | None, caller: Caller) -> None:
         if operation is None:
-            allowed = self._operations.methods(exchange.path)
-            if allowed:
-                raise ProblemError("method-not-allowed", headers={"Allow": ", ".join(allowed)})
-            raise ProblemError("not-found")
+            raise self._not_allowed(exchange.path)
         action = operation.action
         assert action is not None
         caller.must(action, *operation.also)
@@ -281,6 +280,12 @@ class Gate:
             await self._once(exchange, caller)
         else:
             await self._app(exchange.scope, exchange.replay(), exchange.send)
+
+    def _not_allowed(self, path: str) -> ProblemError:
+        allowed = self._operations.methods(path)
+        if not allowed:
+            return ProblemError("not-found")
+        return ProblemError("method-not-allowed", headers={"Allow": ", ".join(allowed)})
 
     def _access(
         self, query: dict[str, str], operation: Operation, caller: Caller, about: str

@@ -82,8 +82,14 @@ class Operations:
         return None
 
     def methods(self, path: str) -> list[str]:
-        """The methods that a path has, for `Allow`."""
-        if path in self._paths:
-            return sorted(self._paths[path])
-        here: Iterable[Operation] = self._patterns
-        return sorted({operation.method for operation in here if operation.pattern.fullmatch(path)})
+        """The methods that a path has, for `Allow`; HEAD where it has GET."""
+        methods = set(self._paths.get(path, ()))
+        if not methods:
+            here: Iterable[Operation] = self._patterns
+            methods = {operation.method for operation in here if operation.pattern.fullmatch(path)}
+        return sorted(methods | {"HEAD"} if "GET" in methods else methods)
+
+    def are_open(self, path: str) -> bool:
+        """Whether all that a path serves is open to everybody."""
+        served = [self._literal[method, path] for method in self._paths.get(path, ())]
+        return bool(served) and all(operation.action is None for operation in served)

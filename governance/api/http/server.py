@@ -19,7 +19,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -96,16 +96,50 @@ async def _run(service: Service, servers: list[tuple[socket.socket, _Server]], r
     _notify("READY=1")
     if ready is not None:
         ready()
-    watcher = asyncio.create_task(_watch(service, end))
+    contexts = [server.config.ssl for _, server in servers]
+    watcher = asyncio.create_task(_watch(service, contexts, end))
     await asyncio.gather(*tasks)
     watcher.cancel()
 
 
-async def _watch(service: Service, end: Any) -> None:
-    """End when the service was told to stop by other means than a signal."""
+async def _watch(service: Service, contexts: Sequence[ssl.SSLContext | None], end: Any) -> None:
+    """End when the service was told to stop by other means than a signal; read TLS files again that were renewed."""
+    files = _tls_files(service.settings)
     while not service.stopping.is_set():
         await asyncio.sleep(0.2)
+        now = _tls_files(service.settings)
+        if now != files and _renewed(service.settings, contexts):
+            files = now
     end()
+
+
+def _tls_files(settings: ServiceSettings) -> tuple[tuple[int, int] | None, ...]:
+    """What tells whether certificate, key or the workers' authority is another file than before."""
+    found = []
+    for path in (settings.tls_certificate_path, settings.tls_key_path, settings.tls_client_ca_path):
+        try:
+            state = None if path is None else path.stat()
+        except OSError:
+            state = None
+        found.append(None if state is None else (state.st_mtime_ns, state.st_ino))
+    return tuple(found)
+
+
+def _renewed(settings: ServiceSettings, contexts: Sequence[ssl.SSLContext | None]) -> bool:
+    """Whether new connections have the files as they are now; False: they do not belong together yet."""
+    certificate, key = settings.tls_certificate_path, settings.tls_key_path
+    assert certificate is not None and key is not None
+    try:
+        ssl.create_default_context().load_cert_chain(certificate, key)  # nothing is half loaded
+        for context in contexts:
+            if context is not None:
+                context.load_cert_chain(certificate, key)
+                if context.verify_mode is ssl.CERT_REQUIRED and settings.tls_client_ca_path is not None:
+                    context.load_verify_locations(settings.tls_client_ca_path)
+    except (OSError, ssl.SSLError):
+        return False
+    _log.info("TLS files read again")
+    return True
 
 
 def _config(app: Gate, settings: ServiceSettings, *, demand_certificates: bool = False) -> uvicorn.Config:

@@ -1,7 +1,7 @@
 """The session cookie, and the check that an act in a session comes from the service's own pages.
 
-1. The cookie is `HttpOnly`, `SameSite=Strict` and bound to the host; over TLS it is `Secure` with the `__Host-`
-   prefix.
+1. The cookie is `HttpOnly`, `SameSite=Strict` and bound to the host; over TLS, its proxy's too (`Exchange.tls`), it is
+   `Secure` with the `__Host-` prefix.
 2. An act in a session needs the session's CSRF token, and where the browser says whence it comes, the own origin.
 """
 
@@ -13,6 +13,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 
 SECURE_COOKIE = "__Host-kvcustody"
 PLAIN_COOKIE = "kvcustody"  # on this machine, without TLS
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def set_cookie(token: str, seconds: int, *, tls: bool) -> str:
@@ -35,8 +36,17 @@ def check_origin(exchange: Exchange) -> None:
     if exchange.header("sec-fetch-site") not in (None, "same-origin"):
         raise ProblemError("csrf")
     origin = exchange.header("origin")
-    if origin is not None and origin.partition("://")[2] != exchange.header("host"):
+    if origin is None:
+        return
+    scheme, _, authority = origin.partition("://")
+    own = exchange.header("host") or ""
+    if _without_default_port(authority, scheme) != _without_default_port(own, scheme):
         raise ProblemError("csrf")
+
+
+def _without_default_port(authority: str, scheme: str) -> str:
+    """An authority as browsers write it in `Origin`; a client or a proxy may name the default port in `Host`."""
+    return authority.lower().removesuffix(_DEFAULT_PORTS.get(scheme, ""))
 
 
 def check_act(exchange: Exchange, sessions: Sessions, cookie: str, form_token: str = "") -> None:

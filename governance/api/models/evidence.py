@@ -44,7 +44,7 @@ _SCHEDULE = {
     "schedule": "ab12" * 4, "principal": "dana", "tenant": "acme", "framework": "soc2", "formats": ["json"],
     "destinations": ["auditors"], "every": "monthly", "zone": "Europe/Berlin", "hour": 6, "state": "active",
     "made_us": 1_780_000_000_000_000, "changed_us": 1_780_000_000_000_000, "changed_by": "dana",
-    "next_us": 1_780_200_000_000_000,
+    "next_us": 1_780_200_000_000_000, "unread": "",
 }  # fmt: skip
 _DELIVERY = {
     "destination": "auditors", "state": "delivered", "tries": 1, "next_us": 1_780_200_000_000_000, "failing_us": None,
@@ -90,7 +90,7 @@ class ScheduleReason(Model):
 
 
 class ScheduleModel(Model):
-    """A schedule; `next_us` is when its next report is due, null while it is paused."""
+    """A schedule; `next_us` is when its next report is due, null while it is paused, or where `unread` says why."""
 
     model_config = example(_SCHEDULE)
 
@@ -108,6 +108,7 @@ class ScheduleModel(Model):
     changed_us: Whole
     changed_by: str
     next_us: Whole | None
+    unread: str
 
 
 class ScheduleList(Model):

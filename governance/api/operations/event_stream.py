@@ -72,7 +72,7 @@ async def stream(
     given = service.cursors.read(question, cursor)
     at = None if given is None else Position(int(given[0]), int(given[1]))
     found = await _news(service, caller, mine, at, begin, limit, wait)
-    told_as = open_shape(shape)
+    told_as = open_shape(shape, service.identity)
     answer: dict[str, Any] = {
         "items": [told_as.shape(row) for row in found.rows],
         "next": service.cursors.write(question, list(found.position)),

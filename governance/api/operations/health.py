@@ -15,7 +15,7 @@ from kvcustody.audit.witness.status import witness_status
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.health import Alive, Health, InboxPage
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.access.caller import Caller
@@ -74,7 +74,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
     status = service.writer.status()
     overdue = waiting.overdue(service.settings.root_interval_seconds)
     signer = service.signer.status() if service.signer is not None else None
-    workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]
+    workers = [worker for _, worker in service.fleet.listed(limit=LARGE, only_open=True)]
     return {
         "status": "ok" if status.healthy and status.admitting and not overdue else "degraded",
         "ledger": status._asdict(),

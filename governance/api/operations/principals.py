@@ -22,7 +22,7 @@ from fastapi import Path, Query, Request, Response
 
 from kvcustody._version import __version__
 from kvcustody.audit.database.engine import SCHEMA_REVISION
-from kvcustody.governance.api.http.exchange import CERTIFICATE
+from kvcustody.governance.api.http.exchange import CERTIFICATE, is_tls
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
@@ -272,24 +272,25 @@ def revoke_own_key(
     return Response(status_code=204)
 
 
-def begin_session(caller: CallerDep, service: ServiceDep) -> Response:
+def begin_session(caller: CallerDep, service: ServiceDep, request: Request) -> Response:
     """Begin a session of a person at the console: sets its cookie."""
     _enrolled(caller.by)
     made = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
     body = orjson.dumps({"csrf": made.csrf, "expires_us": made.expires_us})
     answer = Response(body, 201, media_type="application/json")
-    answer.headers["Set-Cookie"] = set_cookie(made.token, seconds, tls=service.settings.tls)
+    answer.headers["Set-Cookie"] = set_cookie(made.token, seconds, tls=is_tls(request.scope))
     return answer
 
 
 def end_session(service: ServiceDep, request: Request) -> Response:
     """End the session, and remove its cookie."""
-    token = cookie_of(request.headers.get("cookie"), tls=service.settings.tls)
+    tls = is_tls(request.scope)
+    token = cookie_of(request.headers.get("cookie"), tls=tls)
     if token is not None:
         service.sessions.end(token)
     answer = Response(status_code=204)
-    answer.headers["Set-Cookie"] = set_cookie("", 0, tls=service.settings.tls)
+    answer.headers["Set-Cookie"] = set_cookie("", 0, tls=tls)
     return answer
 
 

@@ -29,7 +29,7 @@ from kvcustody.governance.release.record import (
 )
 from kvcustody.governance.release.replay_records import ReleaseState, fold
 from kvcustody.governance.release.store import SqlStore
-from kvcustody.governance.release.trust import read_trust
+from kvcustody.governance.release.trust import TrustFile
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.policies.bundle.bundle import SKEW_US
 from kvcustody.policies.bundle.trust import Trust
@@ -54,11 +54,11 @@ class PolicyReleases:
     ) -> None:
         self.assess = assess
         self._store = SqlStore(engine)
-        self._trust = None if trust is None else read_trust(trust)
+        self._trust = None if trust is None else TrustFile(trust)
         self._clock = clock
         self._ledger = ledger
-        self._verified: tuple[list[bytes], ReleaseState] | None = None
-        self._table: tuple[int, DecisionTable | None] = (0, None)  # of so many steps
+        self._verified: tuple[Trust, list[bytes], ReleaseState] | None = None
+        self._table: tuple[Trust | None, int, DecisionTable | None] = (None, 0, None)  # of so many steps
         self._authorized: dict[
             tuple[int, Action, str, int], str
         ] = {}  # what is on record, and why not (empty: so)
@@ -70,7 +70,7 @@ class PolicyReleases:
             raise ProblemError(
                 "conflict", "this service has no trust configuration for policies; set `policy_trust`"
             )
-        return self._trust
+        return self._trust.current()
 
     def records(self) -> list[bytes]:
         """Every signed step, as it is stored."""
@@ -83,22 +83,26 @@ class PolicyReleases:
     def released(self) -> ReleaseState | None:
         """The release, to be read alone; None where this service releases no policies.
 
-        Every record is read each time; they are verified anew where they are not, byte for byte, those of before.
+        Every record is read each time; they are verified anew where they are not, byte for byte, those of before,
+        or where the trust configuration has changed.
         """
         if self._trust is None:
             return None
-        records = self._store.read()
-        if self._verified is None or self._verified[0] != records:
-            self._verified = records, fold(records, self.trust)
-        return self._verified[1]
+        trust, records = self.trust, self._store.read()
+        if self._verified is None or self._verified[0] is not trust or self._verified[1] != records:
+            self._verified = trust, records, fold(records, trust)
+        return self._verified[2]
 
     def _current(self) -> tuple[int, DecisionTable | None]:
         """How many steps the release has, and what they put in effect: read anew where there are more."""
-        found = self._table
-        if self._trust is not None and self._store.read(found[0]):
+        if self._trust is None:
+            return 0, None
+        trust, (of_trust, steps, table) = self.trust, self._table
+        if trust is not of_trust or self._store.read(steps):
             state = self.state()
-            found = self._table = (len(state.records), gates.tables_of(state))
-        return found
+            steps, table = len(state.records), gates.tables_of(state)
+            self._table = (trust, steps, table)
+        return steps, table
 
     def authorize(
         self,

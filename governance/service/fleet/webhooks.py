@@ -34,12 +34,15 @@ class Sinks:
         clock: Clock,
         record: Callable[[Event], None],
         leaving: Leaving,
+        *,
+        identity: str,
     ) -> None:
-        """`leaving`: which leaves may be handed over (`fleet.exports`)."""
+        """`leaving`: which leaves may be handed over (`fleet.exports`). `identity`: the ledger's own."""
         self._clock = clock
         self._record = record
         self._pumps = {
-            webhook.name: _pump(engine, webhook, folder / webhook.name, leaving) for webhook in webhooks
+            webhook.name: _pump(engine, webhook, folder / webhook.name, leaving, identity)
+            for webhook in webhooks
         }
         for pump in self._pumps.values():
             pump.start()
@@ -82,14 +85,14 @@ class Sinks:
         return pump
 
 
-def _pump(engine: Engine, webhook: Webhook, folder: Path, leaving: Leaving) -> DeliveryPump:
+def _pump(engine: Engine, webhook: Webhook, folder: Path, leaving: Leaving, identity: str) -> DeliveryPump:
     try:
         if webhook.key_path.stat().st_mode & 0o077:
             raise ConfigError(f"webhook `{webhook.name}`: its key is open to others; chmod 600 it")
         key = webhook.key_path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"webhook `{webhook.name}`: key `{webhook.key_path}`: {error.strerror}") from None
-    shape = open_shape(webhook.shape)
+    shape = open_shape(webhook.shape, identity)
 
     def encode(rows: Sequence[EventRow]) -> bytes:
         return orjson.dumps([shape.shape(row) for row in rows])

@@ -6,11 +6,13 @@
 3. A worker hands in the kinds that are declared so (`audit.events.event`), and no other. What a field may name follows
    from its declared meaning. Here is checked what needs no ledger; `WorkerClaims` checks the rest.
 4. A tenant's leaf goes to that tenant's log, and to no other.
-5. A batch is checked as a whole; of one that is refused, the first leaf that is refused alone is named.
+5. No leaf has the character U+0000: PostgreSQL takes no such text, and a ledger may move there.
+6. A batch is checked as a whole; of one that is refused, the first leaf that is refused alone is named.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import sub
@@ -33,6 +35,7 @@ NAMES_MAX = 20_000
 KEPT_RUNS_MAX = 1000  # that a worker asks about at once
 _HEX = frozenset("0123456789abcdef")
 _SECRET_CHARACTERS = 32
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # in canonical JSON: an escape that is not itself escaped
 _PARTS_MAX = 1 << 20
 _PARTY = frozenset(
     {FieldMeaning.SERVED, FieldMeaning.HELD, FieldMeaning.OWNER, FieldMeaning.OF_ORDER}
@@ -115,6 +118,8 @@ def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
     """The batch of these leaves; raises `LedgerError` with what is wrong with one of them."""
     if max(map(len, lines)) > LEAF_BYTES_MAX:
         raise LedgerError("is longer than a leaf may be")
+    if any(b"\\u0000" in line and _NUL.search(line) for line in lines):
+        raise LedgerError("has the character U+0000")
     batch = read_leaves(lines, canonical=True)
     foreign = set(batch.kinds) - WORKERS_KINDS
     if foreign:

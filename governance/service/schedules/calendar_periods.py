@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from enum import StrEnum
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
-from kvcustody.errors import ConfigError
+from kvcustody.time_zones import open_zone
 from kvcustody.times import utc
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,18 +81,6 @@ class Calendar(NamedTuple):
         months = _MONTHS_OF_QUARTER if self.every is Cadence.QUARTERLY else 1
         years, month = divmod(begins.month - 1 + months, 12)
         return date(begins.year + years, month + 1, 1)
-
-
-def open_zone(name: str) -> tzinfo:
-    """The time zone of an IANA name; raises `ConfigError` for one that this machine does not know."""
-    if name == "UTC":  # known without a database of zones
-        return UTC
-    try:
-        return ZoneInfo(name)
-    except (ValueError, OSError, LookupError):
-        raise ConfigError(
-            f"time zone `{name}` is not known here: give an IANA name, as `Europe/Berlin`", zone=name
-        ) from None
 
 
 def _moment_us(day: date, hour: int, zone: tzinfo) -> int:

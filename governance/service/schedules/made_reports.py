@@ -122,7 +122,7 @@ def made_reports(
     *,
     tenant: str | None = None,
     before: tuple[int, str] | None = None,
-    limit: int = 50,
+    limit: int | None = 50,
     only: str | None = None,
     verdicts: Verdicts,
 ) -> list[MadeReport]:

@@ -25,9 +25,10 @@ from kvcustody.audit.schema.service import (
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.schedules.calendar_periods import Cadence, Calendar, open_zone
+from kvcustody.governance.service.schedules.calendar_periods import Cadence, Calendar
 from kvcustody.governance.service.schedules.open_destinations import may_receive
 from kvcustody.governance.service.settings import ReportDestination, ServiceSettings
+from kvcustody.time_zones import check_zone
 
 _SCHEDULES_MAX = 512
 _SCHEDULES_MAX_OF_PARTY = _SCHEDULES_MAX // 8
@@ -87,11 +88,16 @@ class Schedule(NamedTuple):
         return Calendar(Cadence(self.every), self.zone, self.hour)
 
     def data(self, now_us: int) -> dict[str, Any]:
-        """What is shown of it; `next_us` None: nothing is due while it is paused."""
+        """What is shown of it; `next_us` None: nothing is due while it is paused, or its zone is `unread` here."""
         facts = self._asdict()
         for name in ("roles", "of_tenant", "after_us"):
             del facts[name]
-        facts["next_us"] = self.calendar.next(now_us).due_us if self.state == ACTIVE else None
+        facts |= {"next_us": None, "unread": ""}
+        try:
+            if self.state == ACTIVE:
+                facts["next_us"] = self.calendar.next(now_us).due_us
+        except ConfigError as error:
+            facts["unread"] = error.message
         return facts
 
 
@@ -114,7 +120,7 @@ class ScheduleBook:
         self._check(by, wanted)
         zone = wanted.zone or self._zones.get(wanted.tenant or "", self._zone)
         try:
-            open_zone(zone)
+            check_zone(zone)
         except ConfigError as error:
             raise ProblemError("invalid", error.message) from None
         now_us = self._clock.utc_us()

@@ -6,11 +6,15 @@ from datetime import date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcustody.audit.cases.case_clock import (
     EXTENDED_MONTHS,
     MONTH,
     WorkingCalendar,
+    case_days,
+    days_of,
     deadline,
     read_holidays,
     received_day,
@@ -142,3 +146,37 @@ def test_a_list_of_holidays_is_dates_and_a_zone_is_a_name_of_the_database() -> N
         with pytest.raises(ConfigError, match="is not known"):
             working_calendar(zone)
     assert datetime.fromisoformat("2026-12-25").date() in BERLIN.holidays
+
+
+GERMANY = WorkingCalendar("Europe/Berlin", (date(2026, 12, 25),))
+
+
+def test_a_case_reads_the_days_that_it_kept_on_a_machine_without_its_zone() -> None:
+    """Control: without them the days are counted, and here that zone is not known."""
+    received_us = moment_us("2026-11-25T09:30:00Z")
+    found = case_days(received_us, GERMANY)
+    kept = " ".join(found.texts())
+    assert days_of(received_us, "Nowhere/Land", "2026-12-25", kept) == found
+    assert days_of(received_us, "Europe/Berlin", "2026-12-25", "") == found
+    assert "`Nowhere/Land`" in days_of(received_us, "Nowhere/Land", "", "").unread
+
+
+@pytest.mark.parametrize("kept", ["x", "2026-01-01", "2026-01-01 a b c d e f", "1 2 3 4 5 6 7", "0 " * 8])
+def test_days_that_are_none_are_counted_and_said(kept: str) -> None:
+    received_us = moment_us("2026-11-25T09:30:00Z")
+    found = days_of(received_us, "Europe/Berlin", "2026-12-25", kept)
+    assert found._replace(unread="") == case_days(received_us, GERMANY)
+    assert found.unread == "the days that its leaf has"
+    assert days_of(received_us, "Europe/Berlin", "the 25th", "").unread == "its holidays"
+
+
+@given(
+    received_us=st.integers(moment_us("2020-01-01T00:00:00Z"), moment_us("2030-01-01T00:00:00Z")),
+    zone=st.sampled_from(
+        ["Etc/GMT+12", "Etc/GMT-14", "Asia/Kolkata", "America/New_York", "Pacific/Apia", "UTC"]
+    ),
+)
+def test_where_the_zone_is_not_known_no_end_is_too_late(received_us: int, zone: str) -> None:
+    known, unknown = days_of(received_us, zone, "", ""), days_of(received_us, "Nowhere/Land", "", "")
+    assert unknown.first.until_us <= known.first.until_us
+    assert unknown.extended.until_us <= known.extended.until_us

@@ -11,8 +11,10 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, update
 from typer.testing import CliRunner
 
+from kvcustody.audit.cases import case_clock
 from kvcustody.audit.cases.case_record import CaseState
 from kvcustody.audit.cases.read_cases import principal_periods, read_case, read_cases, strangers
+from kvcustody.audit.cases.restrictions import restrictions_in_force
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import (
     CaseOpened,
@@ -44,6 +46,8 @@ from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.page_model import Table
+from kvcustody.errors import ConfigError
+from kvcustody.governance.cases.show_case import summary_of
 from kvcustody.times import DAY_US, moment_us
 from standins import builders
 from standins.console.page_strings import strings_of
@@ -86,7 +90,7 @@ class Told:
     def at(self, day: float) -> int:
         return self.base + round(day * DAY_US)
 
-    def opened(self, case: str, day: float, subject: str = "ada") -> None:
+    def opened(self, case: str, day: float, subject: str = "ada", zone: str = "UTC") -> None:
         event = CaseOpened(
             *(
                 self.at(day),
@@ -96,7 +100,7 @@ class Told:
                 "erasure",
                 "mail",
                 DAY_0 + round(day * DAY_US),
-                "UTC",
+                zone,
                 (),
                 "dana",
             )
@@ -348,7 +352,7 @@ def test_from_the_command_line_on_the_ledger_itself(any_store: Engine, tmp_path:
     assert "did you mean `acme`" in asked(*wanted[:2], "acne", *wanted[3:], *on, code=2)
     assert "names the person" in asked(*wanted[:8], "mail of Ada", *wanted[9:], *on, code=2)
     case = json.loads(asked(*wanted, *on, "--json"))["case_id"]
-    assert "a text names the person" in asked(
+    assert "`reason` names the person" in asked(
         "step", case, "exempt", "--ground", "17(3)(e)", "--reason", "ADA sues", *on, code=2
     )
     assert "not confirmed who asks" in asked("step", case, "decide", "--outcome", "erased", *on, code=2)
@@ -378,3 +382,37 @@ def test_from_the_command_line_on_the_ledger_itself(any_store: Engine, tmp_path:
     assert "Antwort" in (tmp_path / "letter" / "letter.txt").read_text()
     own.write_text("# X\n{{ ''.__class__.__mro__ }}")
     assert "template" in asked("letter", case, *to, "--template", str(own), "--ledger", url, code=2)
+
+
+def test_a_case_of_a_zone_that_this_machine_lacks_ends_no_list(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is shown with what could not be read, restrictions go on, and a report counts it as due at the earliest.
+
+    Control: with an error in place of the earliest end, the list ends, other cases with it.
+    """
+    told.opened("afar", 1, zone="Nowhere/Land")
+    told.step("afar", 2, "extend", "", "complexity", "", "three systems", "")
+    told.step("afar", 3, "identity", "confirmed", "", "", "", "")
+    told.step("afar", 4, "restrict", "", "18(1)(a)", "", "", "")
+    assert told.writer.flush(60)
+    with told.store.connect() as connection:
+        found = [summary_of(case, told.clock.utc_us()) for case in read_cases(connection)]
+        assert [one.case_id for one in found if one.unread] == ["afar"] and len(found) == 5
+        far = next(one for one in found if one.unread)
+        assert "`Nowhere/Land`" in far.unread and far.extended and far.restricted
+        assert [one.case_id for one in restrictions_in_force(connection)] == ["afar"]
+    assert any(one.case_id == "afar" for one in told.report(told.sign(), 60).activity.cases)
+    url = told.store.url.render_as_string(hide_password=False)
+    url = f"sqlite:///{told.folder}/ledger.db" if told.store.dialect.name == "sqlite" else url
+    listed = CliRunner().invoke(app, ["case", "list", "--ledger", url])
+    assert listed.exit_code == 0 and "not read: its time zone `Nowhere/Land`" in listed.output
+    shown = CliRunner().invoke(app, ["case", "show", "afar", "--ledger", url])
+    assert shown.exit_code == 0 and "the earliest that may count" in shown.output
+    monkeypatch.setattr(case_clock, "_end", _no_end)
+    with told.store.connect() as connection, pytest.raises(ConfigError):
+        [summary_of(case, 0) for case in read_cases(connection)]
+
+
+def _no_end(*_: object) -> None:
+    raise ConfigError("a zone is not known")

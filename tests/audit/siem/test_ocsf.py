@@ -76,7 +76,7 @@ REQUIRED = {
 
 def event(kind: str, **body: Any) -> dict[str, Any]:
     body = {"kind": kind, "incarnation": "a" * 32, **body}
-    return ocsf(EventRow("system", 7, 1_700_000_000_123_456, kind, body, orjson.dumps(body)))
+    return ocsf(EventRow("system", 7, 1_700_000_000_123_456, kind, body, orjson.dumps(body)), origin="ab" * 8)
 
 
 @pytest.mark.parametrize("kind", sorted(TABLE))

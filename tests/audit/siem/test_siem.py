@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
 
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.ledger_identity import ledger_identity, own_origin
 from kvcustody.audit.events import KINDS, KeyEvent
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import newest, pull, read_positions, write_positions
@@ -22,10 +25,13 @@ from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
 from kvcustody.audit.siem.sink import RejectedError, SinkError, WebhookSink, check_webhook
+from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN
 from kvcustody.errors import LedgerError
+from kvcustody.migrations.upgrade import upgrade
 from standins.sinks import Flaky
 
 KEY = b"k" * 32
+LEDGER = "ab12" * 4
 
 
 def row(kind: str, **body: Any) -> EventRow:
@@ -46,7 +52,7 @@ def lines(rows: Any) -> bytes:
 
 @pytest.mark.parametrize("kind", sorted(kind.name for kind in KINDS.values()))
 def test_every_kind_maps_to_both_forms(kind: str) -> None:
-    made = ocsf(row(kind))
+    made = ocsf(row(kind), origin=LEDGER)
     assert made["type_uid"] == made["class_uid"] * 100 + made["activity_id"]
     assert made["category_uid"] == made["class_uid"] // 1000 and 1 <= made["severity_id"] <= 4
     assert made["time"] == 1_700_000_000_123 and made["metadata"]["uid"].startswith("tenant/acme:7-")
@@ -62,22 +68,28 @@ def test_every_kind_maps_to_both_forms(kind: str) -> None:
 def test_a_trace_is_told_where_each_form_has_a_place_for_it() -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     traced, bare = (row("residency-opened", **more) for more in ({"trace": trace}, {}))
-    assert ocsf(traced)["metadata"]["correlation_uid"] == trace == cloud_event(traced)["traceid"]
-    assert "correlation_uid" not in ocsf(bare)["metadata"] and "traceid" not in cloud_event(bare)
+    assert (
+        ocsf(traced, origin=LEDGER)["metadata"]["correlation_uid"]
+        == trace
+        == cloud_event(traced, origin=LEDGER)["traceid"]
+    )
+    assert "correlation_uid" not in ocsf(bare, origin=LEDGER)["metadata"] and "traceid" not in cloud_event(
+        bare, origin=LEDGER
+    )
 
 
 def test_the_table_has_no_kind_that_is_not_there_and_unknown_ones_are_refused() -> None:
     assert set(TABLE) == {kind.name for kind in KINDS.values()}
     with pytest.raises(LedgerError):
-        ocsf(row("invented"))
+        ocsf(row("invented"), origin=LEDGER)
 
 
 def test_failures_are_seen_as_such() -> None:
-    assert ocsf(row("receipt", result="failed"))["status_id"] == FAILURE
-    assert ocsf(row("receipt", result="ok"))["status_id"] == SUCCESS
+    assert ocsf(row("receipt", result="failed"), origin=LEDGER)["status_id"] == FAILURE
+    assert ocsf(row("receipt", result="ok"), origin=LEDGER)["status_id"] == SUCCESS
     assert (
-        ocsf(row("receipt", result="failed"))["severity_id"]
-        > ocsf(row("receipt", result="ok"))["severity_id"]
+        ocsf(row("receipt", result="failed"), origin=LEDGER)["severity_id"]
+        > ocsf(row("receipt", result="ok"), origin=LEDGER)["severity_id"]
     )
 
 
@@ -304,3 +316,25 @@ def test_a_webhook_address_is_checked_at_the_start(url: str) -> None:
         WebhookSink("hook", url, KEY, content_type=BATCH_TYPE)
     with pytest.raises(SinkError, match="shorter"):
         WebhookSink("hook", "https://example.org/", b"short", content_type=BATCH_TYPE)
+
+
+def test_two_ledgers_are_two_sources(tmp_path: Path) -> None:
+    """Each has an identity from its first day, which a move to another database keeps. Control: a copy is the same."""
+    stores = [open_store(tmp_path / f"{name}.db") for name in ("one", "two")]
+    for store in stores:
+        upgrade(store)
+        store.dispose()
+    shutil.copy(tmp_path / "one.db", tmp_path / "copy.db")
+    stores.append(open_store(tmp_path / "copy.db"))
+    found = []
+    for store in stores:
+        with store.connect() as connection:
+            found.append(ledger_identity(connection))
+        store.dispose()
+    assert found[0] == found[2] != found[1] and {len(one) for one in found} == {16}
+    told = [cloud_event(row("receipt"), origin=one)["source"] for one in found]
+    assert told[0] == told[2] != told[1]
+    products = [ocsf(row("receipt"), origin=one)["metadata"]["product"]["uid"] for one in found]
+    assert products == found
+    named = [own_origin(store, DEFAULT_ORIGIN) for store in stores]
+    assert named[0] != named[1] and own_origin(stores[0], "kv.example/a") == "kv.example/a"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
+from kvcustody.audit.database import engine as database_engine
 from kvcustody.audit.database import sqlite_write_queue
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.database.sqlite_write_queue import WriteQueue
@@ -92,3 +95,49 @@ def test_control_without_turns_whoever_asks_during_a_write_is_refused(
         thread.start()
         thread.join(30)
     assert refused == [True]
+
+
+def is_gate_free(path: Path) -> bool:
+    with path.with_name(f"{path.name}.lock").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_whoever_waits_for_another_process_comes_before_who_asks_later(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, *, gated: bool
+) -> None:
+    """Without the queue of this process, as between processes. Control: without the gate nobody holds a place."""
+    monkeypatch.setattr(WriteQueue, "take", lambda _queue, _seconds: False)
+    if not gated:
+        monkeypatch.setattr(database_engine, "gate", lambda *_: nullcontext())
+    path = tmp_path / "ledger.db"
+    path.write_bytes(migrated.read_bytes())
+    engines = [open_store(path, timeout_seconds=30) for _ in range(3)]
+    order: list[int] = []
+
+    def write(number: int) -> None:
+        with engines[number].connect().execution_options(**WRITE) as connection, connection.begin():
+            order.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in (1, 2)]
+    with engines[0].connect().execution_options(**WRITE) as holder:
+        held = holder.begin()
+        path.with_name(f"{path.name}.lock").touch()
+        threads[0].start()
+        until = time.monotonic() + (30 if gated else 0.5)
+        while is_gate_free(path) and time.monotonic() < until:
+            time.sleep(0.001)
+        assert is_gate_free(path) is not gated
+        threads[1].start()
+        held.commit()
+    for thread in threads:
+        thread.join(60)
+    if gated:
+        assert order == [1, 2]
+    assert sorted(order) == [1, 2] and is_gate_free(path)
+    for engine in engines:
+        engine.dispose()

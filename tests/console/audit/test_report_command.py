@@ -98,6 +98,10 @@ def test_a_report_is_written_verified_and_made_again(ledger: Path, tmp_path: Pat
     check = ("report", "verify", out / "report.json", "--key", key, "--digest", first["digest"])
     assert "no key signed the report" in run(*check, code=1), "and nothing shows its figures"
     assert "sound, but for what was not checked" in run(*check, "--ledger", ledger)
+    for against in (("--ledger", tmp_path / "none.db"), ("--export", tmp_path / "none")):
+        unknown = run(*check, *against, code=2)  # that says nothing of the report
+        assert "the report cannot be checked against" in unknown and "not sound" not in unknown.split(":")[0]
+        assert unknown.count("\n") == 1
     (out / "report.json").write_bytes(data.replace(b'"covered":true', b'"covered":false'))
     unsound = run("report", "verify", out / "report.json", "--key", key, "--digest", first["digest"], code=1)
     assert "problem: the SHA-256 is" in unsound and "not sound" in unsound

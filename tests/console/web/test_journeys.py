@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
+from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
 from kvcustody.governance.service.access.principal_table import KeySource
 from standins.console.web_world import World, policy_source, write_draft
 
@@ -81,7 +82,7 @@ def _tampered(route: Any, what: str) -> None:
 
 def test_a_key_that_changed_is_not_believed(sign_in: SignIn, world: World) -> None:
     page = sign_in("auditor")
-    origin = world.service.settings.ledger_origin
+    origin = recorded_keys(world.service.engine)[-1].key.name
     page.evaluate(
         "([name]) => localStorage.setItem(name, 'another+00000000+AAAA')", [f"kvcustody-ledger-key:{origin}"]
     )

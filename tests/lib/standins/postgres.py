@@ -3,7 +3,9 @@
 1. `shared_server` starts at most one server a run: the first worker to take the lock makes it, the others use it, and
    its maker stops it once they have ended.
 2. A server that may lose everything keeps its data in memory where 1 GB is free there, and waits for no disk.
-3. `durable_server` is what an operator runs: every commit reaches the disk. Tests that kill, stop or restart a server
+3. Ledgers on the shared server have the collation of a distribution's default (`distribution_locale`), where `b` is
+   before `C`; every other server here has C, where it is behind.
+4. `durable_server` is what an operator runs: every commit reaches the disk. Tests that kill, stop or restart a server
    take one of their own.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -102,9 +105,16 @@ def _wait_for_users(lock: IO[str], users: IO[str]) -> None:
     fcntl.flock(users, fcntl.LOCK_EX)
 
 
+def distribution_locale() -> str:
+    """A locale of this machine that orders text as people do; `C` where it has none (Debian: package `locales`)."""
+    listed = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=False).stdout.split()
+    found = (name for name in listed if name.endswith((".utf8", ".UTF-8")) and not name.startswith("C."))
+    return next(found, "C")
+
+
 def _make_template(server: str) -> None:
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {TEMPLATE}")
+        connection.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0 LOCALE '{distribution_locale()}'")
     engine = open_store(address_of(server, TEMPLATE))
     upgrade(engine)
     engine.dispose()

@@ -20,7 +20,7 @@ from kvcustody.files import private_folder
 from kvcustody.governance.api.http.session_cookie import PLAIN_COOKIE, SECURE_COOKIE, cookie_of
 from kvcustody.governance.api.operations import fleet
 from kvcustody.governance.service.access.roles import Role
-from standins.service.service_world import Worker, register
+from standins.service.service_world import Worker, register, ship
 
 HUGE = 1.7e308
 
@@ -152,6 +152,28 @@ def test_u0000_in_path_query_or_headers_is_refused(
     assert "U+0000" not in client("GET", path.replace("%00", "1"), who, headers=others).text
 
 
+@pytest.mark.parametrize(("old", "new"), [(b'"cpu"', b'"c\\u0000pu"'), (b'"own-scope"', b'"own\\\\\\u0000"')])
+def test_u0000_in_a_leaf_is_refused_with_its_place(
+    service_on_each: Any, make_client: Any, make_people: Any, old: bytes, new: bytes
+) -> None:
+    """Control: the six characters of the escape are a text like any other."""
+    client, people = make_client(service_on_each), make_people(service_on_each)
+    made = Worker(f"w{len(service_on_each.principals.listed())}")
+    key = people.add(made.name, Role.WORKER)
+    assert register(client, key, made).status_code == 200
+    batch = made.batch([made.started(), *made.request("acme")])
+    answer = ship(client, key, made, batch._replace(body=batch.body.replace(old, new)))
+    assert answer.status_code == 422 and "has the character U+0000" in answer.text, answer.text
+    assert answer.json()["leaf"] == batch.body.split(b"\n").index(*_lines_with(batch.body, old)) - 1
+    escaped = new.replace(b"\\u0000", b"\\\\u0000") if b"cpu" in old else b'"own\\\\u0000"'
+    spelled = batch._replace(body=batch.body.replace(old, escaped))
+    assert ship(client, key, made, spelled).status_code == 200
+
+
+def _lines_with(body: bytes, part: bytes) -> list[bytes]:
+    return [line for line in body.split(b"\n") if part in line]
+
+
 def test_u0000_in_an_argument_of_a_command_is_refused() -> None:
     answer = CliRunner().invoke(app, ["case", "list", "--tenant", "a\0b"])
     assert answer.exit_code == 2 and "U+0000" in answer.output
@@ -164,3 +186,64 @@ def test_nobody_has_the_name_of_a_part_of_the_product(service: Any, name: str) -
         service.principals.enrol(name, [Role.AUDITOR], by="test")
     assert service.principals.find(name) is None
     assert service.principals.enrol(f"{name}-2-{name}", [Role.AUDITOR], by="test").name
+
+
+def test_a_health_check_by_head_is_answered_and_no_attempt_to_get_in(
+    service: Any, client: Any, people: Any
+) -> None:
+    """Nor is another method. Control: where a credential is needed, a request without one is an attempt."""
+    service.attempts.attempts.take()
+    shown = client("GET", "/health/live")
+    answer = client("HEAD", "/health/live")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == str(len(shown.content))
+    other = client("OPTIONS", "/health/ready")
+    assert (other.status_code, other.headers["allow"]) == (405, "GET, HEAD")
+    head = client("HEAD", "/v1/whoami", people["auditor"])
+    assert (head.status_code, head.content) == (200, b"")
+    assert service.attempts.attempts.take() == []
+    assert client("HEAD", "/v1/whoami").status_code == 401
+    assert len(service.attempts.attempts.take()) == 1
+
+
+@pytest.mark.parametrize(
+    ("trusted", "proto", "secure"),
+    [(("127.0.0.1",), "https", True), (("127.0.0.1",), "http", False), ((), "https", False)],
+)
+def test_behind_a_trusted_proxy_that_ends_tls_the_cookie_is_secure(
+    service: Any, client: Any, people: Any, trusted: tuple[str, ...], proto: str, secure: bool
+) -> None:
+    """Controls: without the proxy's word, or from a proxy that nobody trusts, it is the plain cookie."""
+    plain = service.settings
+    service.settings = plain.model_copy(update={"trusted_proxies": trusted})
+    by_proxy = {"X-Forwarded-Proto": proto}
+    try:
+        begun = client("POST", "/v1/session", people["auditor"], headers=by_proxy)
+        cookie = begun.headers["set-cookie"]
+        assert ("; Secure" in cookie, cookie.startswith("__Host-")) == (secure, secure)
+        assert ("strict-transport-security" in begun.headers) is secure
+        session = {"Cookie": cookie.split(";")[0]} | by_proxy
+        assert client("GET", "/v1/whoami", headers=session).status_code == 200
+    finally:
+        service.settings = plain
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("kv.example:443", "https://kv.example", 204),
+        ("KV.example", "https://kv.example", 204),
+        ("kv.example:80", "http://kv.example", 204),
+        ("kv.example:80", "https://kv.example", 403),
+        ("kv.example:8443", "https://kv.example", 403),
+        ("kv.example", "https://other.example", 403),
+    ],
+)
+def test_a_host_may_name_the_default_port_of_its_origin(
+    client: Any, people: Any, host: str, origin: str, status: int
+) -> None:
+    """Controls: another port and another host are another origin."""
+    begun = client("POST", "/v1/session", people["auditor"])
+    headers = {"Cookie": begun.headers["set-cookie"].split(";")[0], "X-CSRF-Token": begun.json()["csrf"]}
+    answer = client("DELETE", "/v1/session", headers=headers | {"Host": host, "Origin": origin})
+    assert answer.status_code == status

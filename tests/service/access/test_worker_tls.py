@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,3 +257,43 @@ def test_a_worker_opens_by_its_settings_alone(walled: Walled, tmp_path: Path) ->
         opened(plane.settings(**tls, **(own | {"control_plane_certificate_path": tmp_path / "absent"})))
     with pytest.raises(CustodyError, match="nothing is in effect"):  # control: it is asked, and answers
         opened(plane.settings(**tls, **own))
+
+
+def test_renewed_tls_files_are_served_without_a_restart(tmp_path: Path) -> None:
+    """Control: files that do not belong together change nothing."""
+    ours = Authority(tmp_path, "ours")
+    first, later = ours.issue("first", server=True), ours.issue("later", server=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    plane = ControlPlane(
+        tmp_path,
+        workers_listen=f"127.0.0.1:{port}",
+        tls_certificate_path=str(first.certificate),
+        tls_key_path=str(first.key),
+        tls_client_ca_path=str(ours.pem),
+    )
+
+    def shown() -> int:
+        context = ssl.create_default_context(cafile=str(ours.pem))
+        plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as sock:
+            found = sock.getpeercert(binary_form=True)
+        assert found is not None
+        return x509.load_der_x509_certificate(found).serial_number
+
+    def serial(pair: Path) -> int:
+        return x509.load_pem_x509_certificate(pair.read_bytes()).serial_number
+
+    try:
+        wanted = serial(later.certificate)
+        assert shown() == serial(first.certificate) != wanted
+        later.certificate.rename(first.certificate)
+        time.sleep(0.5)
+        assert shown() != wanted, "the key is not there yet"
+        later.key.rename(first.key)
+        deadline = time.monotonic() + 30
+        while shown() != wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        plane.end()

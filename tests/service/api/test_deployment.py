@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def value(place: str, values: dict[str, Any]) -> Any:
 
 
 def filled(template: str, values: dict[str, Any]) -> str:
-    """A template of the chart as Helm fills it: the chart uses these three forms and no other."""
+    """A template of the chart as Helm fills it: the chart uses these four forms and no other."""
 
     def fill(found: re.Match[str]) -> str:
         form = found[1].strip()
@@ -46,6 +47,10 @@ def filled(template: str, values: dict[str, Any]) -> str:
             return "kvcustody"
         if plain := re.fullmatch(r"\.Values\.([A-Za-z.]+)", form):
             return str(value(plain[1], values))
+        if hashed := re.fullmatch(r"toJson \.Values\.([A-Za-z.]+) \| sha256sum", form):
+            return hashlib.sha256(
+                json.dumps(value(hashed[1], values), sort_keys=True, separators=(",", ":")).encode()
+            ).hexdigest()
         if nested := re.fullmatch(r"toJson \.Values\.([A-Za-z.]+)", form):
             return json.dumps(value(nested[1], values))
         raise AssertionError(f"a form that this test does not know: {form}")
@@ -288,3 +293,19 @@ def test_the_page_of_metrics_has_what_the_dashboard_shows() -> None:
     dashboard = (PACKAGING / "grafana" / "kvcustody.json").read_text()
     for name in set(re.findall(r"kvcustody_\w+", dashboard)):
         assert re.sub(r"_bucket$", "", name) in page, name
+
+
+def test_the_chart_starts_changed_settings_anew_and_brings_renewed_keys() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    template = (CHART / "templates" / "stateful-set.yaml").read_text()
+    pods = []
+    for settings in (values["settings"], values["settings"] | {"log_level": "debug"}):
+        made = yaml.safe_load(filled(template, values | {"settings": settings}))
+        pods.append(made["spec"]["template"])
+    sums = [pod["metadata"]["annotations"]["checksum/settings"] for pod in pods]
+    assert sums[0] != sums[1], "control: the same settings have the same sum"
+    renewing = next(each for each in pods[0]["spec"]["containers"] if each["name"] == "renewed-keys")
+    mounts = {mount["mountPath"]: mount for mount in renewing["volumeMounts"]}
+    assert mounts["/run/secrets/tls"]["readOnly"] and "readOnly" not in mounts["/run/tls"]
+    policy = yaml.safe_load(filled((CHART / "templates" / "network-policy.yaml").read_text(), values))
+    assert policy["spec"]["egress"] == values["egress"] and all(rule["ports"] for rule in values["egress"])

@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import event, select, update
 
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.service import service_jobs, service_reports
+from kvcustody.audit.schema.service import service_jobs, service_report_schedules, service_reports
 from kvcustody.audit.verify.report.verify_report import open_report
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.schedules import report_scheduler, signed_verdicts
@@ -91,7 +92,8 @@ def test_a_month_that_has_ended_is_made_once_and_delivered(world: World, share: 
     [report] = world.settled(schedule)
     assert report["state"] == "made" and report["opinion"] in ("unqualified", "qualified", "adverse")
     assert (report["opinion"] == "unqualified") == (not report["reasons"])
-    assert report["signed_by"].startswith("kvcustody.example/ledger/report+") and len(report["digest"]) == 64
+    own = f"kvcustody.example/ledger/{world.service.identity}/report+"
+    assert report["signed_by"].startswith(own) and len(report["digest"]) == 64
     [delivery] = report["deliveries"]
     assert delivery["state"] == "delivered" and delivery["tries"] == 1
     [folder] = share.iterdir()
@@ -510,3 +512,26 @@ def test_a_period_is_claimed_by_its_key_alone(world: World, monkeypatch: pytest.
     with world.service.engine.connect() as connection:
         rows = connection.execute(service_reports.select()).all()
     assert len(rows) == len(found)
+
+
+def test_a_schedule_of_a_zone_that_this_machine_lacks_ends_no_list(world: World, share: Path) -> None:
+    """It is named with what is wrong, and the others are made. Control: its calendar alone gives no date."""
+    afar, other = world.schedule(), world.schedule()
+    with world.service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        mine = service_report_schedules.c.schedule == afar["schedule"]
+        connection.execute(update(service_report_schedules).where(mine).values(zone="Nowhere/Land"))
+    found = world.client("GET", "/v1/reports/schedules", world.people["auditor"]).json()["items"]
+    assert {
+        one["schedule"]: (one["next_us"] is None, "`Nowhere/Land`" in one["unread"]) for one in found
+    } == {
+        afar["schedule"]: (True, True),
+        other["schedule"]: (False, False),
+    }
+    move_back(world.service, other["schedule"], 31)
+    assert world.settled(other)
+    with pytest.raises(ConfigError, match="`Nowhere/Land`"):
+        world.service.schedules.get(afar["schedule"]).calendar.next(0)
+    gone = world.client(
+        "POST", f"/v1/reports/schedules/{afar['schedule']}/delete", world.people["auditor"], json={}
+    )
+    assert gone.status_code == 200 and gone.json()["state"] == "deleted"

@@ -34,6 +34,7 @@ _CASE = {
     "extended": False,
     "restricted": False,
     "answered_us": None,
+    "unread": "",
 }
 CaseSummaryModel = shown(views.CaseSummary, "CaseSummaryModel", _CASE)
 CasePage = page_of(CaseSummaryModel, "CasePage")

@@ -1,0 +1,75 @@
+"""What people type and save: numbers that no ledger holds, digits of other scripts, files with a byte order mark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.witness.client import read_addresses
+from kvcustody.console.main import app
+from kvcustody.console.opening import key_texts
+from kvcustody.governance.control_plane.opening import read_verifier_keys
+from kvcustody.governance.release.trust import TrustFile, read_trust, write_trust
+from kvcustody.governance.service.settings import load_service_settings
+
+MARK = "\ufeff"
+KEY = str(SigningKey.generate("kv.example/a").verifier)
+ROWS = [
+    (str(SigningKey.generate(role).verifier), role, None)
+    for role in ("author", "approver", "operator", "break-glass")
+]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["audit", "query", "--limit", str(1 << 64)],
+        ["audit", "query", "--block", f"{'a' * 32}:²:1"],
+        ["audit", "query", "--block", f"{'a' * 32}:1:{1 << 64}"],
+        ["audit", "query", "--block", f"{'a' * 32}:١:1"],
+        ["policy", "lint", "x.yaml", "--soon-days", str(1 << 70)],
+    ],
+)
+def test_a_number_that_no_ledger_holds_is_refused_in_one_line(line: list[str], tmp_path: Path) -> None:
+    """Control: the greatest number of 64 bits is one."""
+    found = CliRunner().invoke(app, line)
+    assert found.exit_code == 2 and "error:" in found.output, found.output
+    assert "Traceback" not in found.output and len(found.output.strip().splitlines()) == 1
+    control = CliRunner().invoke(
+        app, ["audit", "query", "--limit", str((1 << 63) - 1), "--ledger", str(tmp_path / "x")]
+    )
+    assert "64 bits" not in control.output
+
+
+def test_files_with_a_byte_order_mark_are_read_as_without(tmp_path: Path) -> None:
+    def saved(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(MARK + text, encoding="utf-8")
+        return path
+
+    assert key_texts([str(saved("a.pub", KEY + "\n"))]) == [KEY]
+    assert [str(key) for key in read_verifier_keys(saved("ledger.keys", KEY))] == [KEY]
+    witness = SigningKey.generate("witness.example", KeyKind.COSIGNATURE).verifier
+    assert read_addresses(saved("witnesses", f"http://127.0.0.1:1/ {witness}"))
+    holidays = saved("holidays", "2026-12-25 # Christmas\n")
+    assert load_service_settings(case_holidays_path=holidays).case_calendar().texts() == ("2026-12-25",)
+    trust = write_trust("prod", ROWS)
+    assert read_trust(saved("trust.toml", trust)).audience == "prod"
+
+
+def test_a_trust_configuration_is_read_again_when_its_file_has_changed(tmp_path: Path) -> None:
+    """One that is none changes nothing. Control: an unchanged file gives the same object."""
+    file = tmp_path / "trust.toml"
+    file.write_text(write_trust("prod", ROWS))
+    trust = TrustFile(file)
+    first = trust.current()
+    assert trust.current() is first and len(first.keys) == len(ROWS)
+    other = str(SigningKey.generate("kv.example/b").verifier)
+    file.write_text(write_trust("prod", [*ROWS, (other, "owner", "acme")]))
+    assert set(trust.current().keys) == {*first.keys, "kv.example/b"}
+    file.write_text("audience = ")
+    assert set(trust.current().keys) == {*first.keys, "kv.example/b"}
