@@ -216,7 +216,6 @@ class Service:
             self.engine, settings.policy_trust, self.clock, self.writer, self.policy_work.assess
         )
         self.claims = WorkerClaims(self.reader, self.policies.released)
-        self._inbox = InboxReader(settings.certificates, self.policy_work.assess)
 
     def _open_outward(self, stack: ExitStack) -> None:
         """What asks workers and tells others elsewhere."""
@@ -227,6 +226,7 @@ class Service:
             self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving
         )
         stack.callback(self.sinks.close)
+        self._inbox = InboxReader(settings.certificates, self.policy_work.assess, self.sinks.troubles)
         self.schedules = ScheduleBook(self.engine, clock, self.record, settings)
         self.scheduler = ReportScheduler(self, self.schedules)
         stack.callback(self.scheduler.close)
