@@ -31,6 +31,7 @@ from rich.text import Text
 
 from kvcustody.errors import ConfigError, CustodyError
 
+EXIT_NO = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _NUMBER_MAX = 1 << 63
@@ -161,6 +162,23 @@ def interruptible() -> Iterator[Callable[[], None]]:
         yield checkpoint
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def following(lost: Callable[[], bool]) -> Iterator[None]:
+    """Go on until Ctrl-C or SIGTERM; the exit status is then 1 where `lost` says so, and 130 elsewhere."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not lost():
+            raise
+        say("error: interrupted, after what is said above", file=sys.stderr)
+        raise typer.Exit(EXIT_NO) from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def tell_history(text: str, processes: Sequence[dict[str, Any]] = ()) -> None:

@@ -62,6 +62,7 @@ def _local(ledger: str, config: Any) -> list[dict[str, Any]]:
     from kvcustody.governance.release.replay_records import fold
     from kvcustody.governance.release.store import SqlStore
     from kvcustody.governance.release.trust import read_trust
+    from kvcustody.governance.service.fleet.webhooks import stored_troubles
     from kvcustody.governance.service.inbox.read_inbox import InboxReader
 
     settings = service_settings(config, ledger)
@@ -70,6 +71,7 @@ def _local(ledger: str, config: Any) -> list[dict[str, Any]]:
         release = None if trust is None else fold(SqlStore(engine).read(), read_trust(trust))
         with engine.connect() as connection:
             effect = policies_in_effect(read_running_policies(connection), release)
-            reader = InboxReader(settings.certificates)
-            found = reader.read(connection, deadline_us(), release=release, effect=effect)
+            now_us = deadline_us()
+            reader = InboxReader(settings.certificates, troubles=lambda: stored_troubles(settings, now_us))
+            found = reader.read(connection, now_us, release=release, effect=effect)
     return [dict(item.data()) for item in found.items]

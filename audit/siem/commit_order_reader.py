@@ -1,19 +1,21 @@
-"""Leaves in the order in which they were sealed, resumable from a position of two numbers.
+"""Leaves in the order in which they were sealed, resumable from a position.
 
 1. The order is the root log's: its leaves say, one after the other, which sub-log grew and to what size. It never
    changes, so a position always means the same, and nothing that commits late is overtaken. Within a log it is that of
    the commits. What is not sealed yet is given later.
-2. A position is (root leaf, idx): the next root leaf to read, and from which idx of its sub-log. It has the same size
-   however many tenants there are.
-3. Every leaf is given once for a sequence of positions; leaves that retention dropped are left out.
+2. A position is (root leaf, idx): the next root leaf to read, and from which idx of its sub-log, with a digest of the
+   last root leaf that was read. It has the same size however many tenants there are.
+3. Every leaf is given once for a sequence of positions; leaves that retention dropped are left out, and counted.
+4. A restored or another ledger has no such root leaf there: it is read again from its first, and the page says so.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
+from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Row, func, select
 
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events, logs
@@ -27,48 +29,72 @@ class Position(NamedTuple):
 
     seal: int
     idx: int
+    digest: str = ""  # of the last root leaf that was read, in part or whole: its salt is new for each
 
 
 START = Position(0, 0)
 
 
 class CommitOrderPage(NamedTuple):
-    """Some leaves, where to go on, and whether there is more now."""
+    """Some leaves, where to go on, and whether there is more now.
+
+    `restarted`: the position is of another state of the ledger (rule 4). `purged`: leaves that were left out (rule 3).
+    """
 
     rows: tuple[EventRow, ...]
     position: Position
     more: bool
+    restarted: bool = False
+    purged: int = 0
 
 
 def read_in_commit_order(
     connection: Connection, position: Position = START, *, log: str | None = None, limit: int = 1000
 ) -> CommitOrderPage:
     """At most `limit` leaves from a position on, of all logs or of one."""
+    restarted = not _continues(connection, position)
+    position = START if restarted else position
     column = root_leaves.c
-    query = select(column.idx, column.log, column.size, logs.c.name).join(logs, logs.c.id == column.log)
+    query = select(root_leaves, logs.c.name).join(logs, logs.c.id == column.log)
     query = query.where(column.idx >= position.seal).order_by(column.idx).limit(_SEALS_MAX)
     if log is not None:
         query = query.where(logs.c.name == log)
     seals = connection.execute(query).all()
     rows: list[EventRow] = []
-    at = position
+    at, purged = position, 0
     for seal in seals:
         if len(rows) == limit:
-            return CommitOrderPage(tuple(rows), at, True)
+            return CommitOrderPage(tuple(rows), at, True, restarted, purged)
         start = _before(connection, seal.log, seal.idx)
         first = max(start, at.idx) if at.seal == seal.idx else start
         some = _between(connection, seal.log, seal.name, first, seal.size, limit - len(rows))
         rows += some
-        if len(rows) == limit and some[-1].idx + 1 < seal.size:
-            return CommitOrderPage(tuple(rows), Position(seal.idx, some[-1].idx + 1), True)
-        at = Position(seal.idx + 1, 0)
-    return CommitOrderPage(tuple(rows), at, len(seals) == _SEALS_MAX)
+        end = some[-1].idx + 1 if len(rows) == limit else seal.size
+        purged += end - first - len(some)
+        if end < seal.size:
+            at = Position(seal.idx, end, _digest(seal))
+            return CommitOrderPage(tuple(rows), at, True, restarted, purged)
+        at = Position(seal.idx + 1, 0, _digest(seal))
+    return CommitOrderPage(tuple(rows), at, len(seals) == _SEALS_MAX, restarted, purged)
 
 
 def newest(connection: Connection) -> Position:
     """The position after everything that is there: for a follower who wants only what comes."""
-    last = connection.scalar(select(func.max(root_leaves.c.idx)))
-    return START if last is None else Position(last + 1, 0)
+    last = connection.execute(select(root_leaves).order_by(root_leaves.c.idx.desc()).limit(1)).first()
+    return START if last is None else Position(last.idx + 1, 0, _digest(last))
+
+
+def _continues(connection: Connection, position: Position) -> bool:
+    """Whether the ledger holds the root leaf that the position was read up to (rule 4)."""
+    read = position.seal if position.idx else position.seal - 1
+    seal = connection.execute(select(root_leaves).where(root_leaves.c.idx == read)).first()
+    return position.digest == ("" if seal is None else _digest(seal)) and (
+        seal is not None or position == START
+    )
+
+
+def _digest(seal: Row[Any]) -> str:
+    return hashlib.sha256(seal.salt + seal.root).hexdigest()[:32]
 
 
 def _before(connection: Connection, log: int, seal: int) -> int:

@@ -40,17 +40,36 @@ class LogPlace(NamedTuple):
     digest: str = ""
 
 
+class SinkLosses(NamedTuple):
+    """By log how often rule 4 and how many leaves rule 5 counted."""
+
+    restarted: Mapping[str, int] = MappingProxyType({})
+    purged: Mapping[str, int] = MappingProxyType({})
+
+    def since(self, before: SinkLosses) -> SinkLosses:
+        """What came after `before`."""
+        return SinkLosses(
+            *(dict(Counter(now) - Counter(then)) for now, then in zip(self, before, strict=True))
+        )
+
+    def to_bytes(self) -> bytes:
+        """As a file."""
+        return json.dumps(
+            {name: dict(counts) for name, counts in self._asdict().items()}, sort_keys=True
+        ).encode()
+
+
 class SinkPositions(NamedTuple):
-    """A reader's place in each log, and by log how often rule 4 and how many leaves rule 5 counted."""
+    """A reader's place in each log, and what it lost (`SinkLosses`)."""
 
     places: Mapping[str, LogPlace] = MappingProxyType({})
     restarted: Mapping[str, int] = MappingProxyType({})
     purged: Mapping[str, int] = MappingProxyType({})
 
     @property
-    def losses(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    def losses(self) -> SinkLosses:
         """What rules 4 and 5 counted."""
-        return self.restarted, self.purged
+        return SinkLosses(self.restarted, self.purged)
 
     def to_bytes(self) -> bytes:
         """The one form of these positions: the file's content."""
@@ -99,6 +118,32 @@ def newest(connection: Connection) -> dict[str, int]:
     return {row.name: row.size for row in connection.execute(select(logs.c.name, logs.c.size))}
 
 
+def newest_positions(connection: Connection) -> SinkPositions:
+    """The places after everything that is there: for a reader who wants only what comes."""
+    query = (
+        select(logs.c.name, logs.c.size, events.c.leaf)
+        .select_from(logs.outerjoin(events, (events.c.log == logs.c.id) & (events.c.idx == logs.c.size - 1)))
+        .where(logs.c.size > 0)
+    )
+    return SinkPositions(
+        {
+            row.name: LogPlace(row.size)
+            if row.leaf is None  # retention purged it
+            else LogPlace(row.size, row.size - 1, leaf_hash(bytes(row.leaf)).hex())
+            for row in connection.execute(query)
+        }
+    )
+
+
+def read_losses(path: Path) -> SinkLosses:
+    """The losses in a file; none where it is missing or damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+        return SinkLosses(_counts(value["restarted"]), _counts(value["purged"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return SinkLosses()
+
+
 def read_positions(path: Path) -> SinkPositions:
     """The positions in a file; none where there is no file. Raises `LedgerError` for a damaged one (rule 2)."""
     try:
@@ -125,14 +170,14 @@ def write_positions(path: Path, positions: SinkPositions) -> None:
         raise LedgerError(f"position file `{path}`: {problem.strerror}", path=path) from None
 
 
-def describe_losses(positions: SinkPositions) -> list[str]:
+def describe_losses(losses: SinkLosses) -> list[str]:
     """What a reader has to know beside its leaves (rules 4 and 5), a sentence each."""
     return [
         f"log `{name}` was shorter than before or another one, as after a restore: read again from its first leaf"
-        for name in sorted(positions.restarted)
+        for name in sorted(losses.restarted)
     ] + [
         f"retention purged {several(count, 'leaf')} of log `{name}` before this reader took them"
-        for name, count in sorted(positions.purged.items())
+        for name, count in sorted(losses.purged.items())
     ]
 
 

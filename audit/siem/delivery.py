@@ -4,7 +4,7 @@
    again after a wait that doubles, up to a limit.
 2. A batch that the receiver refuses for good, or that could not be delivered for `give_up_seconds`, goes to the
    folder `dead` with its reason, durably, and what comes after it goes on. `status()` counts the dead; `retry_dead`
-   sends them.
+   sends them. Since when the receiver fails is on disk, so a restart does not begin the day again.
 3. A detached sink stays detached over restarts until it is attached again; its position stays. That it was detached
    is for the caller to put on record (`SinkChanged`), not for the sink.
 4. A leaf that may not leave (`leaving`) is passed over, and counted; where nobody can say, nothing goes on.
@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Engine
@@ -28,38 +26,17 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import describe
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cursor_reader import (
-    CursorBatch,
-    SinkPositions,
-    pull,
-    read_positions,
-    write_positions,
-)
+from kvcustody.audit.siem.cursor_reader import CursorBatch, SinkPositions, pull
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
+from kvcustody.audit.siem.sink_folder import SinkFolder, SinkStatus
+from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.errors import CustodyError
-from kvcustody.files import private_folder, write_file
 from kvcustody.guarding_thread import GuardingThread
 
-_DETACHED = "detached"
-_POSITIONS = "positions.json"
 _WAIT_SECONDS_MAX = 300.0
 
 Encode = Callable[[Sequence[EventRow]], bytes]
 Leaving = Callable[[Sequence[EventRow]], Sequence[EventRow]]  # of some leaves, those that may be handed over
-
-
-class PumpStatus(NamedTuple):
-    """Where a sink is: leaves delivered by this process, batches dead, and why it does not go on (empty: it does)."""
-
-    name: str
-    attached: bool
-    delivered: int
-    dead: int
-    failures: int
-    problem: str
-    withheld: int = 0  # leaves that the policy keeps here, in this process
-    restarted: int = 0  # times that a log was read again from its first leaf, as after a restore
-    purged: int = 0  # leaves that retention deleted before the sink had them
 
 
 class DeliveryPump:
@@ -76,32 +53,34 @@ class DeliveryPump:
         batch: int = 500,
         interval_seconds: float = 1.0,
         give_up_seconds: float = 86_400.0,
+        clock: Clock | None = None,
     ) -> None:
         self._engine = engine
         self._sink = sink
-        self._folder = folder
+        self._folder = SinkFolder(folder)
         self._encode = encode
         self._leaving = leaving
         self._withheld = 0
         self._batch = batch
         self._interval_seconds = interval_seconds
-        self._give_up_seconds = give_up_seconds
+        self._give_up_us = round(give_up_seconds * MICROSECONDS)
+        self._clock = clock or SystemClock()
         self._stop = threading.Event()
         self._thread: GuardingThread | None = None
-        self._failing_since: float | None = None
+        self._failing_since_us: int | None = None
         self._failures = 0
         self._problem = ""
         self._delivered = 0
         try:
-            private_folder(folder / "dead")
+            self._folder.make()
         except OSError as problem:
             raise SinkError(f"sink `{sink.name}`: `{folder}`: {problem.strerror}", name=sink.name) from None
-        self._positions = read_positions(folder / _POSITIONS)
+        self._positions = self._folder.read_positions()
 
     @property
     def attached(self) -> bool:
         """The sink gets leaves (rule 3)."""
-        return not (self._folder / _DETACHED).exists()
+        return self._folder.attached
 
     @property
     def positions(self) -> SinkPositions:
@@ -110,30 +89,27 @@ class DeliveryPump:
 
     def detach(self) -> None:
         """Give it nothing more, from now on and after a restart."""
-        write_file(self._folder / _DETACHED, b"")
+        self._folder.detach()
 
     def attach(self) -> None:
         """Go on where it was."""
-        (self._folder / _DETACHED).unlink(missing_ok=True)
+        self._folder.attach()
 
-    def status(self) -> PumpStatus:
+    def acknowledge(self) -> None:
+        """Show the losses so far no longer: somebody saw them."""
+        self._folder.acknowledge()
+
+    def status(self) -> SinkStatus:
         """A snapshot for health."""
-        dead = len(self.dead())
-        return PumpStatus(
-            self._sink.name,
-            self.attached,
-            self._delivered,
-            dead,
-            self._failures,
-            self._problem,
-            self._withheld,
-            sum(self._positions.restarted.values()),
-            sum(self._positions.purged.values()),
+        stored = self._folder.status(self._sink.name, self._positions)
+        since_us = stored.failing_since_us
+        return stored._replace(
+            delivered=self._delivered,
+            failures=self._failures,
+            problem=self._problem or stored.problem,
+            withheld=self._withheld,
+            failing_since_us=self._failing_since_us if since_us is None else since_us,
         )
-
-    def dead(self) -> list[Path]:
-        """Batches that were given up, oldest first."""
-        return sorted((self._folder / "dead").glob("*.json"))
 
     def step(self) -> int:
         """Deliver the next batch; how many leaves went (0: nothing new, or detached). Raises `SinkError`."""
@@ -150,23 +126,24 @@ class DeliveryPump:
             if rows:
                 self._sink.deliver(identity, body)
         except RejectedError as problem:
-            self._bury(identity, body, problem.message)
+            self._folder.bury(identity, body, self._sink.content_type, problem.message)
         except SinkError as problem:
-            self._failing_since = self._failing_since or time.monotonic()
-            if time.monotonic() - self._failing_since < self._give_up_seconds:
+            now_us = self._clock.utc_us()
+            if now_us - self._folder.begin_failure(now_us, problem.message).since_us < self._give_up_us:
                 raise
-            self._bury(identity, body, problem.message)
+            self._folder.bury(identity, body, self._sink.content_type, problem.message)
         else:
             self._delivered += len(rows)
         self._withheld += len(found.rows) - len(rows)
-        self._failing_since = None
+        if rows:
+            self._folder.end_failure()
         self._move(found)
         return len(found.rows)
 
     def retry_dead(self) -> int:
         """Send the dead batches again, oldest first; how many went. Raises `SinkError` at the first that does not."""
         sent = 0
-        for path in self.dead():
+        for path in self._folder.dead():
             value = orjson.loads(path.read_bytes())
             self._sink.deliver(value["identity"], value["body"].encode(), value.get("content_type", ""))
             path.unlink()
@@ -190,27 +167,17 @@ class DeliveryPump:
         while not self._stop.wait(pause):
             try:
                 pause = 0.0 if self.step() else self._interval_seconds
-                self._failures, self._problem = 0, ""
+                self._failures, self._problem, self._failing_since_us = 0, "", None
             except (CustodyError, SQLAlchemyError) as problem:
                 self._failures += 1
+                self._failing_since_us = self._failing_since_us or self._clock.utc_us()
                 self._problem = problem.message if isinstance(problem, CustodyError) else describe(problem)
                 pause = min(_WAIT_SECONDS_MAX, self._interval_seconds * 2.0 ** min(self._failures, 16))
 
     def _move(self, batch: CursorBatch) -> None:
         if batch.positions != self._positions:
-            write_positions(self._folder / _POSITIONS, batch.positions)
+            self._folder.write_positions(batch.positions)
             self._positions = batch.positions
-
-    def _bury(self, identity: str, body: bytes, reason: str) -> None:
-        path = self._folder / "dead" / f"{time.time_ns():020d}-{identity[:16]}.json"
-        value: dict[str, Any] = {
-            "identity": identity,
-            "reason": reason,
-            "content_type": self._sink.content_type,
-            "body": body.decode(),
-        }
-        write_file(path, orjson.dumps(value), exclusive=True)
-        self._problem = reason
 
 
 def _identity(batch: CursorBatch) -> str:

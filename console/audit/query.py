@@ -22,12 +22,12 @@ from kvcustody.audit.query.events import (
     newest_events,
 )
 from kvcustody.audit.query.known_names import check_said, known_tenant
-from kvcustody.audit.siem.cursor_reader import newest as committed
+from kvcustody.audit.siem.cursor_reader import describe_losses, newest_positions, pull
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.verify.stated_times import LedgerTimes
 from kvcustody.audit.witness.status import witness_status
-from kvcustody.console.command import Json, make_table, print_json, printable, say, stdout
+from kvcustody.console.command import Json, following, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Ledger, moment_us
 from kvcustody.errors import ConfigError
@@ -73,29 +73,32 @@ def tail(
     *,
     as_json: Json = False,
 ) -> None:
-    """Show the newest leaves; with --follow, new ones as they are committed (with --json, one document a line)."""
+    """Show the newest leaves; with --follow, new ones as they are committed (with --json, one document a line).
+
+    After a restore of the ledger --follow says so, shows it again from its first leaf, and ends with status 1.
+    """
     with reading(ledger) as engine:
         with engine.connect() as connection:
             tenant = known_tenant(connection, tenant)
             wanted = EventFilter(tenant=tenant, kinds=_kinds(kind))
-            sizes = committed(connection)
+            place = newest_positions(connection)
             rows = newest_events(connection, wanted, limit=lines)
         if not follow:
             _show(rows, as_json)
             return
         for row in rows:
             _line(row, as_json)
-        while True:
-            time.sleep(0.5)
-            with engine.connect() as connection:
-                proofs = LedgerProofs(connection)
-                new = committed(connection)
-                for name in sorted(new):
-                    for idx in range(sizes.get(name, 0), new[name]):
-                        row = _row(name, idx, proofs.leaf(name, idx))
-                        if (not wanted.kinds or row.kind in wanted.kinds) and name in _names(tenant, name):
-                            _line(row, as_json)
-            sizes = new
+        with following(lambda: any(place.losses)):
+            while True:
+                time.sleep(0.5)
+                with engine.connect() as connection:
+                    batch = pull(connection, place)
+                for line in describe_losses(batch.positions.losses.since(place.losses)):
+                    say(line, file=sys.stderr)
+                place = batch.positions
+                for row in batch.rows:
+                    if (not wanted.kinds or row.kind in wanted.kinds) and row.log in _names(tenant, row.log):
+                        _line(row, as_json)
 
 
 def query(
@@ -274,13 +277,6 @@ def _block(text: str | None) -> BlockRef | None:
     if len(numbers) not in (2, 3) or not all(_NUMBER.fullmatch(number) for number in numbers):
         raise ConfigError(f"--block `{text}` is not `INCARNATION:BLOCK:GENERATION[:POOL]`")
     return BlockRef(incarnation, *map(int, numbers))
-
-
-def _row(name: str, idx: int, leaf: bytes) -> EventRow:
-    import orjson
-
-    body = orjson.loads(leaf)
-    return EventRow(name, idx, body["at_us"], body["kind"], body, leaf)
 
 
 def _facts(row: EventRow) -> dict[str, Any]:

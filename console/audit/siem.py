@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
@@ -24,15 +24,15 @@ from kvcustody.audit.siem.cursor_reader import (
 from kvcustody.audit.siem.delivery import DeliveryPump, Leaving
 from kvcustody.audit.siem.formats import LeafShape, SiemFormat, open_shape
 from kvcustody.audit.siem.sink import WebhookSink
+from kvcustody.audit.siem.sink_folder import SinkFolder, find_troubles
 from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.clock import SystemClock
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
-from kvcustody.console.command import Json, print_json, say
+from kvcustody.console.command import EXIT_NO, Json, following, print_json, say
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
 from kvcustody.plurals import several
-
-EXIT_NO = 1
 
 
 def _shapes() -> list[str]:
@@ -74,19 +74,18 @@ def ship(
     by the whole line.
 
     After a restore of the ledger, or a purge of leaves that were not written yet, stderr says so and the exit status
-    is 1.
+    is 1; with --follow when it ends.
     """
     recorded, lost = False, False
-    with reading(ledger) as engine:
+    with reading(ledger) as engine, following(lambda: lost):
         told_as = _shape(engine, shape)
         while True:
             before = read_positions(positions)
             with engine.connect() as connection:
                 found = pull(connection, before, limit=batch)
-            if found.positions.losses != before.losses:
+            for line in describe_losses(found.positions.losses.since(before.losses)):
                 lost = True
-                for line in describe_losses(found.positions):
-                    say(line, file=sys.stderr)
+                say(line, file=sys.stderr)
             if found.rows:
                 if not recorded and _news(found.rows, "audit ship"):
                     record_taken(ledger, "audit ship", unrecorded=unrecorded)
@@ -119,7 +118,8 @@ def push(
     """Post new leaves to a webhook, signed (Standard Webhooks, HMAC-SHA-256), at least once and in order.
 
     The exit status is 1 while batches are given up, and in a run that meets a restored ledger or a purge that took
-    leaves first.
+    leaves first. With --follow stderr says so at once, and that the receiver fails; the exit status is then that of
+    its end.
     """
     with reading(ledger) as engine:
         recorded = False
@@ -132,14 +132,9 @@ def push(
             return rows
 
         pump = _pump(engine, folder, name, url, key_file, _shape(engine, shape), leaving)
-        if follow:
-            pump.start()
-            try:
-                while True:
-                    time.sleep(1.0)
-            finally:
-                pump.close()
         before = pump.positions.losses
+        if follow:
+            _follow(pump)
         while pump.step():
             pass
     found = pump.status()
@@ -149,7 +144,7 @@ def push(
         say(
             f"{found.name}: {several(found.delivered, 'leaf')} delivered, {several(found.dead, 'batch')} given up"
         )
-        for line in describe_losses(pump.positions):
+        for line in found.losses:
             say(line)
     if found.dead or pump.positions.losses != before:
         raise typer.Exit(EXIT_NO)
@@ -160,29 +155,50 @@ def _shape(engine: Engine, name: str) -> LeafShape:
         return open_shape(name, ledger_identity(connection))
 
 
+def _follow(pump: DeliveryPump) -> None:
+    """Deliver until somebody ends it; a problem is said when it begins, and when it is another one."""
+    before = pump.positions.losses
+    said: set[str] = set()
+    pump.start()
+    try:
+        with following(lambda: bool(pump.status().dead) or pump.positions.losses != before):
+            while True:
+                time.sleep(1.0)
+                found = pump.status()
+                lines = {*found.losses, *([found.problem] if found.problem else [])}
+                for line in sorted(lines - said):
+                    say(f"{found.name}: {line}", file=sys.stderr)
+                said = lines
+    finally:
+        pump.close()
+
+
 sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
 
 
 @sink.command(epilog="Example: `kvcustody audit sink status ./webhook --json`")
 def status(folder: _Folder, *, as_json: Json = False) -> None:
-    """Show where a sink is and which batches were given up, and why: the exit status is 1 while there are any.
+    """Show where a sink is, and what is wrong with it: the exit status is 1 while something is.
 
-    It also shows the logs that were read again after a restore, and the leaves that a purge took first.
+    That is a receiver that takes nothing for minutes, batches that were given up, logs that were read again after a
+    restore, and leaves that a purge took first. `audit sink acknowledge` ends the last two.
     """
-    dead = [orjson.loads(path.read_bytes())["reason"] for path in sorted((folder / "dead").glob("*.json"))]
-    attached = not (folder / "detached").exists()
-    positions = read_positions(folder / "positions.json")
+    files = SinkFolder(folder)
+    dead, positions = files.reasons(), files.read_positions()
+    found = files.status(folder.name, positions)
     places = {name: place.next for name, place in positions.places.items()}
-    losses = describe_losses(positions)
+    troubles = [trouble.text for trouble in find_troubles(found, SystemClock().utc_us())]
     if as_json:
-        print_json({"attached": attached, "positions": places, "dead": dead, "losses": losses})
+        shown = {"failing_since_us": found.failing_since_us, "losses": found.losses, "troubles": troubles}
+        print_json({"attached": found.attached, "positions": places, "dead": dead, **shown})
     else:
-        say(f"{'attached' if attached else 'detached'}; {several(sum(places.values()), 'leaf')} behind it")
+        state = "attached" if found.attached else "detached"
+        say(f"{state}; {several(sum(places.values()), 'leaf')} behind it")
         for reason in dead:
             say(f"given up: {reason}")
-        for line in losses:
+        for line in troubles:
             say(line)
-    if dead:
+    if troubles:
         raise typer.Exit(EXIT_NO)
 
 
@@ -193,7 +209,7 @@ def detach(
     folder: _Folder, actor: _Actor, reason: _Reason = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
 ) -> None:
     """Give a sink nothing more. It is put on record in the ledger, not in the sink."""
-    _change(folder, ledger, "detached", actor, reason, (folder / "detached").touch, as_json)
+    _change(folder, ledger, "detached", actor, reason, SinkFolder.detach, as_json)
 
 
 @sink.command(epilog="Example: `kvcustody audit sink attach ./webhook --actor ops`")
@@ -201,11 +217,17 @@ def attach(
     folder: _Folder, actor: _Actor, reason: _Reason = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
 ) -> None:
     """Go on where it was."""
+    _change(folder, ledger, "attached", actor, reason, SinkFolder.attach, as_json)
 
-    def act() -> None:
-        (folder / "detached").unlink(missing_ok=True)
 
-    _change(folder, ledger, "attached", actor, reason, act, as_json)
+@sink.command(
+    epilog="Example: `kvcustody audit sink acknowledge ./webhook --actor ops --reason 'restored on 3 May'`"
+)
+def acknowledge(
+    folder: _Folder, actor: _Actor, reason: _Reason = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
+) -> None:
+    """Show no longer what a sink lost so far in restores and purges: somebody saw it."""
+    _change(folder, ledger, "acknowledged", actor, reason, SinkFolder.acknowledge, as_json)
 
 
 @sink.command(
@@ -232,13 +254,19 @@ def retry(
 
 
 def _change(
-    folder: Path, ledger: str, action: str, actor: str, reason: str, act: Callable[[], Any], as_json: bool
+    folder: Path,
+    ledger: str,
+    action: str,
+    actor: str,
+    reason: str,
+    act: Callable[[SinkFolder], None],
+    as_json: bool,
 ) -> None:
-    if not (folder / "dead").is_dir():
+    if not SinkFolder(folder).exists():
         raise ConfigError(f"`{folder}` is no sink's folder; `kvcustody audit push` makes one")
     with writing(ledger) as engine:
         record_operator_act(engine, lambda at_us: SinkChanged(at_us, folder.name, action, actor, reason))
-    act()
+    act(SinkFolder(folder))
     if as_json:
         print_json({"sink": folder.name, "action": action})
     else:

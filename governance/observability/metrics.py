@@ -32,6 +32,7 @@ class Measure(NamedTuple):
 
 _TENANT = ("tenant",)
 _WORKER = ("worker",)
+_SINK = ("sink",)
 _TIER = ("worker", "tier")
 MEASURES: tuple[Measure, ...] = (
     # paged allocation (PAG-4)
@@ -197,6 +198,14 @@ MEASURES: tuple[Measure, ...] = (
             "it has ended.", ("kind",)),
     Measure("ledger_witnesses", "gauge", "Witnesses that ever signed the ledger."),
     Measure("ledger_unwitnessed_seconds", "gauge", "How long the oldest checkpoint that no witness signed has waited."),
+    # sinks of leaves
+    Measure("sink_delivered_leaves_total", "counter", "Leaves that a sink's receiver took.", _SINK),
+    Measure("sink_failing_seconds", "gauge", "How long it has taken nothing; 0: it takes what comes.", _SINK),
+    Measure("sink_dead_batches", "gauge", "Batches that were given up and not sent again.", _SINK),
+    Measure("sink_restarted_logs_total", "counter", "Logs that were read again from their first leaf, as after a "
+            "restore.", _SINK),
+    Measure("sink_purged_leaves_total", "counter", "Leaves that retention deleted before the sink had them.", _SINK),
+    Measure("sink_losses_unseen", "gauge", "Restores and purges, by log, that nobody acknowledged.", _SINK),
     # reports by a calendar
     Measure("report_schedules", "gauge", "Schedules of reports by state: active, paused.", ("state",)),
     Measure("reports", "gauge", "Reports that were made, by opinion: unqualified, qualified, adverse.", ("opinion",)),

@@ -224,7 +224,6 @@ class Service:
             self.engine, settings.policy_trust, self.clock, self.writer, self.policy_work.assess
         )
         self.claims = WorkerClaims(self.reader, self.policies.released)
-        self._inbox = InboxReader(settings.certificates, self.policy_work.assess)
 
     def _open_outward(self, stack: ExitStack) -> None:
         """What asks workers and tells others elsewhere."""
@@ -236,6 +235,7 @@ class Service:
             identity=self.identity,
         )  # fmt: skip
         stack.callback(self.sinks.close)
+        self._inbox = InboxReader(settings.certificates, self.policy_work.assess, self.sinks.troubles)
         self.schedules = ScheduleBook(self.engine, clock, self.record, settings)
         self.scheduler = ReportScheduler(self, self.schedules)
         stack.callback(self.scheduler.close)

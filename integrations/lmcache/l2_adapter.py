@@ -34,7 +34,7 @@ from kvcustody.integrations.lmcache.chunk_keys import chunk_key
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 
 if TYPE_CHECKING:
-    from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+    from lmcache.v1.distributed.api import MemoryLayoutDesc, MemoryTags, ObjectKey
     from lmcache.v1.memory_management import MemoryObj
 
 _LOOK_SECONDS = 1.0  # between looks at what has ended
@@ -185,6 +185,12 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._notify_keys_deleted([key for _, key, _ in ended], [size for _, _, size in ended])
             for name, *_ in ended:
                 del self._known[name]
+
+    def get_memory_tags(self) -> MemoryTags:
+        """Where the bytes are, for LMCache 0.5.7 and later: storage of this host."""
+        from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags  # 0.5.6 has none
+
+        return MemoryTags(MemorySegment.STORAGE, MemoryResidency.LOCAL)
 
     # -- the rest -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@
 4. Memory of the first tier is zeroed before it is free again, and read back.
 5. While the server lives, engines on this machine see that it seals (`seal_notice`).
 6. What this rests on in LMCache is looked for at start; where it is not as expected, the server does not start.
+7. LMCache 0.5.6 calls `build_server_modules`, 0.5.7 and later find the class and call its `create`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
 from kvcustody.integrations.lmcache.sealed_serde import SealedProcessor
 
+try:
+    from lmcache.v1.multiprocess.engine_module import DiscoverableModule
+except ImportError:  # 0.5.6
+    DiscoverableModule = object
+
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import ObjectKey
     from lmcache.v1.memory_management import MemoryObj
@@ -45,8 +51,15 @@ _READ_SECONDS_MAX = 60
 _log = structlog.get_logger(__name__)
 
 
-class FirstTierModule:
+class FirstTierModule(DiscoverableModule):  # type: ignore[misc]
     """What this server's first tier has freed."""
+
+    module_name = "kvcustody_first_tier"
+
+    @classmethod
+    def create(cls, build: Any) -> FirstTierModule:
+        """What LMCache calls from 0.5.7 on."""
+        return cls(build.engine_context, int(build.mp_config.port))
 
     def __init__(self, context: Any, port: int) -> None:
         """Raises a `CustodyError` that says what has to be started differently (rules 1, 6)."""
@@ -142,7 +155,7 @@ class FirstTierModule:
 
 
 def build_server_modules(build: Any) -> FirstTierModule:
-    """What `--server-module` calls."""
+    """What LMCache 0.5.6 calls."""
     return FirstTierModule(build.server_context, int(build.mp_config.port))
 
 

@@ -53,6 +53,10 @@ REFUSED = (
     Refused("enable_mixed_chunk", _OFF, "a mixed step has not been proved"),
     Refused("enable_pdmux", _OFF, "two streams write to the pool at once"),
     Refused("elastic_ep_backend", _OFF, "ranks come and go"),
+    *(
+        Refused(option, _OFF, "requests over gRPC pass by the door and have no identity")
+        for option in ("grpc_mode", "smg_grpc_mode", "grpc_port")
+    ),
     Refused(
         "kv_events_config",
         _OFF,
@@ -116,6 +120,13 @@ def check_options(server_args: Any) -> None:
             raise ConfigError(
                 f"sglang's `{option}` is `{value}`: {why}; {remedy}", option=option, value=str(value)
             )
+    from sglang.srt.environ import envs
+
+    if envs.SGLANG_RUST_SERVER.get():
+        raise ConfigError(
+            "sglang's Rust server has no middleware, so its requests pass by the door and have no identity; unset "
+            "SGLANG_RUST_SERVER"
+        )
 
 
 def check_server(server_args: Any) -> None:

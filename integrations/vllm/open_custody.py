@@ -2,8 +2,8 @@
 
 1. Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`,
    whose names are those of docs/operate/settings.md. Every process of an engine reads the same.
-2. What would publish token ids, exchange the cache's memory under a running engine, leave a scrub without an answer, or
-   write before it, is refused at start.
+2. What would publish token ids, exchange the cache's memory under a running engine, leave a scrub without an answer,
+   write before it, or pass by the door, is refused at start.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def plan_of(
 
 def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
     """Raises `ConfigError` for a part of vLLM that would act behind governance's back (rule 2)."""
+    from vllm import envs
+
     events = config.kv_events_config
     if events is not None and events.enable_kv_cache_events and settings.kv_events_tokens != "published":
         raise ConfigError(
@@ -104,6 +106,11 @@ def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
         raise ConfigError(
             "with the cumem allocator vllm can give the cache's memory away while it runs (`release_kv_cache_memory`), "
             "which nobody has zeroed then; start vllm without `--enable-cumem-allocator`"
+        )
+    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):  # older releases have none
+        raise ConfigError(
+            "vllm's Rust front end loads no `--middleware`, so its requests pass by the door and have no identity; "
+            "unset VLLM_USE_RUST_FRONTEND"
         )
     parallel = config.parallel_config
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:

@@ -123,7 +123,7 @@ class LMCacheUnderTest(VllmEngineUnderTest):
         if label is None or label.spec is None:
             return
         first, last = key.start // CHUNK_TOKENS, key.end // CHUNK_TOKENS
-        hashes = self._hasher.compute_chunk_hashes(list(key.token_ids), end=key.end)[first:last]
+        hashes = self._hasher.compute_chunk_hashes(_tokens_of(key), end=key.end)[first:last]
         [objects] = ipc_key_to_object_keys(key, [TokenHasher.hash_to_bytes(one) for one in hashes], [0])
         event_keys = self._requests[key.request_id].block_hashes[first:last]
         name_of = self._deployment.keys.name
@@ -258,3 +258,13 @@ def engine(setup: Setup) -> LMCacheUnderTest:
 def engine_with_serde(setup: Setup) -> LMCacheUnderTest:
     """The same, where the server keeps files of LMCache's with our serde."""
     return LMCacheUnderTest(setup, serve_files, "its files with our serde")
+
+
+def _tokens_of(key: Any) -> list[int]:
+    """The token ids of a key: packed, from LMCache 0.5.7 on."""
+    if hasattr(key, "token_ids"):
+        return list(key.token_ids)
+    from lmcache.v1.multiprocess.token_codec import unpack_token_ids
+
+    tokens: list[int] = unpack_token_ids(key.token_bytes)
+    return tokens

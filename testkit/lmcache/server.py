@@ -13,14 +13,16 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import secrets
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,7 @@ class LMCacheServer:
         """`port`: where an earlier one was; `program`: what takes the arguments of `lmcache server`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.http = port or _free_port(), _free_port()
+        self.http_key = secrets.token_hex(16)  # asked for by LMCache 0.5.7 and later
         command = [
             str(Path(sys.executable).parent / program[0]), *program[1:],
             "--host", "127.0.0.1", "--port", str(self.port),
@@ -71,12 +74,13 @@ class LMCacheServer:
         if adapter is not None:
             command += ["--l2-adapter", json.dumps(adapter)]
         command += more
+        key = {"LMCACHE_HTTP_API_KEY": self.http_key}
         quiet = {"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", "LMCACHE_DISABLE_BANNER": "1"}
         self.log = folder / f"server-{self.port}.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - of this environment
                 command,
-                env={**os.environ, "PYTHONHASHSEED": "0", **quiet, **environment},
+                env={**os.environ, "PYTHONHASHSEED": "0", **key, **quiet, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -101,8 +105,10 @@ class LMCacheServer:
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=10) as answer:
-            found: dict[str, Any] = json.load(answer)
+        connection = HTTPConnection("127.0.0.1", self.http, timeout=10)
+        with closing(connection):
+            connection.request("GET", "/status", headers={"Authorization": f"Bearer {self.http_key}"})
+            found: dict[str, Any] = json.load(connection.getresponse())
         return found
 
     def connector(self) -> dict[str, Any]:

@@ -62,6 +62,8 @@ def _exits_with_no(function: ast.FunctionDef, functions: dict[str, ast.FunctionD
         called = ast.unparse(node.func)
         if called == "typer.Exit" and (not node.args or ast.unparse(node.args[0]) not in OTHER_ENDS):
             return True
+        if called == "following":  # `console.command`: what was lost decides how it ends
+            return True
         inner = functions.get(called)
         if inner is not None and inner is not function and _exits_with_no(inner, functions):
             return True

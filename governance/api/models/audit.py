@@ -170,16 +170,24 @@ class Consistency(Model):
 
 
 class StreamPage(Model):
-    """Leaves in the order in which they were sealed, in the shape that was asked for; `next` goes on where it ends."""
+    """Leaves in the order in which they were sealed, in the shape that was asked for; `next` goes on where it ends.
+
+    `restarted`: the cursor is of another state of the ledger, as before a restore; these are its first leaves again.
+    `purged`: leaves before `next` that retention deleted first.
+    """
 
     model_config = example(
         {
             "items": [{"log": "tenant/acme", "idx": 7, "event": _EVENT["leaf"]}],
             "next": "bmV4dA",
             "more": False,
+            "restarted": False,
+            "purged": 0,
         }
     )
 
     items: list[dict[str, Any]]
     next: str
     more: bool
+    restarted: bool
+    purged: Whole

@@ -73,14 +73,16 @@ class WaitingLeaves(Model):
 
 
 class Health(Model):
-    """What is well, and what is not. `degraded`: it is served, but the ledger spills, does not admit or is not sealed.
+    """What is well, and what is not. `degraded`: it is served, but the ledger spills, does not admit or is not sealed,
+    or a sink has troubles.
 
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
     tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
     are on record. `orders_not_authenticated`: workers at work that write this ledger themselves, and follow every
     order that was written there. `orders_authenticated`: this service follows signed orders alone, and
     `orders_not_followed` are those of the newest thousand that no trusted key signed. `not_guarding`: threads of this
-    process that ended or keep failing; while there are any, it admits nothing.
+    process that ended or keep failing; while there are any, it admits nothing. `sink_troubles`: sinks that take
+    nothing, batches that were given up, and leaves that a restore or a purge took from a sink.
     """
 
     model_config = example(
@@ -102,6 +104,7 @@ class Health(Model):
             "issuers": ["corp"],
             "refused_identities": [_REFUSED],
             "received_leaves": 120,
+            "sink_troubles": [],
             "workers": 1,
             "not_guarding": [],
             "silent_workers": [],
@@ -120,6 +123,7 @@ class Health(Model):
     issuers: list[str]
     refused_identities: list[RefusedModel]  # type: ignore[valid-type]
     received_leaves: Whole
+    sink_troubles: list[str]
     workers: Whole
     not_guarding: list[str]
     silent_workers: list[str]
@@ -153,6 +157,7 @@ class InboxItemModel(Model):
         "certificate",
         "witness",
         "report",
+        "sink",
     ]
     about: str
     state: Literal["waiting", "soon", "overdue"]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvcustody.audit.query.custody import OrphanFinding
 from kvcustody.audit.query.scans import Scan
-from kvcustody.audit.siem.delivery import PumpStatus
+from kvcustody.audit.siem.sink_folder import SinkStatus
 from kvcustody.deadline_clock import ClockState
 from kvcustody.governance.api.models.base import Model, Utc, Whole, example
 from kvcustody.governance.api.models.policies import EFFECTIVE, EffectivePolicyModel
@@ -26,7 +26,7 @@ _FINDING = {
 }  # fmt: skip
 _SINK = {
     "name": "siem", "attached": True, "delivered": 4096, "dead": 0, "failures": 0, "problem": "",
-    "withheld": 0, "restarted": 0, "purged": 0,
+    "withheld": 0, "restarted": 0, "purged": 0, "failing_since_us": None, "losses": [],
 }  # fmt: skip
 _QUOTA = {
     "tenant": "acme", "group": "acme-family", "guaranteed": "20%", "cap": "60%", "held_blocks": 4096,
@@ -40,7 +40,7 @@ _CAPACITY = {
 ScanRow = shown(Scan, "Scan", _SCAN)
 Scans = page_of(ScanRow, "Scans")
 Found = shown(OrphanFinding, "ScanFinding", _FINDING)
-Sink = shown(PumpStatus, "Sink", _SINK)
+Sink = shown(SinkStatus, "Sink", _SINK)
 Clock = shown(
     ClockState,
     "Clock",

@@ -1,6 +1,7 @@
 """The ledger as a stream for security monitoring: pulled, in the order of seals, resumable for ever.
 
 1. `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
+   After a restore of the ledger the answer begins again at its first leaf, and says so.
 2. A caller of one tenant is given that tenant's log alone.
 3. A question that is held open ends as soon as its caller has.
 """
@@ -70,13 +71,15 @@ async def stream(
     mine = service.tenant_of(caller, Permission.READ_CUSTODY, tenant)
     question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
     given = service.cursors.read(question, cursor)
-    at = None if given is None else Position(int(given[0]), int(given[1]))
+    at = None if given is None else Position(int(given[0]), int(given[1]), str(given[2]))
     found = await _news(service, caller, mine, at, begin, limit, wait)
     told_as = open_shape(shape, service.identity)
     answer: dict[str, Any] = {
         "items": [told_as.shape(row) for row in found.rows],
         "next": service.cursors.write(question, list(found.position)),
         "more": found.more,
+        "restarted": found.restarted,
+        "purged": found.purged,
     }
     return Response(orjson.dumps(answer), media_type="application/json")
 
@@ -93,13 +96,18 @@ async def _news(
     ends = time.monotonic() + wait_seconds
     log = None if tenant is None else log_of(tenant)
 
-    def look() -> CommitOrderPage:
+    def look(before: CommitOrderPage | None = None) -> CommitOrderPage:
         with service.reading(tenant) as connection:
-            start = at or (newest(connection) if begin == "newest" else START)
-            return read_in_commit_order(connection, start, log=log, limit=limit)
+            place = at if before is None else before.position
+            start = place or (newest(connection) if begin == "newest" else START)
+            found = read_in_commit_order(connection, start, log=log, limit=limit)
+        if before is None:
+            return found
+        purged = found.purged if found.restarted else before.purged + found.purged
+        return found._replace(restarted=before.restarted or found.restarted, purged=purged)
 
-    def look_again() -> CommitOrderPage:
-        found = look()
+    def look_again(before: CommitOrderPage) -> CommitOrderPage:
+        found = look(before)
         service.authenticator.check_still_valid(caller)  # last: nothing is given that was read after the end
         return found
 
@@ -108,13 +116,11 @@ async def _news(
         await run_sync(seal)
     found = await run_sync(look)
     if not (found.rows or found.more):
-        at = found.position
         await run_sync(seal)
-        found = await run_sync(look)
+        found = await run_sync(look, found)
     while True:
-        at = found.position
         if found.rows or found.more or time.monotonic() >= ends or service.stopping.is_set():
             return found
         service.writer.seal_soon()
         await asyncio.sleep(_LOOK_SECONDS)
-        found = await run_sync(look_again)
+        found = await run_sync(look_again, found)

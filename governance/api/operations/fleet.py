@@ -92,6 +92,7 @@ _SINK_ACTS = {
     "detach": "Give a webhook nothing more, over restarts too; its place stays.",
     "attach": "Give a webhook leaves again, from where it was.",
     "retry": "Send a webhook the batches again that were given up, oldest first.",
+    "acknowledge": "Show no longer what a webhook lost so far in restores and purges: somebody saw it.",
 }
 
 

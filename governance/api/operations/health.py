@@ -74,9 +74,12 @@ def health(service: ServiceDep) -> dict[str, Any]:
     status = service.writer.status()
     overdue = waiting.overdue(service.settings.root_interval_seconds)
     signer = service.signer.status() if service.signer is not None else None
+    troubles = service.sinks.troubles()
     workers = [worker for _, worker in service.fleet.listed(limit=LARGE, only_open=True)]
     return {
-        "status": "ok" if status.healthy and status.admitting and not overdue else "degraded",
+        "status": "ok"
+        if status.healthy and status.admitting and not overdue and not troubles
+        else "degraded",
         "ledger": status._asdict(),
         "checkpoints": None if signer is None else signer._asdict(),
         "unsealed": waiting._asdict() | {"overdue": overdue},
@@ -85,6 +88,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "issuers": list(issuers.all),
         "refused_identities": [one._asdict() for one in refused],
         "received_leaves": service.ingest.stored_leaves,
+        "sink_troubles": [f"{name}: {trouble.text}" for name, trouble in troubles],
         "workers": len(workers),
         "not_guarding": list(not_guarding()),
         "orders_not_authenticated": list(service.fleet.own_ledgers()),

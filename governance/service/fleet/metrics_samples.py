@@ -26,6 +26,7 @@ from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
+from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.inbox.read_inbox import InboxContents
 from kvcustody.governance.service.ingest.ingest import Ingest
@@ -55,6 +56,7 @@ class MeasuredService(Protocol):
     fleet: Fleet
     signer: CheckpointSigner | None
     attempts: AttemptsReporter
+    sinks: Sinks
 
     @property
     def verdicts(self) -> Verdicts:
@@ -123,6 +125,17 @@ class ServiceMetrics:
             if signed.at_us:
                 age_us = max(0, service.clock.utc_us() - signed.at_us)
                 yield "ledger_checkpoint_age_seconds", (), age_us / MICROSECONDS
+
+        now_us = service.clock.utc_us()
+        for sink in service.sinks.listed():
+            since_us, labels = sink.failing_since_us, (sink.name,)
+            yield "sink_delivered_leaves_total", labels, sink.delivered
+            failing_us = 0 if since_us is None or not sink.attached else max(0, now_us - since_us)
+            yield "sink_failing_seconds", labels, failing_us / MICROSECONDS
+            yield "sink_dead_batches", labels, sink.dead
+            yield "sink_restarted_logs_total", labels, sink.restarted
+            yield "sink_purged_leaves_total", labels, sink.purged
+            yield "sink_losses_unseen", labels, len(sink.losses)
 
     def _workers(self, running: Iterable[WorkerRun]) -> Iterator[Sample]:
         by_tenant: Counter[Place] = Counter()

@@ -1,7 +1,8 @@
 """The webhooks that a service pushes its ledger to: one thread each, started and ended with the service.
 
 1. Where a webhook goes and its key are settings: nobody makes a service send the ledger elsewhere over the API.
-2. That a sink is detached, attached again or given its dead batches again is on record before it is done.
+2. That a sink is detached, attached again, given its dead batches again, or that its losses were seen, is on record
+   before it is done.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import Event, SinkChanged
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.delivery import DeliveryPump, Leaving, PumpStatus
+from kvcustody.audit.siem.delivery import DeliveryPump, Leaving
 from kvcustody.audit.siem.formats import open_shape
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
+from kvcustody.audit.siem.sink_folder import SinkFolder, SinkStatus, SinkTrouble, find_troubles
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.settings import Webhook
+from kvcustody.governance.service.settings import ServiceSettings, Webhook
 
 
 class Sinks:
@@ -41,35 +43,45 @@ class Sinks:
         self._clock = clock
         self._record = record
         self._pumps = {
-            webhook.name: _pump(engine, webhook, folder / webhook.name, leaving, identity)
+            webhook.name: _pump(engine, webhook, folder / webhook.name, leaving, identity, clock)
             for webhook in webhooks
         }
         for pump in self._pumps.values():
             pump.start()
 
-    def listed(self) -> list[PumpStatus]:
+    def listed(self) -> list[SinkStatus]:
         """Every sink, by name."""
         return [self._pumps[name].status() for name in sorted(self._pumps)]
 
-    def detach(self, name: str, *, by: str, reason: str) -> PumpStatus:
+    def troubles(self) -> list[tuple[str, SinkTrouble]]:
+        """What somebody must see of each, with its name."""
+        return _troubles(self.listed(), self._clock.utc_us())
+
+    def detach(self, name: str, *, by: str, reason: str) -> SinkStatus:
         """Give a sink nothing more, over restarts too; its place stays."""
         pump = self._changed(name, "detached", by, reason)
         pump.detach()
         return pump.status()
 
-    def attach(self, name: str, *, by: str, reason: str) -> PumpStatus:
+    def attach(self, name: str, *, by: str, reason: str) -> SinkStatus:
         """Go on where it was."""
         pump = self._changed(name, "attached", by, reason)
         pump.attach()
         return pump.status()
 
-    def retry(self, name: str, *, by: str, reason: str) -> PumpStatus:
+    def retry(self, name: str, *, by: str, reason: str) -> SinkStatus:
         """Send the batches again that were given up; `unavailable` where the receiver still does not take them."""
         pump = self._changed(name, "retried", by, reason)
         try:
             pump.retry_dead()
         except SinkError as error:
             raise ProblemError("unavailable", error.message, headers={"Retry-After": "30"}) from None
+        return pump.status()
+
+    def acknowledge(self, name: str, *, by: str, reason: str) -> SinkStatus:
+        """Show no longer what the sink lost so far: somebody saw it."""
+        pump = self._changed(name, "acknowledged", by, reason)
+        pump.acknowledge()
         return pump.status()
 
     def close(self) -> None:
@@ -85,7 +97,21 @@ class Sinks:
         return pump
 
 
-def _pump(engine: Engine, webhook: Webhook, folder: Path, leaving: Leaving, identity: str) -> DeliveryPump:
+def stored_troubles(settings: ServiceSettings, now_us: int) -> list[tuple[str, SinkTrouble]]:
+    """What somebody must see of the sinks of a service, from its files alone."""
+    folders = {hook.name: SinkFolder(settings.state_path / "sinks" / hook.name) for hook in settings.webhooks}
+    return _troubles(
+        [folder.status(name, folder.read_positions()) for name, folder in sorted(folders.items())], now_us
+    )
+
+
+def _troubles(sinks: Sequence[SinkStatus], now_us: int) -> list[tuple[str, SinkTrouble]]:
+    return [(status.name, trouble) for status in sinks for trouble in find_troubles(status, now_us)]
+
+
+def _pump(
+    engine: Engine, webhook: Webhook, folder: Path, leaving: Leaving, identity: str, clock: Clock
+) -> DeliveryPump:
     try:
         if webhook.key_path.stat().st_mode & 0o077:
             raise ConfigError(f"webhook `{webhook.name}`: its key is open to others; chmod 600 it")
@@ -98,4 +124,4 @@ def _pump(engine: Engine, webhook: Webhook, folder: Path, leaving: Leaving, iden
         return orjson.dumps([shape.shape(row) for row in rows])
 
     sink = WebhookSink(webhook.name, webhook.url, key, content_type=shape.media_type)
-    return DeliveryPump(engine, sink, folder, encode, leaving=leaving)
+    return DeliveryPump(engine, sink, folder, encode, leaving=leaving, clock=clock)

@@ -32,6 +32,7 @@ class InboxKind(StrEnum):
     CERTIFICATE = "certificate"
     WITNESS = "witness"
     REPORT = "report"
+    SINK = "sink"
 
 
 class InboxState(StrEnum):
@@ -54,6 +55,7 @@ _PERMISSION = {
     InboxKind.CERTIFICATE: Permission.OPERATE,
     InboxKind.WITNESS: Permission.OPERATE,
     InboxKind.REPORT: Permission.READ_CUSTODY,
+    InboxKind.SINK: Permission.OPERATE,
 }
 SOON_US = {
     InboxKind.CASE: NEAR_US,

@@ -1,4 +1,5 @@
-"""Reads what waits, from where it is kept: the release, the ledger, the book of principals, certificates on disk.
+"""Reads what waits, from where it is kept: the release, the ledger, the book of principals, certificates and sinks on
+disk.
 
     inbox = InboxReader(certificates=(path,))
     found = inbox.read(connection, now_us, release=state, effect=effect)
@@ -8,7 +9,7 @@ Nothing is kept about it: an item is gone when what it waits for is done. What a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from kvcustody.audit.cases.case_record import CaseState, SubjectCase
 from kvcustody.audit.cases.read_cases import read_cases
 from kvcustody.audit.erasure.requests_and_answers import ErasureState, Requested, read_states_of, requests
 from kvcustody.audit.schema.service import service_keys, service_principals
+from kvcustody.audit.siem.sink_folder import SinkTrouble
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.declared_openings import OVER
@@ -72,11 +74,17 @@ class _End(NamedTuple):
 
 
 class InboxReader:
-    """Reads everything that waits; `certificates` are PEM files whose end matters here."""
+    """Reads everything that waits. `certificates`: PEM files whose end matters. `troubles`: of the sinks, by name."""
 
-    def __init__(self, certificates: Sequence[Path] = (), assess: gates.Assess = gates.assess) -> None:
+    def __init__(
+        self,
+        certificates: Sequence[Path] = (),
+        assess: gates.Assess = gates.assess,
+        troubles: Callable[[], Sequence[tuple[str, SinkTrouble]]] = tuple,
+    ) -> None:
         self._certificates = tuple(certificates)
         self._assess = assess
+        self._troubles = troubles
         self._compared: dict[tuple[str, int, frozenset[str]], tuple[WidenedAccess, ...]] = {}
 
     def read(
@@ -102,6 +110,7 @@ class InboxReader:
             *_cases(cases),
             *_witness(seen, now_us),
             *_reports(connection),
+            *_sinks(self._troubles()),
         ]
         due: dict[ErasureState, list[int]] = {}
         for one in asked:
@@ -286,6 +295,16 @@ def _reports(connection: Connection) -> Iterator[InboxItem]:
             InboxState.OVERDUE if one.is_given_up else InboxState.WAITING,
             f"{what} {done}, {when}: {one.error}", one.since_us, None, one.tenant, one.principal, "/reports",
             f"kvcustody report retry {one.report}",
+        )  # fmt: skip
+
+
+def _sinks(troubles: Sequence[tuple[str, SinkTrouble]]) -> Iterator[InboxItem]:
+    """Sinks that take nothing, gave batches up, or lost leaves."""
+    for name, trouble in troubles:
+        yield InboxItem(
+            InboxKind.SINK, f"{name}-{trouble.about}",
+            InboxState.OVERDUE if trouble.lasting else InboxState.WAITING, f"sink {name}: {trouble.text}",
+            trouble.since_us, None, None, None, "/health", f"kvcustody api {trouble.operation}",
         )  # fmt: skip
 
 

@@ -122,4 +122,26 @@ def test_leaves_that_a_purge_took_first_are_counted(any_store: Engine, make_writ
             (row.log, row.idx) for row in batch.rows if row.log != name or row.idx not in (0, 1, 5, size - 1)
         }
         assert pull(connection, found.positions).positions == found.positions, "counted once"
-        assert any("4 leaves" in line for line in cursor_reader.describe_losses(found.positions))
+        assert any("4 leaves" in line for line in cursor_reader.describe_losses(found.positions.losses))
+
+
+def test_newest_positions_are_after_everything_and_see_a_restore(migrated: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    shutil.copy(migrated, path)
+    record(path, tmp_path / "1", "ab")
+    shutil.copy(path, tmp_path / "backup.db")
+    record(path, tmp_path / "2", ("lost",))
+    engine = open_store(path)
+    with engine.connect() as connection:
+        place = cursor_reader.newest_positions(connection)
+        assert pull(connection, place) == ((), place)
+    engine.dispose()
+    shutil.copy(tmp_path / "backup.db", path)
+    record(path, tmp_path / "3", tuple("cdef"))
+    engine = open_store(path)
+    with engine.connect() as connection:
+        batch = pull(connection, place)
+        kept = pull(connection, cursor_reader.newest_positions(connection))
+    engine.dispose()
+    assert not kept.rows and sum(batch.positions.restarted.values()) == 1
+    assert {row.body.get("actor") for row in batch.rows} >= set("abcdef")

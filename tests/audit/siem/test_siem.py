@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -25,9 +26,12 @@ from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
 from kvcustody.audit.siem.sink import RejectedError, SinkError, WebhookSink, check_webhook
+from kvcustody.audit.siem.sink_folder import SinkFolder, find_troubles
 from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN
+from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade
+from kvcustody.times import HOUR_US
 from standins.sinks import Flaky
 
 KEY = b"k" * 32
@@ -338,3 +342,51 @@ def test_two_ledgers_are_two_sources(tmp_path: Path) -> None:
     assert products == found
     named = [own_origin(store, DEFAULT_ORIGIN) for store in stores]
     assert named[0] != named[1] and own_origin(stores[0], "kv.example/a") == "kv.example/a"
+
+
+def failing_over_restarts(store: Engine, folder: Path) -> list[int]:
+    """How many batches are dead after each of 25 hours, each in a process of its own."""
+    clock, dead = VirtualClock(), []
+    for _ in range(25):
+        pump = DeliveryPump(store, Flaky(SinkError("answered 503")), folder, lines, batch=20, clock=clock)
+        with contextlib.suppress(SinkError):
+            pump.step()
+        dead.append(pump.status().dead)
+        clock.advance(HOUR_US)
+    return dead
+
+
+def test_a_day_of_failure_goes_on_over_restarts(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    fill(store, make_writer, world)
+    assert failing_over_restarts(store, tmp_path / "sink") == [0] * 24 + [1]
+
+
+def test_without_the_file_a_day_begins_again_at_each_start(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+    fill(store, make_writer, world)
+    monkeypatch.setattr(SinkFolder, "failure", lambda self: None)
+    assert failing_over_restarts(store, tmp_path / "sink") == [0] * 25
+
+
+def test_attaching_a_sink_gives_its_receiver_a_whole_day_again(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    fill(store, make_writer, world)
+    clock = VirtualClock()
+    pump = DeliveryPump(store, Flaky(*[SinkError("down")] * 3), tmp_path / "sink", lines, clock=clock)
+    with pytest.raises(SinkError):
+        pump.step()
+    clock.advance(HOUR_US)
+    [trouble] = find_troubles(pump.status(), clock.utc_us())
+    assert trouble.about == "failing" and not trouble.lasting and "down" in trouble.text
+    pump.detach()
+    assert not list(find_troubles(pump.status(), clock.utc_us())), "somebody detached it, on record"
+    clock.advance(24 * HOUR_US)
+    pump.attach()
+    with pytest.raises(SinkError):
+        pump.step()
+    assert pump.status().dead == 0 and pump.status().failing_since_us == clock.utc_us()

@@ -50,6 +50,7 @@ EXEMPT = {
     ("audit/siem/commit_order_reader.py", "_between"): PLACES,
     ("audit/siem/cursor_reader.py", "_between"): PLACES,
     ("audit/siem/cursor_reader.py", "_foreign"): PLACES,
+    ("audit/siem/cursor_reader.py", "newest_positions"): PLACES,
     ("audit/subjects/subject_filter.py", "of_tenant"): CONDITION,
     ("audit/subjects/subject_filter.py", "of_subjects"): CONDITION,
     ("audit/subjects/subject_filter.py", "_each_span"): CONDITION,

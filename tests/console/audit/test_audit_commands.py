@@ -319,6 +319,8 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Re
         "withheld": 0,
         "restarted": 0,
         "purged": 0,
+        "failing_since_us": None,
+        "losses": [],
     }
     run("audit sink attach hook --actor ops")
     own = 2  # that it is taken out, and the end of the process that wrote so
@@ -351,8 +353,10 @@ def test_a_restored_ledger_is_told_by_exit_status_and_stderr(
         "read again from its first leaf" in shipped.stderr
         and '"log_name":"system","sequence":0' in shipped.stdout
     )
-    assert len(json.loads(run("audit sink status hook --json").stdout)["losses"]) == 1
+    assert len(json.loads(run("audit sink status hook --json", exits=1).stdout)["losses"]) == 1
     run(target), run("audit ship positions.json")
+    run("audit sink acknowledge hook --actor ops --reason restored")
+    assert json.loads(run("audit sink status hook --json").stdout)["troubles"] == []
 
 
 def test_what_is_taken_out_of_a_ledger_is_on_record_or_it_is_said_that_it_is_not(

@@ -77,7 +77,7 @@ ENGINES = (
         "refused at start, and so is one whose internals differ",
     ),
     GovernedEngine(
-        "LMCache", "lmcache", ("0.5.6",), (0, 5, 6), (0, 5, 7),
+        "LMCache", "lmcache", ("0.5.7rc2", "0.5.6"), (0, 5, 6), (0, 5, 8),
         ("tests/engines/lmcache/run.sh", "--version", "VERSION"),
         "not asked: its adapter and module look for what they rest on, and do not start without it",
     ),

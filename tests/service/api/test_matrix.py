@@ -240,6 +240,7 @@ ROWS = {
     "listSinks": Row("/v1/sinks", every=OPERATORS),
     "detachSink": Row("/v1/sinks/none/detach", every="operator", body={}, ok=404),
     "attachSink": Row("/v1/sinks/none/attach", every="operator", body={}, ok=404),
+    "acknowledgeSink": Row("/v1/sinks/none/acknowledge", every="operator", body={}, ok=404),
     "retrySink": Row("/v1/sinks/none/retry", every="operator", body={}, ok=404),
     "exportLedger": Row("/v1/exports", **READERS, body={"tenant": "{tenant}"}, ok=202),
     "listJobs": Row("/v1/jobs", **JOBS),

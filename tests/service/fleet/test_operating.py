@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from kvcustody.audit.events import ResidencyOpened
@@ -18,6 +15,7 @@ from kvcustody.audit.witness.status import UNWITNESSED
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import Webhook
 from standins.service.service_world import Worker, register, ship
+from standins.sinks import WebhookReceiver, until
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -135,44 +133,10 @@ def test_live_residencies_are_paged_without_hole_or_double(client, people, worke
     assert none == []
 
 
-class Receiver:
-    """Keeps what a webhook is sent; answers `status`."""
-
-    def __init__(self) -> None:
-        self.status, self.batches = 200, []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.batches.append((dict(self.headers), body))
-                self.send_response(receiver.status)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Be quiet."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def leaves(self) -> list[tuple[str, str]]:
-        return [(item["source"], item["id"]) for _, body in list(self.batches) for item in orjson.loads(body)]
-
-
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-
-
-def _until(holds: Any) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.02)
-    raise AssertionError("never")
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as opened:
+        yield opened
 
 
 def test_a_webhook_is_sent_every_leaf_detached_attached_and_given_its_dead_again(
@@ -181,15 +145,14 @@ def test_a_webhook_is_sent_every_leaf_detached_attached_and_given_its_dead_again
     key = tmp_path / "hook.key"
     key.write_bytes(KEY)
     key.chmod(0o600)
-    url = f"http://127.0.0.1:{receiver.server.server_port}/"
-    service = make_service(webhooks=(Webhook(name="siem", url=url, key_path=key),))
+    service = make_service(webhooks=(Webhook(name="siem", url=receiver.url, key_path=key),))
     people, client = make_people(service), make_client(service)
 
     def status() -> dict[str, Any]:
         [found] = client("GET", "/v1/sinks", people["operator"]).json()["items"]
         return found
 
-    _until(lambda: status()["delivered"] > 0)
+    until(lambda: status()["delivered"] > 0)
     headers, body = receiver.batches[0]
     signed = (headers[f"webhook-{part}"] for part in ("id", "timestamp", "signature"))
     check_webhook(KEY, *signed, body, now_seconds=int(time.time()))
@@ -199,7 +162,7 @@ def test_a_webhook_is_sent_every_leaf_detached_attached_and_given_its_dead_again
     assert detached.json()["attached"] is False
     receiver.status = 400  # refuses for good: the batch is given up and kept
     assert client("POST", "/v1/sinks/siem/attach", people["operator"], json={}).json()["attached"] is True
-    _until(lambda: status()["dead"] > 0)
+    until(lambda: status()["dead"] > 0)
     refused = client("POST", "/v1/sinks/siem/retry", people["operator"], json={})
     assert refused.status_code == 503
     receiver.status = 200

@@ -47,6 +47,9 @@ def test_the_options_of_a_governed_engine_pass():
         ("kv_events_config", "{}"),
         ("tokenizer_worker_num", 2),
         ("disable_radix_cache", True),
+        ("grpc_port", 50_051),
+        ("smg_grpc_mode", True),
+        ("grpc_mode", True),
     ],
 )
 def test_an_option_that_is_not_governed_is_named(option, value):
@@ -54,6 +57,14 @@ def test_an_option_that_is_not_governed_is_named(option, value):
     setattr(arguments, option, value)
     with pytest.raises(ConfigError, match=rf"`{option}`.*; (leave it out|set it to `[\w]+`)$"):
         check_options(arguments)
+
+
+def test_the_rust_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    with pytest.raises(ConfigError, match="pass by the door"):
+        check_options(Arguments())
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "0")
+    check_options(Arguments())
 
 
 def test_a_server_that_would_ask_itself_without_identity_is_refused():

@@ -321,6 +321,11 @@ def test_what_acts_behind_governance_is_refused(
         refuse_ungoverned(config, load_settings())
     monkeypatch.setattr(type(config), "use_v2_model_runner", False)
     refuse_ungoverned(config, load_settings())
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(ConfigError, match="pass by the door"):
+        refuse_ungoverned(config, load_settings())
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
+    refuse_ungoverned(config, load_settings())
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     with pytest.raises(ConfigError, match="token ids"):
         refuse_ungoverned(config, load_settings())

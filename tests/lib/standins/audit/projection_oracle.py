@@ -262,6 +262,7 @@ TABLES = {
         {
             "received_us": lambda leaf: leaf.number("received_utc"),
             "holidays": lambda leaf: " ".join(leaf.body["holidays"]),
+            "ends": lambda leaf: " ".join(leaf.body.get("ends", ())) or None,
         },
     ),
     "case_steps": Table(("case-step",), "case_id step outcome ground about reason digest actor at_us"),

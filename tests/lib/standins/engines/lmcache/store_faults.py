@@ -74,8 +74,21 @@ class StoreFaults:
         return _read(self._folder / "answer")
 
 
-class FaultyStores:
+try:
+    from lmcache.v1.multiprocess.engine_module import DiscoverableModule
+except ImportError:  # 0.5.6, or no LMCache
+    DiscoverableModule = object
+
+
+class FaultyStores(DiscoverableModule):  # type: ignore[misc]
     """The server's side: a thread that listens, and hooks in the stores."""
+
+    module_name = "faulty_stores"
+
+    @classmethod
+    def create(cls, build: Any) -> FaultyStores | None:
+        """What LMCache calls from 0.5.7 on."""
+        return cls(build.engine_context, Path(build.config_for(cls)["folder"]))
 
     def __init__(self, context: Any, folder: Path) -> None:
         self.context = context
@@ -162,7 +175,7 @@ class FaultyStores:
 
 
 def build_server_modules(build: Any) -> FaultyStores:
-    """What `--server-module` calls."""
+    """What LMCache 0.5.6 calls."""
     return FaultyStores(build.server_context, Path(build.config["folder"]))
 
 
