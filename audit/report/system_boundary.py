@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.events import BARE, DECLARED, SILENCE
 from kvcustody.audit.processes.enforcement import CHANGED, monitored_in, qualification
 from kvcustody.audit.processes.marked_processes import history, marked_processes
-from kvcustody.audit.processes.orders import orders_followed
+from kvcustody.audit.processes.orders import order_signatures, orders_followed
 from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
@@ -106,7 +107,7 @@ class Boundary(NamedTuple):
     """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix.
 
     `history` says what in it is replayed or generated, `monitored` when the policy was not enforced for everybody in
-    the period; empty: nothing, never. `orders` says who checks who gave workers their orders.
+    the period; empty: nothing, never. `orders` says who checks who gave workers their orders, and how many are signed.
     """
 
     checkpoint: ReportedCheckpoint
@@ -166,7 +167,15 @@ def read_boundary(
         tuple(_issuers(overview, tenant)),
         history(marked_processes(overview.of_kind(*LIVES))),
         qualification(monitored_in(overview.of_kind(*LIVES, CHANGED), *period)),
-        orders_followed(overview.of_kind(*LIVES)),
+        " ".join(
+            filter(
+                None,
+                (
+                    orders_followed(overview.of_kind(*LIVES)),
+                    order_signatures(connection, as_of_sizes(connection, proofs.sizes(checkpoint)), tenant),
+                ),
+            )
+        ),
     )
 
 
