@@ -117,20 +117,15 @@ def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:
 
 def order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -> str:
     """What is said of the signatures that orders on record carry; of one tenant, of the orders in its own log."""
-    orders: set[str] = set()
-    signed: set[str] = set()
-    for leaf in _order_leaves(connection, as_of, tenant):
-        body, digest = orjson.loads(leaf), hashlib.sha256(leaf).hexdigest()
-        if body["kind"] == SIGNED_LATER:
-            signed.add(str(body["digest"]))
-        else:
-            orders.add(digest)
-            signed |= {digest} if body.get(SIGNATURE) else set()
+    bodies = [orjson.loads(leaf) for leaf in _order_leaves(connection, as_of, tenant)]
+    orders = [body for body in bodies if body["kind"] != SIGNED_LATER]
     if not orders:
         return ""
+    signed, later = sum(1 for body in orders if body.get(SIGNATURE)), len(bodies) - len(orders)
     return (
-        f"Of {several(len(orders), 'order')} on record {len(orders & signed)} carry a signature. Verdicts on erasures, "
-        "restrictions, cases and legal holds rest on orders: `report verify --trust` says which ones count."
+        f"Of {several(len(orders), 'order')} on record {signed} carry a signature, and {later} more leaves sign one. "
+        "Verdicts on erasures, restrictions, cases and legal holds rest on orders: `report verify --trust` says which "
+        "count."
     )
 
 
