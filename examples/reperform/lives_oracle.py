@@ -231,11 +231,15 @@ def moment(at_us: int) -> str:
 
 
 def policies(bodies: Iterable[Body]) -> list[Body]:
-    """Policy revisions that took effect."""
+    """Policy revisions that took effect, and whether a release put them into effect."""
+    bodies = list(bodies)
+    steps = [body for body in bodies if body["kind"] == "release-step" and body["action"] == "activated"]
+    released = {(body["revision"], body["digest"]) for body in steps}
     names = ("name", "profile", "digest", "actor")
     return [
         {"revision": int(body["revision"]), "at_us": int(body["at_us"])}
         | {name: body[name] for name in names}
+        | {"released": (body["revision"], body["digest"]) in released}
         for body in in_order(one for one in bodies if one["kind"] == "policy-activated")
     ]
 
