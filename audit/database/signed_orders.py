@@ -140,27 +140,26 @@ class SignedOrders:
 
         One without a signature that counts is remembered (rule 4).
         """
-        body = self._signed(leaf)
-        return body if body is not None and body.get("kind") == kind else None
+        body = self._judged(leaf)
+        return body if isinstance(body, dict) and body.get("kind") == kind else None
 
     def refusal(self, leaf: bytes) -> RefusedOrder | None:
         """Why nobody acts on an order; None where its signature counts."""
-        if self._signed(leaf) is not None:
-            return None
-        with self._lock:
-            return self._refused.get(hashlib.sha256(leaf).digest())
+        judged = self._judged(leaf)
+        return judged if isinstance(judged, RefusedOrder) else None
 
-    def _signed(self, leaf: bytes) -> dict[str, Any] | None:
+    def _judged(self, leaf: bytes) -> dict[str, Any] | RefusedOrder:
+        """What a leaf says whose signature counts, else why it does not count."""
         digest = hashlib.sha256(leaf).digest()
-        body: dict[str, Any] = {}
         with self._lock:
-            was_refused = digest in self._refused
+            refused = self._refused.get(digest)
             is_known = digest in self._accepted
-        if was_refused and digest.hex() not in self._read_signed_later():
-            return None
+        if refused is not None and digest.hex() not in self._read_signed_later():
+            return refused
+        body: dict[str, Any] = {}
         try:
             body = dict(orjson.loads(leaf))
-            if is_known or was_refused:
+            if is_known or refused is not None:
                 return body
             self._check(body)
         except (DocumentRejected, ValueError, TypeError) as error:
@@ -174,7 +173,7 @@ class SignedOrders:
             with self._lock:
                 if len(self._refused) < _REFUSED_MAX:
                     self._refused[digest] = refused
-            return None
+            return refused
         with self._lock:
             if len(self._accepted) > _KEPT_MAX:
                 self._accepted.clear()

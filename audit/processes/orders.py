@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.database.signed_orders import RefusedOrder, orders_of
+from kvcustody.audit.database.signed_orders import SIGNED_LATER, RefusedOrder, SignedOrders, orders_of
+from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events import SYSTEM, log_of
 from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.events.registry import SIGNATURE
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.plurals import several
 
 NOT_AUTHENTICATED = (
     "Orders are not authenticated: nobody checks a signature of who asked for an erasure, a restriction, later keys or "
@@ -111,6 +113,41 @@ def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:
     """What is said of the orders that workers follow, from the leaves of their starts."""
     said = {body.get("orders", "") for body in bodies if body["kind"] == "worker-started"}
     return ALL_AUTHENTICATED if said and "" not in said else NOT_AUTHENTICATED
+
+
+def order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -> str:
+    """What is said of the signatures that orders on record carry; of one tenant, of the orders in its own log."""
+    bodies = [orjson.loads(leaf) for leaf in _order_leaves(connection, as_of, tenant)]
+    orders = [body for body in bodies if body["kind"] != SIGNED_LATER]
+    if not orders:
+        return ""
+    signed, later = sum(1 for body in orders if body.get(SIGNATURE)), len(bodies) - len(orders)
+    return (
+        f"Of {several(len(orders), 'order')} on record {signed} carry a signature, and {later} more leaves sign one. "
+        "Verdicts on erasures, restrictions, cases and legal holds rest on orders: `report verify --trust` says which "
+        "count."
+    )
+
+
+def refused_orders(
+    connection: Connection, signed: SignedOrders, as_of: AsOf, tenant: str | None
+) -> tuple[RefusedOrder, ...]:
+    """The orders of a state that nobody may act on, oldest first; of one tenant, those in its own log."""
+    believed = signed.over(connection)
+    judged = (believed.refusal(leaf) for leaf in _order_leaves(connection, as_of, tenant))
+    return tuple(refused for refused in judged if refused is not None)
+
+
+def _order_leaves(connection: Connection, as_of: AsOf, tenant: str | None) -> Iterator[bytes]:
+    query = (
+        select(events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.kind.in_(sorted(SIGNED_ORDERS)), as_of.has(events), has_leaf(events))
+        .order_by(events.c.at_us, logs.c.name, events.c.idx)
+    )
+    if tenant is not None:
+        query = query.where(logs.c.name == log_of(tenant))
+    return map(bytes, connection.scalars(query))
 
 
 def unsigned_orders(connection: Connection) -> tuple[RefusedOrder, ...]:

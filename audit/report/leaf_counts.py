@@ -22,7 +22,7 @@ READ_KINDS = (
     "enforcement-changed",
     "issuer-assigned",
     *LIVES,
-    "policy-activated",
+    *("policy-activated", "release-step"),
     *("gap", "withdrawn", "spill-started", "replay-completed"),
 )
 _TWO_LOGS = tuple(KINDS[kind].name for kind in ACTING)

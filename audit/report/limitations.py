@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcustody.audit.report.framework import NAMES
 from kvcustody.audit.report.model import Report, ReportParameters
-from kvcustody.audit.report.system_boundary import deaths
+from kvcustody.audit.report.system_boundary import deaths, stated_policies, stated_tenants
 from kvcustody.audit.witness.status import UNWITNESSED
 from kvcustody.plurals import several
 
@@ -22,6 +22,14 @@ ALWAYS = (
 )
 
 
+_NAMED = 4
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def limitations(report: Report) -> tuple[str, ...]:
     """Those that always hold, and those that this report's own facts bring."""
     made = list(ALWAYS)
@@ -36,6 +44,17 @@ def limitations(report: Report) -> tuple[str, ...]:
         made.insert(0, boundary.monitored)
     if boundary.orders:
         made.append(boundary.orders)
+    policies, tenants = stated_policies(boundary), stated_tenants(boundary)
+    if policies:
+        made.append(
+            f"No release on record put {_some(policies)} into effect: that workers ran it, and every limit and ceiling "
+            "that their leaves name by it, rests on what these workers say."
+        )
+    if tenants:
+        made.append(
+            f"No issuer on record has {several(len(tenants), 'tenant')} that workers name ({_some(tenants)}): whose "
+            "custody, erasures and decisions these are rests on what the workers say."
+        )
     unread = total.launched_bytes + total.retired_bytes
     if unread:
         made.append(

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.events import BARE, DECLARED, SILENCE
+from kvcustody.audit.database.snapshot import as_of_sizes
+from kvcustody.audit.events import BARE, DECLARED, SILENCE, log_of
 from kvcustody.audit.processes.enforcement import CHANGED, monitored_in, qualification
 from kvcustody.audit.processes.marked_processes import history, marked_processes
-from kvcustody.audit.processes.orders import orders_followed
+from kvcustody.audit.processes.orders import order_signatures, orders_followed
 from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
@@ -74,8 +75,15 @@ class ReportedWorker(NamedTuple):
     tiers: tuple[StoppedTier, ...] = ()
 
 
+_TENANT = log_of("")
+_ACTIVATED = "activated"  # the step of a release that puts a revision into effect
+
+
 class ReportedPolicy(NamedTuple):
-    """A policy revision that took effect."""
+    """A policy revision that took effect, as its worker states.
+
+    `released`: a step of a release puts this revision and document into effect. Workers hand in no such step.
+    """
 
     revision: int
     name: str
@@ -83,6 +91,7 @@ class ReportedPolicy(NamedTuple):
     digest: str
     actor: str
     at_us: int
+    released: bool
 
 
 class ReportedIssuer(NamedTuple):
@@ -106,7 +115,7 @@ class Boundary(NamedTuple):
     """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix.
 
     `history` says what in it is replayed or generated, `monitored` when the policy was not enforced for everybody in
-    the period; empty: nothing, never. `orders` says who checks who gave workers their orders.
+    the period; empty: nothing, never. `orders` says who checks who gave workers their orders, and how many are signed.
     """
 
     checkpoint: ReportedCheckpoint
@@ -120,6 +129,19 @@ class Boundary(NamedTuple):
     history: str = ""
     monitored: str = ""
     orders: str = ""
+
+
+def stated_policies(boundary: Boundary) -> tuple[str, ...]:
+    """Policies that workers state, and that no release on record has put into effect: in words, each once."""
+    stated = (item for item in boundary.policies if not item.released)
+    return tuple(dict.fromkeys(f"`{item.name}` revision {item.revision}" for item in stated))
+
+
+def stated_tenants(boundary: Boundary) -> tuple[str, ...]:
+    """Tenants that workers name, and that no issuer on record has."""
+    issuers = {"" if item.tenants == BARE else item.issuer for item in boundary.issuers}
+    names = (log.name.removeprefix(_TENANT) for log in boundary.logs if log.name.startswith(_TENANT))
+    return tuple(name for name in names if name.partition(SEPARATOR)[2] not in issuers)
 
 
 def newest_leaf_us(connection: Connection, checkpoint: int) -> int:
@@ -166,7 +188,15 @@ def read_boundary(
         tuple(_issuers(overview, tenant)),
         history(marked_processes(overview.of_kind(*LIVES))),
         qualification(monitored_in(overview.of_kind(*LIVES, CHANGED), *period)),
-        orders_followed(overview.of_kind(*LIVES)),
+        " ".join(
+            filter(
+                None,
+                (
+                    orders_followed(overview.of_kind(*LIVES)),
+                    order_signatures(connection, as_of_sizes(connection, proofs.sizes(checkpoint)), tenant),
+                ),
+            )
+        ),
     )
 
 
@@ -246,6 +276,11 @@ def _without_counters(worker: ReportedWorker) -> ReportedWorker:
 
 
 def _policies(overview: LeafCounts) -> list[ReportedPolicy]:
+    released = {
+        (int(body["revision"]), body["digest"])
+        for body in overview.of_kind("release-step")
+        if body["action"] == _ACTIVATED
+    }
     return [
         ReportedPolicy(
             int(body["revision"]),
@@ -254,6 +289,7 @@ def _policies(overview: LeafCounts) -> list[ReportedPolicy]:
             body["digest"],
             body["actor"],
             int(body["at_us"]),
+            (int(body["revision"]), body["digest"]) in released,
         )
         for body in overview.of_kind("policy-activated")
     ]

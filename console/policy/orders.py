@@ -9,7 +9,9 @@ as it stands and from its own time, so one that was superseded or answered chang
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -32,6 +34,7 @@ _ASSIGN = (
 )
 _SIGN = (
     "Examples:\n\n    kvcustody policy sign-orders --actor olga\n\n"
+    "    kvcustody policy sign-orders --actor olga --kind legal-hold --author dora --yes\n\n"
     "    kvcustody policy sign-orders --actor olga --reason 'orders are signed from today' --order system/12 --yes"
 )
 
@@ -87,51 +90,103 @@ def sign_orders_command(
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "orders are signed from here on",
     order: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Sign this order alone, as `LOG/NUMBER`; may be given again.", metavar="LOG/NUMBER"
-        ),
+        typer.Option(help="Choose this order, as `LOG/NUMBER`; may be given again.", metavar="LOG/NUMBER"),
+    ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Choose orders of this kind; may be given again.")
+    ] = None,
+    author: Annotated[
+        list[str] | None,
+        typer.Option(help="Choose orders that this actor gave, by their leaves; may be given again."),
     ] = None,
     *,
+    every: Annotated[bool, typer.Option("--all", help="Choose every order on the list.")] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """List the orders on record that nobody follows because they are not signed; with `--yes`, sign them.
+    """List the orders on record that nobody follows because they are not signed; with `--yes`, sign those you choose.
 
     The key at `KVCUSTODY_ORDER_KEY_PATH` signs: `KVCUSTODY_POLICY_TRUST` names it with the role `orders`. Look at each
-    order first, and name those that you mean with `--order` where somebody else may have written one of them. A signed
-    order counts from its own time, as it stands. Orders with a wrong signature are listed, and are never signed.
+    order first: somebody else may have written one of them. Choose by `--order`, `--kind` and `--author`, or `--all`.
+    A signed order counts from its own time, as it stands. Orders with a wrong signature are listed, and never signed.
     """
     with writing(ledger) as engine:
-        if orders_of(engine) is None:
+        signed = orders_of(engine)
+        if signed is None:
             raise ConfigError("orders are not signed here: set KVCUSTODY_POLICY_TRUST")
         with engine.connect() as connection:
-            listed = _chosen(orders_to_sign(connection), order)
+            listed = _chosen(orders_to_sign(connection), order, kind, author)
+        if not as_json:
+            _list_orders(listed)
         if yes and listed:
+            if not (every or order or kind or author):
+                raise ConfigError(
+                    f"{several(len(listed), 'order')} of {_authors(listed)}: nothing is signed. Choose with `--order`, "
+                    "`--kind` or `--author`, or give `--all`"
+                )
             record_operator_acts(
                 engine, lambda at_us: [order_signature(one, at_us, actor, reason) for one in listed]
             )
         with engine.connect() as connection:
             left = [str(refused) for refused in unsigned_orders(connection)]
     if as_json:
-        print_json({"orders": [one._asdict() for one in listed], "signed": yes, "not_followed": left})
+        counts = [one._asdict() for one in _counts(listed)]
+        orders = [one._asdict() for one in listed]
+        print_json({"orders": orders, "counts": counts, "signed": yes, "not_followed": left})
         return
-    table = make_table("", "order", "kind", "at", "actor", left=4)
-    for one in listed:
-        table.add_row(f"{one.log}/{one.idx}", one.kind, iso(one.at_us), one.actor)
-    stdout().print(table)
-    orders = several(len(listed), "order")
-    say(f"{orders} signed" if yes else f"{orders} without a signature: `--yes` signs them")
+    orders_said = several(len(listed), "order")
+    say(f"{orders_said} signed" if yes else f"{orders_said} without a signature, none signed: give `--yes`")
     for why in left if yes else ():
         say(why)
 
 
-def _chosen(unsigned: list[UnsignedOrder], places: list[str] | None) -> list[UnsignedOrder]:
-    """Those that were named; all where none was. Raises `ConfigError` for a place without such an order."""
-    by_place = {f"{one.log}/{one.idx}": one for one in unsigned}
-    for place in places or ():
-        if place not in by_place:
-            raise ConfigError(f"`{place}`: there is no unsigned order at this place")
-    return unsigned if places is None else [by_place[place] for place in dict.fromkeys(places)]
+class OrderCount(NamedTuple):
+    """How many orders of a kind somebody gave."""
+
+    kind: str
+    author: str
+    orders: int
+
+
+def _counts(listed: Sequence[UnsignedOrder]) -> list[OrderCount]:
+    counted = Counter((one.kind, one.actor) for one in listed)
+    return [OrderCount(*named, number) for named, number in sorted(counted.items())]
+
+
+def _authors(listed: Sequence[UnsignedOrder]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted({one.actor for one in listed}))
+
+
+def _list_orders(listed: Sequence[UnsignedOrder]) -> None:
+    """Each order, and how many of each kind and author: shown before anything is signed."""
+    table = make_table("", "order", "kind", "at", "author", left=4)
+    for one in listed:
+        table.add_row(f"{one.log}/{one.idx}", one.kind, iso(one.at_us), one.actor)
+    stdout().print(table)
+    for each in _counts(listed):
+        say(f"{each.kind} by {each.author}: {each.orders:,}")
+
+
+def _chosen(
+    unsigned: list[UnsignedOrder],
+    places: list[str] | None,
+    kinds: list[str] | None,
+    authors: list[str] | None,
+) -> list[UnsignedOrder]:
+    """Those that every given choice names. Raises `ConfigError` for a place, kind or author without such an order."""
+    found = unsigned
+    choices: tuple[tuple[list[str] | None, str, Callable[[UnsignedOrder], str]], ...] = (
+        (places, "at this place", lambda one: f"{one.log}/{one.idx}"),
+        (kinds, "of this kind", lambda one: one.kind),
+        (authors, "by this author", lambda one: one.actor),
+    )
+    for wanted, where, name_of in choices:
+        known = {name_of(one) for one in unsigned}
+        for name in wanted or ():
+            if name not in known:
+                raise ConfigError(f"`{name}`: there is no unsigned order {where}")
+        found = [one for one in found if not wanted or name_of(one) in wanted]
+    return found
 
 
 def order_signature(order: UnsignedOrder, at_us: int, actor: str, reason: str) -> Event:

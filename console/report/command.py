@@ -12,6 +12,7 @@ import orjson
 import typer
 from rich.console import Console
 
+from kvcustody.audit.database.signed_orders import SignedOrders
 from kvcustody.audit.query.known_names import known_tenant
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, Control, Framework, load_framework, read_framework
@@ -40,6 +41,7 @@ from kvcustody.governance.keys.report_signing_key import (
     signed_report,
 )
 from kvcustody.governance.processing.verify_record import is_processing_record
+from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.plurals import several
 
 EXIT_NO = 1
@@ -186,6 +188,12 @@ def verify(
         Path | None, typer.Option(help="Of a record of processing: the policy that it was made with (YAML).")
     ] = None,
     digest: Annotated[str | None, typer.Option(help="The SHA-256 that the report should have.")] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trust configuration: its keys with the role `orders` signed every order of the export or ledger."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a report: its signature, its figures against an export or the ledger, and every format's bytes.
@@ -204,7 +212,8 @@ def verify(
     if is_processing_record(data):
         _tell_record(*ropa_command.check_record(folder, data, vkeys, ledger, policy, digest, export), as_json)
         return
-    again, wrong = _again(data, vkeys, export, ledger), list[str]()
+    orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None)
+    again, wrong = _again(data, vkeys, export, ledger, orders), list[str]()
     found = verify_report(data, vkeys, expected_digest=digest, again=again)
     compared: tuple[str, ...] = ()
     if folder is not None and not wrong and not found.problems:
@@ -223,7 +232,9 @@ def _tell_record(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -
         raise typer.Exit(EXIT_NO)
 
 
-def _again(data: bytes, vkeys: list[str], export: Path | None, ledger: str | None) -> MadeAgain | None:
+def _again(
+    data: bytes, vkeys: list[str], export: Path | None, ledger: str | None, orders: SignedOrders | None
+) -> MadeAgain | None:
     """The report made again from what was given.
 
     Raises `LedgerError` where it cannot be: what was given is missing, damaged or another's, which says nothing of the
@@ -237,10 +248,10 @@ def _again(data: bytes, vkeys: list[str], export: Path | None, ledger: str | Non
         return None
     try:
         if export is not None:
-            return again_from_export(export, stated, vkeys)
+            return again_from_export(export, stated, vkeys, orders)
         assert ledger is not None
         with snapshot(ledger) as connection:
-            return again_from_ledger(connection, stated)
+            return again_from_ledger(connection, stated, orders)
     except (LedgerError, ConfigError) as problem:
         against = f"export `{export}`" if export is not None else "the ledger"
         raise LedgerError(f"the report cannot be checked against {against}: {problem.message}") from None

@@ -126,13 +126,17 @@ def _policies(report: Report) -> Sequence[Block]:
         return (Paragraph("Policies: this ledger records no activation.", "bad"),)
     return (
         Table(
-            ("policy revision", "name", "profile", "in effect from", "by", "digest"),
+            ("policy revision", "name", "profile", "in effect from", "by", "released", "digest"),
             [
-                (str(item.revision), item.name, item.profile, second(item.at_us), item.actor, item.digest)
+                (
+                    *(str(item.revision), item.name, item.profile, second(item.at_us), item.actor),
+                    "on record" if item.released else "stated by a worker",
+                    item.digest,
+                )
                 for item in report.boundary.policies
             ],
-            left=6,
-            widths=(0.08, 0.17, 0.09, 0.17, 0.12, 0.37),
+            left=7,
+            widths=(0.08, 0.15, 0.08, 0.16, 0.1, 0.11, 0.32),
         ),
     )
 

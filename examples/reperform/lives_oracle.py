@@ -15,6 +15,10 @@ LISTED_MAX = 200
 STARTED, RETURNED = "worker-started", "worker-returned"
 ENDS = ("worker-stopped", "worker-died")
 PREFIX = "tenant/"
+ORDERS = (
+    *("case-opened", "case-step", "enforcement-ordered", "erasure-requested", "issuer-assigned"),
+    *("keys-ordered", "legal-hold", "retention-purged", "subject-unlinked"),
+)
 ORIGINS = ("replayed", "generated", "simulated")
 NAMED = 4  # processes that a sentence names
 SECOND_US = 1_000_000
@@ -146,7 +150,25 @@ def history(told: list[Body], periods: dict[str, AtWork]) -> str:
 
 
 def orders(bodies: list[Body]) -> str:
-    """What is said of who checks who gave workers their orders: what each states at its start."""
+    """What is said of who checks who gave workers their orders, and of how many orders are signed."""
+    return " ".join(filter(None, (_followed(bodies), _signed(bodies))))
+
+
+def _signed(bodies: list[Body]) -> str:
+    given = [body for body in bodies if body["kind"] in ORDERS]
+    if not given:
+        return ""
+    signed = sum(1 for body in given if body.get("signature"))
+    later = sum(1 for body in bodies if body["kind"] == "order-signed")
+    number = "1 order" if len(given) == 1 else f"{len(given)} orders"
+    return (
+        f"Of {number} on record {signed} carry a signature, and {later} more leaves sign one. Verdicts on erasures, "
+        "restrictions, cases and legal holds rest on orders: `report verify --trust` says which count."
+    )
+
+
+def _followed(bodies: list[Body]) -> str:
+    """What each worker states at its start."""
     stated = [body.get("orders") for body in bodies if body["kind"] == STARTED]
     if stated and all(stated):
         return (
@@ -209,11 +231,15 @@ def moment(at_us: int) -> str:
 
 
 def policies(bodies: Iterable[Body]) -> list[Body]:
-    """Policy revisions that took effect."""
+    """Policy revisions that took effect, and whether a release put them into effect."""
+    bodies = list(bodies)
+    steps = [body for body in bodies if body["kind"] == "release-step" and body["action"] == "activated"]
+    released = {(body["revision"], body["digest"]) for body in steps}
     names = ("name", "profile", "digest", "actor")
     return [
         {"revision": int(body["revision"]), "at_us": int(body["at_us"])}
         | {name: body[name] for name in names}
+        | {"released": (body["revision"], body["digest"]) in released}
         for body in in_order(one for one in bodies if one["kind"] == "policy-activated")
     ]
 

@@ -2,6 +2,7 @@
 
 - Every cell is computed here, once; deciding only looks up. Equal cells are one object.
 - Revoked ids (grants, segments, groups, or one pair of a group) take no part; a forbid is not revocable.
+- A grant or segment whose labels differ from the reader's on every route (`crossing`) has no entry for it.
 - Grants are not composed: a pair of tenants without a grant of its own has no entry.
 """
 
@@ -23,6 +24,7 @@ from kvcustody.policies.document.model import (
     TenantPolicy,
     Via,
 )
+from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import (
     ALWAYS_US,
@@ -74,7 +76,12 @@ class _Compiler:
             self._obligations[UNLISTED] = owed(policy.default)
         self._ended = ended(owed(None))
         grants = (*policy.grants, *policy.group_grants())
-        self._grants = [g for g in grants if g.id not in revoked and g.group not in revoked]
+        self._barriers = Barriers(policy)
+        self._grants = [
+            grant
+            for grant in grants
+            if not {grant.id, grant.group} & revoked and not self._barriers.never_equal(grant, grant.reader)
+        ]
         self._segments = [s for s in policy.segments if s.id not in revoked]
         self._decisions: dict[tuple[object, ...], Decision] = {}
         # Decisions are interned and kept by `_decisions`, so their identities stand for them.
@@ -211,7 +218,13 @@ class _Compiler:
         return decision
 
     def _segments_of(self, reader: str | Unlisted) -> tuple[SegmentRule, ...]:
-        mine = [s for s in self._segments if s.tenants is None or reader in s.tenants]
+        name = "" if isinstance(reader, Unlisted) else reader
+        mine = [
+            segment
+            for segment in self._segments
+            if (segment.tenants is None or reader in segment.tenants)
+            and not self._barriers.never_equal(segment, name)
+        ]
         return tuple(sorted(mine, key=lambda segment: segment.id))
 
     def _segment_table(

@@ -4,7 +4,8 @@
 2. Blocks of different labels are shared only where the rule names the labels that it crosses. Which labels a request
    has depends on its route.
 
-Whoever opens domains to a reader asks `DecisionTable.opens` first: a decision is recorded for what can be opened.
+A rule whose labels differ on every route has no entry in the table. On which routes they are equal the table does not
+know: whoever opens domains to a reader asks `DecisionTable.opens` first: a decision is recorded for what can be opened.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Barriers:
         self._classifier = Classifier(policy)
         self._tenants = {tenant.id: tenant for tenant in policy.tenants}
         self._default = policy.default
+        entries = (*policy.tenants, *((policy.default,) if policy.default is not None else ()))
+        self._has_labels = any(entry.labels for entry in (*entries, *policy.classify))
+        self._labels_of: dict[str, tuple[Labels, Labels]] = {}
 
     def of(self, rule: Grant | SegmentRule, reader: str) -> tuple[str, ...]:
         """Why the rule opens nothing to this reader, in words; empty where it may. An unlisted tenant is `""`."""
@@ -54,19 +58,27 @@ class Barriers:
         if owner is not None and not has_domain(rule, owner):
             scope = owner.scope.name.lower()
             found.append(f"its owner's `scope` is `{scope}`, so no block is of the whole tenant")
-        labels = self._never_equal(rule, reader)
+        labels = self.never_equal(rule, reader)
         if labels:
             found.append(f"the labels `{'`, `'.join(labels)}` differ and are not in its `crosses`")
         return tuple(found)
 
-    def _never_equal(self, rule: Grant | SegmentRule, reader: str) -> tuple[str, ...]:
-        """Labels add up with the route: the reader has at least those without one, and at most all of its rules'."""
+    def never_equal(self, rule: Grant | SegmentRule, reader: str) -> tuple[str, ...]:
+        """Labels that differ whatever the route, and that the rule does not name.
+
+        Labels add up with the route: the reader has at least those without one, and at most all of its rules'.
+        """
+        if not self._has_labels:
+            return ()
         least, most = self._labels(reader)
         theirs, _ = self._labels(rule.owner)
         missing = set(theirs) - set(most)
         return uncrossed(rule, tuple(set(least) - set(theirs)), tuple(missing))
 
     def _labels(self, tenant: str) -> tuple[Labels, Labels]:
-        entry: TenantPolicy | None = self._tenants.get(tenant, self._default)
-        own = () if entry is None else entry.labels
-        return self._classifier.labels(tenant, None, own), self._classifier.all_labels(tenant, own)
+        if tenant not in self._labels_of:
+            entry: TenantPolicy | None = self._tenants.get(tenant, self._default)
+            own = () if entry is None else entry.labels
+            least, most = self._classifier.labels(tenant, None, own), self._classifier.all_labels(tenant, own)
+            self._labels_of[tenant] = least, most
+        return self._labels_of[tenant]

@@ -1,17 +1,20 @@
 """A policy in Cedar: the same decisions, said in another language, for reviewers and as an independent oracle.
 
 1. Every statement carries the id that our decision would name; the effect of any well-formed request is the same.
-2. Written from the declarations, not from the table. Principal is the reader, resource the owner; level, scope, way,
+2. A grant or segment permits nothing across labels that differ on every route. A tenant has the labels of all its
+   requests as `labels`, and those of any of them as `labels_any`.
+3. Written from the declarations, not from the table. Principal is the reader, resource the owner; level, scope, way,
    instant, source and tier (of `offload`) are context. Tenants are entities, unlisted ones too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import (
+    EVERY_TENANT,
     Action,
     Grant,
     Policy,
@@ -43,13 +46,13 @@ def to_cedar(policy: Policy, *, revoked: frozenset[str] = frozenset()) -> CedarP
     statements = [f"// {policy.name} {digest(policy)}"]
     statements += _own_sections()
     statements += (_rule(rule) for rule in policy.rules)
-    grants = (*policy.grants, *policy.group_grants())
-    statements += (_grant(g) for g in grants if g.id not in revoked and g.group not in revoked)
-    for segment in policy.segments:
-        if segment.id not in revoked:
-            statements += _segment(segment)
-    entities = tuple(cedar_entity(policy, tenant.id) for tenant in policy.tenants)
-    return CedarPolicy("\n".join(statements) + "\n", entities)
+    entities = {tenant.id: cedar_entity(policy, tenant.id) for tenant in policy.tenants}
+    for rule in policy.openings():
+        if rule.id in revoked or (isinstance(rule, Grant) and rule.group in revoked):
+            continue
+        crossing = _crossing(policy, rule, entities[rule.owner]["attrs"]["labels"])
+        statements += [_grant(rule, crossing)] if isinstance(rule, Grant) else _segment(rule, crossing)
+    return CedarPolicy("\n".join(statements) + "\n", tuple(entities.values()))
 
 
 def cedar_entity(policy: Policy, tenant: str) -> dict[str, Any]:
@@ -62,6 +65,8 @@ def cedar_entity(policy: Policy, tenant: str) -> dict[str, Any]:
         "scope": int(Scope.SESSION if entry is None else entry.scope),
         "kept": [level for level, duties in enumerate(owed) if duties.cacheable],
         "offloads": [level for level, duties in enumerate(owed) if duties.tiers],
+        "labels": _labels(policy, tenant, entry, any_route=False),
+        "labels_any": _labels(policy, tenant, entry, any_route=True),
         **{
             f"offloads_{tier}": [level for level, duties in enumerate(owed) if tier in duties.tiers]
             for tier in Tier
@@ -145,10 +150,34 @@ def _tenants(names: Iterable[str]) -> str:
     return ", ".join(f'Tenant::"{name}"' for name in names)
 
 
-def _grant(grant: Grant) -> str:
+def _labels(policy: Policy, tenant: str, entry: TenantPolicy | None, *, any_route: bool) -> list[str]:
+    """The labels that a tenant's requests have: those of every request, or with `any_route` those of any."""
+    rules = (rule for rule in policy.classify if rule.tenant in (tenant, EVERY_TENANT))
+    found = set(() if entry is None else entry.labels)
+    for rule in rules:
+        found.update(rule.labels if any_route or rule.route is None else ())
+    return sorted(f"{name}={value}" for name, value in found)
+
+
+def _crossing(policy: Policy, rule: Grant | SegmentRule, of_owner: Collection[str]) -> list[str]:
+    """Terms by which some request of the reader has the labels of the owner's blocks, but for those that it crosses."""
+    every = {
+        f"{name}={value}" for name, values in policy.labels if name not in rule.crosses for value in values
+    }
+    theirs = every.intersection(of_owner)
+    terms = [f"principal.labels_any.containsAll({_texts(theirs)})"] if theirs else []
+    return terms + ([f"!principal.labels.containsAny({_texts(every - theirs)})"] if every - theirs else [])
+
+
+def _texts(words: Iterable[str]) -> str:
+    return "[" + ", ".join(f'"{word}"' for word in sorted(words)) + "]"
+
+
+def _grant(grant: Grant, crossing: list[str]) -> str:
     terms = [
         f'context.via == "{Via.GRANT.name.lower()}"',
         "context.scope >= 2",
+        *crossing,
         f"context.level <= {grant.at_most}",
     ]
     terms += [] if grant.from_us is None else [f"context.now >= {grant.from_us}"]
@@ -158,7 +187,7 @@ def _grant(grant: Grant) -> str:
     return _statement("permit", grant.id, [Action.REUSE], terms, head)
 
 
-def _segment(segment: SegmentRule) -> Iterator[str]:
+def _segment(segment: SegmentRule, crossing: list[str]) -> Iterator[str]:
     """One statement for reuse, one for each action that the owner's obligations bound."""
     terms = [f'context.via == "{Via.SEGMENT.name.lower()}"', f"context.level == {segment.level}"]
     terms += ["context.scope >= 2", f"context.scope <= {int(segment.scope)}"]
@@ -167,7 +196,7 @@ def _segment(segment: SegmentRule) -> Iterator[str]:
         if segment.tenants is None
         else f"[{_tenants(segment.tenants)}].contains(principal)"
     )
-    terms.append(readers)
+    terms += [readers, *crossing]
     terms += [] if segment.expires_us is None else [f"context.now < {segment.expires_us}"]
     terms.append(f'(context.source == "" || context.source == "{segment.id}")')
     for action in DOMAIN_ACTIONS:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ def explain(table: DecisionTable, request: Request) -> Explanation:
     declared = Declared(table.policy, table.revoked)
     considered = (*_rules(declared, request), *_sources(declared, request))
     nearest = None if decision.permitted else _nearest(table, declared, request)
-    summary = _summary(table, declared, request, decision, nearest)
+    summary = _summary(table, declared, request, decision, nearest, _closed(table, request, considered))
     offloaded = request.action is Action.OFFLOAD and 0 <= request.level < len(table.policy.classifications)
     tiers = explain_tiers(table, request.owner, request.level) if offloaded else ()
     return Explanation(request, decision, considered, nearest, summary, table.policy.classifications, tiers)
@@ -213,8 +213,25 @@ def _without_effect(table: DecisionTable, request: Request, decision: Decision) 
     return f", on routes where its labels `{'`, `'.join(sorted(labels))}` are its owner's" if labels else ""
 
 
+def _closed(table: DecisionTable, request: Request, considered: Iterable[Considered]) -> str:
+    """What keeps grants and segments that fit otherwise from opening anything to the reader."""
+    rules, barriers = {rule.id: rule for rule in table.policy.openings()}, Barriers(table.policy)
+    return ", ".join(
+        f"{entry.id} opens nothing: {'; '.join(entry.failing)}"
+        for entry in considered
+        if entry.failing
+        and entry.id in rules
+        and entry.failing == barriers.of(rules[entry.id], request.reader)
+    )
+
+
 def _summary(
-    table: DecisionTable, declared: Declared, request: Request, decision: Decision, nearest: Nearest | None
+    table: DecisionTable,
+    declared: Declared,
+    request: Request,
+    decision: Decision,
+    nearest: Nearest | None,
+    closed: str,
 ) -> str:
     """One line: what decided."""
     named = ", ".join(decision.reasons)
@@ -227,6 +244,8 @@ def _summary(
         return f"denied: forbidden by {named}"
     if decision.reasons and ":" in decision.reasons[0]:
         return f"denied: {named} leaves no room for it"
+    if closed:
+        return f"denied: {closed}"
     if nearest is None and request.reader != request.owner:
         return f"denied: nothing opens any of {request.owner}'s domains to {request.reader}"
     if nearest is None:

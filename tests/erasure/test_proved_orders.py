@@ -11,9 +11,10 @@ import orjson
 import pytest
 from sqlalchemy import Connection, Engine, insert, select
 
+from kvcustody.audit.database import signed_orders
 from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.erasure.certificate import issue
-from kvcustody.audit.processes.orders import orders_to_sign
+from kvcustody.audit.processes.orders import orders_to_sign, unsigned_orders
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.ledger import logs as log_rows
 from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
@@ -95,6 +96,20 @@ def test_fsck_names_what_a_writer_of_the_ledger_ordered(any_store: Engine, tmp_p
         (one.log, "no key `eve` is trusted" in one.what or "eve" in one.what) for one in report.problems
     ] == [("system", True)]
     assert _checked(any_store, None).ok, "control"
+
+
+@pytest.mark.parametrize("remembered", [0, 1])
+def test_an_order_is_named_also_where_no_more_are_remembered(
+    any_store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembered: int
+) -> None:
+    """Forgeries that fill the memory hide none of the later ones: from health, from `fsck`, from who signs them."""
+    monkeypatch.setattr(signed_orders, "_REFUSED_MAX", remembered)
+    put(any_store, tmp_path / "eve", VirtualClock(), monitor, None)
+    readers = orders()
+    with opened_as(any_store, readers).connect() as connection:
+        assert len(unsigned_orders(connection)) == len(orders_to_sign(connection)) == 1
+    assert not _checked(any_store, readers).ok
+    assert len(readers.newly_refused()) == remembered, "what is remembered is bounded"
 
 
 def _certificate(case: Case, signed: SignedOrders | None) -> dict[str, Any]:

@@ -11,9 +11,23 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def base() -> str:
-    """A policy that uses every section (tests edit its text)."""
+def base_file() -> str:
+    """A policy that uses every section. Of its tenants `acme` alone has a label, which nothing crosses."""
     return (HERE / "base.yaml").read_text()
+
+
+@pytest.fixture(scope="session")
+def base(base_file) -> str:
+    """The same, but its grant, segment and group name the label, so that they open something (tests edit its text)."""
+    text = base_file
+    for old, new in (
+        ("    reason: joint evaluation\n", "    reason: joint evaluation\n    crosses: [region]\n"),
+        ("    tokens: 512\n", "    tokens: 512\n    crosses: [region]\n"),
+        ("family: {share: true,", "family: {crosses: [region], share: true,"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ import pytest
 from kvcustody.errors import ConfigError
 from kvcustody.policies import library
 from kvcustody.policies.document.model import Action, Profile, Scope, Via
+from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.crossing import rules_without_effect
 from kvcustody.policies.table.model import AccessRequest
 
 NOW = 1_790_000_000_000_000
@@ -26,6 +28,22 @@ def test_each_has_its_name_a_description_and_a_rationale(table):
     text = library.source(table.policy.name)
     assert table.policy.description and text.startswith(f"# {table.policy.name}:")
     assert sum(line.startswith("#") for line in text.splitlines()) >= 10
+
+
+@pytest.mark.parametrize(
+    ("scope", "closed"),
+    [("", 0), ("scope: subject, ", 1)],
+    ids=["as it is shipped", "control: its owner has a narrow scope"],
+)
+def test_what_it_opens_can_be_opened(table, scope, closed):
+    """`kvcustody up` and first-steps take their grants from here: none may open nothing, by scope or by labels."""
+    text = library.source(table.policy.name)
+    if scope:
+        text = text.replace("scope: tenant, ", scope)
+    policy = load_policy(text, name="shipped.yaml")
+    grants = {grant.id for grant in (*policy.grants, *policy.group_grants())}
+    found = {id_ for id_, _ in rules_without_effect(policy)}
+    assert found == (grants if closed else set())
 
 
 def test_own_reuse_is_permitted_and_crossing_is_named(table):

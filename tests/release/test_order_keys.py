@@ -235,17 +235,82 @@ def test_the_command_lists_first_and_signs_what_it_is_asked_to(
     listed = json.loads(run(tmp_path, *sign).output)
     assert [one["kind"] for one in listed["orders"]] == ["enforcement-ordered", "legal-hold"]
     assert not listed["signed"] and len(listed["not_followed"]) == 2 and leaves(desk, "order-signed") == []
+    assert [tuple(one.values()) for one in listed["counts"]] == [
+        ("enforcement-ordered", "olga", 1),
+        ("legal-hold", "dora", 1),
+    ]
+    refused = run(tmp_path, *sign, "--yes").output
+    assert "2 orders of `dora`, `olga`: nothing is signed" in refused, "all of them only where that is said"
+    assert leaves(desk, "order-signed") == []
     monkeypatch.delenv("KVCUSTODY_ORDER_KEY_PATH")
-    assert "KVC615" in run(tmp_path, *sign, "--yes").output, "who may not give orders signs none"
+    assert "KVC615" in run(tmp_path, *sign, "--all", "--yes").output, "who may not give orders signs none"
     monkeypatch.setenv("KVCUSTODY_ORDER_KEY_PATH", str(tmp_path / "olga.key"))
     one = listed["orders"][0]
     place = f"{one['log']}/{one['idx']}"
     chosen = run(tmp_path, *sign, "--order", place, "--yes")
     assert len(json.loads(chosen.output)["not_followed"]) == 1, chosen.output
     assert "no unsigned order at this place" in run(tmp_path, *sign, "--order", place).output
-    assert json.loads(run(tmp_path, *sign, "--yes").output)["not_followed"] == []
+    assert json.loads(run(tmp_path, *sign, "--all", "--yes").output)["not_followed"] == []
     assert len(leaves(desk, "order-signed")) == 2
     with desk.connect() as connection:
         assert fsck(connection).ok
     monkeypatch.delenv("KVCUSTODY_POLICY_TRUST")
     assert "set KVCUSTODY_POLICY_TRUST" in run(tmp_path, *sign).output
+
+
+def _before(desk: Engine, folder: Path) -> None:
+    """Three orders from before orders were signed, of two kinds and two authors."""
+    clock = SystemClock()
+    until = clock.utc_us() // 10**6 + 3600
+    given = [
+        EnforcementOrdered(clock.now_us(), "monitor", (), 0, "ab" * 16, until, "olga", "before"),
+        LegalHoldChanged(clock.now_us(), "h-1", "acme", "placed", "before", "dora"),
+        LegalHoldChanged(clock.now_us(), "h-2", "acme", "placed", "before", "eve"),
+    ]
+    builders.record(desk, folder / "before", given, worker="before", clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kinds"),
+    [
+        (("--kind", "legal-hold"), ["legal-hold", "legal-hold"]),
+        (("--kind", "legal-hold", "--author", "dora"), ["legal-hold"]),
+        (("--author", "olga", "--author", "dora"), ["enforcement-ordered", "legal-hold"]),
+        (("--all",), ["enforcement-ordered", "legal-hold", "legal-hold"]),
+    ],
+)
+def test_the_command_signs_the_kinds_and_authors_that_were_chosen(
+    desk: Engine, tmp_path: Path, chosen: tuple[str, ...], kinds: list[str]
+) -> None:
+    _before(desk, tmp_path)
+    sign = ("policy", "sign-orders", "--actor", "olga", *chosen)
+    assert not json.loads(run(tmp_path, *sign).output)["signed"] and not leaves(desk, "order-signed")
+    assert sorted(one["kind"] for one in json.loads(run(tmp_path, *sign, "--yes").output)["orders"]) == kinds
+    assert sorted(orjson.loads(leaf)["of_kind"] for leaf in leaves(desk, "order-signed")) == kinds
+    for wrong, where in (("--kind", "of this kind"), ("--author", "by this author")):
+        output = run(tmp_path, "policy", "sign-orders", "--actor", "olga", wrong, "nothing").output
+        assert f"no unsigned order {where}" in output
+
+
+@pytest.mark.parametrize(("key", "signs"), [("ada", False), ("grace", False), ("olga", True)])
+def test_only_a_key_with_the_role_orders_signs_orders_from_before(
+    desk: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, signs: bool
+) -> None:
+    """The keys of an author and of an approver are trusted for policies, and for no order. Control: Olga's."""
+    _before(desk, tmp_path)
+    monkeypatch.setenv("KVCUSTODY_ORDER_KEY_PATH", str(tmp_path / f"{key}.key"))
+    output = run(tmp_path, "policy", "sign-orders", "--actor", key, "--all", "--yes").output
+    assert ("with the role `orders`" in output) is not signs, output
+    assert len(leaves(desk, "order-signed")) == (3 if signs else 0)
+
+
+def test_orders_and_their_authors_are_listed_before_they_are_signed(desk: Engine, tmp_path: Path) -> None:
+    _before(desk, tmp_path)
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    sign = ("policy", "sign-orders", "--actor", "olga", "--ledger", url)
+    refused = CliRunner().invoke(app, [*sign, "--yes"])
+    for said in ("legal-hold by dora: 1", "legal-hold by eve: 1", "enforcement-ordered by olga: 1"):
+        assert said in refused.output
+    assert "nothing is signed" in refused.output and refused.exit_code and not leaves(desk, "order-signed")
+    signed = CliRunner().invoke(app, [*sign, "--kind", "legal-hold", "--yes"])
+    assert signed.output.index("legal-hold by eve: 1") < signed.output.index("2 orders signed"), signed.output

@@ -22,11 +22,13 @@ from sqlalchemy import Connection, func, insert, select
 
 from kvcustody.audit.coverage.custody_units import last_event_us
 from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders
 from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.exports.file_formats import leaves_of
 from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportManifest, parse_manifest
+from kvcustody.audit.processes.orders import refused_orders
 from kvcustody.audit.report.build_report import build_report, changes_since
 from kvcustody.audit.report.framework import NAMES, Framework
 from kvcustody.audit.report.model import Report
@@ -35,6 +37,7 @@ from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.merkle import EMPTY, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError, check_consistency
 from kvcustody.audit.tlog.root_log import RootLeafOpening
@@ -55,11 +58,15 @@ class Unchecked(NamedTuple):
 
 
 class MadeAgain(NamedTuple):
-    """A report that was made again, from what, and which of its parts were taken from the report itself."""
+    """A report that was made again, from what, and which of its parts were taken from the report itself.
+
+    `refused`: orders that do not count, by the keys that its reader trusts; None: the reader named none.
+    """
 
     report: Report
     source: str
     unchecked: tuple[Unchecked, ...]
+    refused: tuple[RefusedOrder, ...] | None = None
 
 
 NOT_IN_LEAVES = (
@@ -85,16 +92,23 @@ EARLIER_EDITION = Unchecked(
 PROOF = Unchecked("proof", "the policy was not given: prove it again with `--policy`")
 
 
-def again_from_ledger(connection: Connection, stated: Report) -> MadeAgain:
-    """The report again, from the ledger that it is of; raises as `build_report`."""
+def again_from_ledger(
+    connection: Connection, stated: Report, orders: SignedOrders | None = None
+) -> MadeAgain:
+    """The report again, from the ledger that it is of; raises as `build_report`. `orders`: whose orders count in it."""
     made = build_report(
         connection, stated.asked, proof=stated.proof, responses=stated.responses, framework=_own(stated)
     )
-    return MadeAgain(made, "the ledger", _of_proof(stated))
+    return MadeAgain(made, "the ledger", _of_proof(stated), _refused(connection, stated, orders))
 
 
-def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> MadeAgain:
-    """The report again, from an export's leaves; raises `LedgerError` for an export that does not count (rule 2)."""
+def again_from_export(
+    folder: Path, stated: Report, vkeys: Sequence[str], orders: SignedOrders | None = None
+) -> MadeAgain:
+    """The report again, from an export's leaves; raises `LedgerError` for an export that does not count (rule 2).
+
+    `orders`: whose orders count in the ledger that it is of.
+    """
     point = stated.boundary.checkpoint
     seal = SealedAs(point.size, point.root, point.note, point.signed_us, stated.boundary.witnessed)
     with ledger_of_export(folder, seal, vkeys) as connection:
@@ -111,11 +125,22 @@ def again_from_export(folder: Path, stated: Report, vkeys: Sequence[str]) -> Mad
             state = as_of_sizes(connection, earlier.sizes)
             changes = changes_since(connection, made, state, last_event_us(connection, state))
             made = made._replace(changes=changes)
+        refused = _refused(connection, stated, orders)
     path = () if earlier is None else _extension(earlier, stated)
     unchecked = (*NOT_IN_LEAVES, *_of_proof(stated))
     if earlier is not None and earlier.sizes is None:
         made, unchecked = made._replace(changes=stated.changes), (*unchecked, EARLIER_EDITION)
-    return MadeAgain(_with_seal(made, stated, path), "the export", unchecked)
+    return MadeAgain(_with_seal(made, stated, path), "the export", unchecked, refused)
+
+
+def _refused(
+    connection: Connection, stated: Report, orders: SignedOrders | None
+) -> tuple[RefusedOrder, ...] | None:
+    """The orders under the report's checkpoint that do not count."""
+    if orders is None:
+        return None
+    sizes = LedgerProofs(connection).sizes(stated.asked.checkpoint)
+    return refused_orders(connection, orders, as_of_sizes(connection, sizes), stated.asked.tenant)
 
 
 class SealedAs(NamedTuple):

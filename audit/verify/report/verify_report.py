@@ -4,7 +4,8 @@
    itself, and that nothing is in it that the model has not. It does not show that its figures are those of the ledger.
 2. A report made again from leaves (`figures_again`) is compared field by field: what differs is a problem.
 3. What was not checked is listed by its path with the reason. A report is never sound beyond that list.
-4. A bad report is a list of problems, never an exception; a malformed key of the reader's is one.
+4. An order that no key of the reader's trust signed is a problem: verdicts of erasures, cases and holds rest on orders.
+5. A bad report is a list of problems, never an exception; a malformed key of the reader's is one.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def verify_report(
         leaves = _leaves(report, keys, signed, problems)
         if again is not None:
             problems += _differences(report, again)
+            problems += _refused(again)
     except (LedgerError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as problem:
         text = problem.message if isinstance(problem, LedgerError) else repr(problem)
         problems.append(f"the report cannot be checked: {text}")
@@ -177,6 +179,8 @@ def _unchecked(report: Report, again: MadeAgain | None) -> tuple[Unchecked, ...]
             else f"this is version {__version__}, which may state some things otherwise",
         )
     )
+    if again is None or again.refused is None:
+        made.append(ORDERS_NOT_CHECKED)
     if again is not None:
         return (*made, *again.unchecked)
     point = ("boundary.checkpoint.at_us", "boundary.checkpoint.signed_us")
@@ -185,10 +189,23 @@ def _unchecked(report: Report, again: MadeAgain | None) -> tuple[Unchecked, ...]
     return (*made, *(Unchecked(path, f"{what}: {_GIVE}") for path, what in ALONE))
 
 
+ORDERS_NOT_CHECKED = Unchecked(
+    "boundary.orders",
+    "whether somebody who may give orders signed those that its verdicts rest on: give `--trust`, with `--export` or "
+    "`--ledger`",
+)
 _REPLACED_KEY = Unchecked(
     "signature.enrolments",
     "whether the report's key had been replaced by then: the whole system log shows it",
 )
+
+
+def _refused(again: MadeAgain) -> list[str]:
+    """Each order that its verdicts rest on, and that does not count (at most `LISTED_MAX`)."""
+    refused = again.refused or ()
+    found = [f"its verdicts rest on an order that does not count: {order}" for order in refused[:LISTED_MAX]]
+    more = len(refused) - LISTED_MAX
+    return found + ([f"and on {more} more such orders"] if more > 0 else [])
 
 
 def _differences(report: Report, again: MadeAgain) -> list[str]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.policies.document.digest import digest
-from kvcustody.policies.document.model import Action, Policy, Scope, Tier, Via
+from kvcustody.policies.document.model import Action, Grant, Policy, Scope, SegmentRule, Tier, Via
 from kvcustody.policies.table.crossing import rules_without_effect
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import (
@@ -283,6 +283,13 @@ class _Search:
     def _which(self, request: Request, decision: Decision) -> str:
         """The property that a permit without a live source breaks: by the source it names, if that exists at all."""
         pair = (request.reader, request.owner)
+        declared: list[Grant | SegmentRule] = [
+            *self._declared.grants(*pair),
+            *self._declared.segments(*pair),
+        ]
+        named = [rule for rule in declared if rule.id in decision.reasons]
+        if any(self._declared.apart(rule, request.reader) for rule in named):
+            return "ISO-13"
         if set(decision.reasons) <= {grant.id for grant in self._declared.grants(*pair)}:
             narrow = request.action is not Action.REUSE or request.scope < Scope.TENANT
             levels = [grant.at_most for grant in self._declared.grants(*pair)]

@@ -28,6 +28,8 @@ from kvcustody.policies.document.model import (
 )
 from kvcustody.policies.workbench.request import Request
 
+Label = tuple[str, str]
+
 
 class DeclaredCopies(NamedTuple):
     """What every source of the policy leaves to copies in one tier; times are 0 where they may not be there."""
@@ -70,6 +72,7 @@ class Declared:
         for classified in {rule.tenant for rule in policy.classify} | {EVERY_TENANT}:
             at = (classified, EVERY_TENANT)
             self._classify[classified] = [rule for rule in policy.classify if rule.tenant in at]
+        self._labels: dict[str, tuple[frozenset[Label], frozenset[Label]]] = {}
         self._forbids = [rule for rule in policy.rules if rule.effect is RuleEffect.FORBID]
         self._forbids_of: dict[str | None, list[int]] = {}
         for place, forbid in enumerate(self._forbids):
@@ -117,12 +120,20 @@ class Declared:
         """
         if request.via is Via.GRANT and request.source is not None:
             named = self._named_grants.get((request.reader, request.owner, request.source), [])
-            return frozenset(grant.id for grant in named if _opens(grant, request))
+            return frozenset(
+                grant.id
+                for grant in named
+                if _opens(grant, request) and not self.apart(grant, request.reader)
+            )
         if request.via is Via.GRANT:
             return self._open_grants(request)
         if request.via is Via.SEGMENT:
             mine = self.segments(request.reader, request.owner)
-            return frozenset(segment.id for segment in mine if _shows(segment, request))
+            return frozenset(
+                segment.id
+                for segment in mine
+                if _shows(segment, request) and not self.apart(segment, request.reader)
+            )
         return frozenset()
 
     def _open_grants(self, request: Request) -> frozenset[str]:
@@ -136,14 +147,32 @@ class Declared:
         between = self._between
         place = bisect_right(between.edges, request.now_us)
         if place not in between.live:
-            between.live[place] = [grant for grant in self.grants(*pair) if _is_live(grant, request.now_us)]
+            between.live[place] = [
+                grant
+                for grant in self.grants(*pair)
+                if _is_live(grant, request.now_us) and not self.apart(grant, request.reader)
+            ]
         if (place, request.level) not in between.open:
             live = between.live[place]
             ids = frozenset(grant.id for grant in live if request.level <= grant.at_most)
             between.open[place, request.level] = ids
         return between.open[place, request.level]
 
-    def labels(self, tenant: str, route: str | None) -> frozenset[tuple[str, str]]:
+    def apart(self, rule: Grant | SegmentRule, reader: str) -> frozenset[str]:
+        """Labels that the rule does not name, and in which a reader's every request differs from the owner's blocks."""
+        (least, most), (theirs, _) = self._label_bounds(reader), self._label_bounds(rule.owner)
+        differing = (least - theirs) | (theirs - most)
+        return frozenset(name for name, _ in differing).difference(rule.crosses)
+
+    def _label_bounds(self, tenant: str) -> tuple[frozenset[Label], frozenset[Label]]:
+        """The labels that all requests of a tenant have, and those that any of them may have."""
+        if tenant not in self._labels:
+            least = self.labels(tenant, None)
+            by_route = (rule.labels for rule in self.classify_rules(tenant))
+            self._labels[tenant] = least, least.union(*by_route)
+        return self._labels[tenant]
+
+    def labels(self, tenant: str, route: str | None) -> frozenset[Label]:
         """The labels of a request with a plain route (or none): its tenant's and those of each rule that matches."""
         entry = self.admitted(tenant)
         found = set(() if entry is None else entry.labels)

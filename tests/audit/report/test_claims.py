@@ -80,6 +80,24 @@ class Leaves:
     def tenants(self) -> int:
         return len({body["log"] for body in self.bodies if body["log"].startswith("tenant/")})
 
+    def stated_policies(self) -> str:
+        """Revisions that workers put on record, and of which no release has an activation."""
+        steps = [body for body in self.of("release-step", always=True) if body["action"] == "activated"]
+        released = {(body["revision"], body["digest"]) for body in steps}
+        stated = [
+            f"`{body['name']}` revision {body['revision']}"
+            for body in sorted(self.of("policy-activated", always=True), key=lambda body: int(body["at_us"]))
+            if (body["revision"], body["digest"]) not in released
+        ]
+        return some_of(list(dict.fromkeys(stated)))
+
+    def stated_tenants(self) -> list[str]:
+        """Tenants with a log, and of an issuer that is not on record."""
+        assigned = self.of("issuer-assigned", always=True)
+        issuers = {"" if body["tenants"] == "bare" else body["issuer"] for body in assigned}
+        names = {body["log"].removeprefix("tenant/") for body in self.bodies if "tenant/" in body["log"]}
+        return sorted(name for name in names if name.partition("^")[2] not in issuers)
+
     def tenants_due(self) -> int:
         return len({one.tenant for one in self.custodies})
 
@@ -141,7 +159,22 @@ class Leaves:
 
 
 Claim = tuple[str, Callable[[Leaves], tuple[Any, ...]]]
+
+
+def some_of(names: list[str]) -> str:
+    more = len(names) - 4
+    return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
+
+
 CLAIMS: list[Claim] = [
+    (
+        r"No release on record put (.+) into effect: that workers ran it, .* rests on what these workers say\.",
+        lambda leaves: (leaves.stated_policies(),),
+    ),
+    (
+        rf"No issuer on record has {NUMBER} tenants? that workers name \((.+)\): .* rests on what the workers say\.",
+        lambda leaves: (len(leaves.stated_tenants()), some_of(leaves.stated_tenants())),
+    ),
     (r"([\d.–]+) % \| of units due ended in time, with evidence", lambda leaves: (leaves.share(),)),
     (rf"{NUMBER} \| units due: .*", lambda leaves: (leaves.units["due"],)),
     (rf"{NUMBER} \| units that are not covered", lambda leaves: (leaves.uncovered(),)),

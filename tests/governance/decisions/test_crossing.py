@@ -11,9 +11,16 @@ from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.ledger_protocol import CountingLedger
-from kvcustody.policies.document.model import Grant, SegmentRule
+from kvcustody.policies.document.model import Action, Grant, Scope, SegmentRule, Via
+from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessRequest
+from kvcustody.policies.workbench.cedar import cedar_request, to_cedar
+from kvcustody.policies.workbench.diff.model import DiffVerdict
+from kvcustody.policies.workbench.diff.semantic_diff import diff
+from kvcustody.policies.workbench.explain import explain
 from kvcustody.policies.workbench.prove.prove import prove
+from kvcustody.policies.workbench.request import Request
 from kvcustody.testkit.tiny_model import tiny_model
 from standins.builders import governor
 from standins.builders import table as compiled
@@ -101,9 +108,55 @@ def test_a_routes_label_is_crossed_only_by_name() -> None:
 def test_positive_control_without_the_look_at_labels_a_grant_crosses_them(
     off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both looks: the compiler's, at labels that differ on every route, and that of whoever opens domains."""
     if off:
+        monkeypatch.setattr(Barriers, "never_equal", lambda *asked: ())
         monkeypatch.setattr(DecisionTable, "opens", lambda *asked: True)
     assert reused(of(region="us"), Recording()) == (64 if off else 0)
+
+
+@pytest.mark.parametrize("region", ["eu", "us"])
+def test_a_decision_permits_nothing_across_labels_that_differ_on_every_route(region: str) -> None:
+    """Control: equal labels. What a route alone tells apart is asked where domains are opened."""
+    asked = AccessRequest(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.GRANT)
+    assert of(region=region).decide(asked, 0).permitted is (region == "eu")
+    assert of(region=region, crosses="crosses: [region], ").decide(asked, 0).permitted
+    assert not of().opens(of().policy.grants[0], "reader", "/v1/files"), "by this route purposes differ"
+
+
+@pytest.mark.parametrize("region", ["eu", "us"])
+@pytest.mark.parametrize("crosses", ["", "crosses: [region], "])
+def test_cedar_says_the_same_of_labels(region: str, crosses: str) -> None:
+    cedarpy = pytest.importorskip("cedarpy")
+    table = of(region=region, crosses=crosses)
+    asked = Request(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.GRANT, 0)
+    cedar = to_cedar(table.policy)
+    (answer,) = cedarpy.is_authorized_batch([cedar_request(asked)], cedar.text, list(cedar.entities))
+    assert not answer.diagnostics.errors
+    assert answer.allowed is asked.decide(table).permitted is (region == "eu" or bool(crosses))
+
+
+def test_the_proof_shows_a_decision_that_crosses_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Barriers, "never_equal", lambda *asked: ())
+        crossing = of(region="us")
+    (broken,) = prove(crossing).broken
+    assert broken.id == "ISO-13" and broken.counterexample is not None
+    assert "reads" in broken.counterexample.text
+    assert prove(of(region="us")).holds, "control: the table as it is compiled"
+
+
+def test_an_explanation_names_the_labels() -> None:
+    asked = Request(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.GRANT, 0)
+    closed = "denied: reads opens nothing: the labels `region` differ and are not in its `crosses`"
+    assert explain(of(region="us"), asked).summary == closed
+    assert explain(of(), asked).summary.startswith("permitted by reads"), "control: equal labels"
+
+
+def test_a_label_that_a_grant_names_from_now_on_is_an_opening() -> None:
+    found = diff(of(region="us"), of(region="us", crosses="crosses: [region], "))
+    assert found.verdict is DiffVerdict.WIDER and found.cells and found.openings
+    assert diff(of(region="us"), of(region="us")).verdict is DiffVerdict.EQUIVALENT, "control"
 
 
 def test_a_segment_crosses_no_label_that_it_does_not_name() -> None:
@@ -115,6 +168,8 @@ def test_a_segment_crosses_no_label_that_it_does_not_name() -> None:
         table = of(region="us", segments=segment % crosses)
         (rule,) = table.policy.segments
         assert isinstance(rule, SegmentRule) and table.opens(rule, "reader", None) is opens
+        asked = AccessRequest(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.SEGMENT)
+        assert table.decide(asked, 0).permitted is opens is bool(table.segments_for("reader", 0))
 
 
 @pytest.mark.parametrize("scope", ["subject", "session"])

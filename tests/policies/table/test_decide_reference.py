@@ -16,6 +16,7 @@ import pytest
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.crossing import Barriers
 from kvcustody.policies.table.model import AccessColumns
 from standins.policies.decide_reference import VIAS, WORDS, call, random_document, random_request, reference
 
@@ -78,6 +79,13 @@ def test_compiled_table_equals_the_reference():
 def test_positive_control_flipped_default_disagrees():
     seen, disagreements = compare(seed=1, policies=20, requests=100, default=True)
     assert len(disagreements) >= 0.2 * seen["total"]
+
+
+def test_positive_control_a_compiler_that_does_not_look_at_labels_disagrees(monkeypatch):
+    monkeypatch.setattr(Barriers, "never_equal", lambda *asked: ())
+    seen, disagreements = compare(seed=1, policies=60, requests=50)
+    assert len(disagreements) >= 0.02 * seen["total"]
+    assert any(got.permitted and not expected[0] for _, expected, got in disagreements)
 
 
 @pytest.mark.soak

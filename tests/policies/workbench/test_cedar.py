@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -67,6 +68,12 @@ def test_positive_control_a_lost_forbid_disagrees():
     _, wrong = compare(
         seed=5, policies=25, requests=120, spoil=lambda text: text.replace("\nforbid (", "\npermit (")
     )
+    assert wrong
+
+
+def test_positive_control_statements_without_their_labels_disagree():
+    labels = re.compile(r" && !?principal\.labels(_any)?\.contains(All|Any)\(\[[^]]*\]\)")
+    _, wrong = compare(seed=5, policies=25, requests=120, spoil=lambda text: labels.sub("", text))
     assert wrong
 
 

@@ -80,7 +80,7 @@ def test_a_grant_opens_reuse_alone_and_no_private_scope(compiled):
 
 
 def test_grants_are_one_way(compiled):
-    table = compiled(("share: true, at_most: low", "share: false"))
+    table = compiled(("crosses: [region], share: true, at_most: low", "share: false"))
     assert reuse(table, "labs", "acme") and not reuse(table, "acme", "labs")
 
 
@@ -88,7 +88,7 @@ def test_grants_are_one_way(compiled):
 def test_grants_are_never_transitive(compiled, seed):
     """B4 over random grant graphs: exactly the named pairs are open, up to exactly their level."""
     rng = random.Random(seed)
-    base = compiled(("share: true, at_most: low", "share: false")).policy
+    base = compiled(("crosses: [region], share: true, at_most: low", "share: false")).policy
     names = [f"t{i}" for i in range(8)]
     tenants = tuple(dataclasses.replace(base.tenants[0], id=name, group=None) for name in names)
     pairs = rng.sample(list(itertools.permutations(names, 2)), 12)
@@ -111,10 +111,12 @@ def test_grants_are_never_transitive(compiled, seed):
 
 def test_no_reading_down(compiled):
     """A request of a higher level than the grant allows reads nothing through it, not even lower blocks."""
-    table = compiled(("share: true, at_most: low", "share: false"))
+    table = compiled(("crosses: [region], share: true, at_most: low", "share: false"))
     assert [grant.id for grant in table.grants_for("labs", MID, NOW)] == ["labs-reads-acme"]
     assert table.grants_for("labs", HIGH, NOW) == () and not reuse(table, "labs", "acme", HIGH)
-    wider = compiled(("at_most: mid", "at_most: high"), ("share: true, at_most: low", "share: false"))
+    wider = compiled(
+        ("at_most: mid", "at_most: high"), ("crosses: [region], share: true, at_most: low", "share: false")
+    )
     assert wider.grants_for("labs", HIGH, NOW)
 
 
@@ -266,7 +268,7 @@ def test_an_error_in_a_permit_permits_nothing(compiled, term):
 
 
 def test_dates_are_utc_from_inclusive_until_exclusive(compiled):
-    table = compiled(("share: true, at_most: low", "share: false"))
+    table = compiled(("crosses: [region], share: true, at_most: low", "share: false"))
     start, end = 1_767_225_600_000_000, 1_806_451_200_000_000  # 2026-01-01, 2027-03-31
     for now, expected in ((start - 1, False), (start, True), (end - 1, True), (end, False)):
         assert bool(reuse(table, "labs", "acme", now=now)) is expected
@@ -319,7 +321,7 @@ def test_source_narrows_to_one_live_grant(compiled):
 
 
 def test_group_without_sharing_opens_nothing(compiled):
-    table = compiled(("share: true, at_most: low", "share: false"))
+    table = compiled(("crosses: [region], share: true, at_most: low", "share: false"))
     assert not reuse(table, "acme", "labs") and table.tenant("acme").group == "family"
 
 

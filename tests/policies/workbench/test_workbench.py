@@ -53,7 +53,7 @@ RULE = "rules:\n"
         ([("until: 2027-03-31", "until: 2027-03-30")], "narrower"),
         ([("at_most: low}", "at_most: mid}")], "wider"),
         ([("reader: labs", "reader: globex")], "incomparable"),
-        ([("share: true, at_most: low", "share: false")], "narrower"),
+        ([("crosses: [region], share: true, at_most: low", "share: false")], "narrower"),
         ([("tenants: [acme, labs]", 'tenants: "*"')], "wider"),
         ([("tokens: 512", "tokens: 256")], "incomparable"),  # the segment shares something else now
         ([("classification: {at_least: high}", "classification: {at_least: mid}")], "narrower"),
@@ -166,7 +166,8 @@ def test_what_an_approver_signs_names_what_widens(compiled):
 
 
 def test_a_new_source_is_an_opening_even_where_another_had_opened_the_cell(compiled):
-    more = "grants:\n  - {id: again, owner: acme, reader: labs, at_most: low, until: 2027-01-01, reason: x}\n"
+    again = "{id: again, owner: acme, reader: labs, at_most: low, until: 2027-01-01, reason: x, crosses: [region]}"
+    more = f"grants:\n  - {again}\n"
     found = diff(compiled(), compiled(("grants:\n", more)))
     assert found.verdict is DiffVerdict.WIDER and found.cells == ()
     assert [opening.id for opening in found.consents] == ["again"]
@@ -513,7 +514,10 @@ def test_a_deny_names_the_nearest_permit_and_the_term_that_failed(compiled, requ
 
 
 def test_a_deny_after_the_end_names_the_last_instant(compiled):
-    found = explain(compiled(("share: true, at_most: low", "share: false")), ask(now=1_900_000_000_000_000))
+    found = explain(
+        compiled(("crosses: [region], share: true, at_most: low", "share: false")),
+        ask(now=1_900_000_000_000_000),
+    )
     (change,) = found.nearest.changed
     assert change == ("at", "2030-03-17T17:46:40Z", "2027-03-30T23:59:59.999999Z")
 

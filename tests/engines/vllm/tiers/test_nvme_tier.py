@@ -9,13 +9,14 @@ from collections.abc import Callable
 from os import kill
 from pathlib import Path
 
+import orjson
 import pytest
 from sqlalchemy import select
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.copies.copy_rows import copy_totals
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations, releases, residencies
+from kvcustody.audit.schema.ledger import events, incarnations, releases, residencies
 from kvcustody.clock import SystemClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
@@ -243,6 +244,13 @@ def test_erased_copies_stay_closed_after_keys_and_receipts_were_put_back(
     cached_tokens = engine.ask(mine, tenant="alpha").cached_tokens
     engine.close()
     assert cached_tokens == (0 if remembers else PREFIX * BLOCK)
+    ledger = open_store(deployment.ledger_url)
+    with ledger.connect() as connection:
+        leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == "orphan-found"))
+        found = [body["cause"] for body in map(orjson.loads, leaves) if body["orphan"] == "returned key"]
+    ledger.dispose()
+    print(found)
+    assert len(found) == remembers and all("KVC320" in cause for cause in found), "what came back is a leaf"
 
 
 def put_back(copy: Path, site: Path, beginnings: tuple[str, ...]) -> None:

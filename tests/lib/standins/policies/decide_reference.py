@@ -38,16 +38,20 @@ def reference(doc, revoked, action, reader, owner, level, scope, via, now, sourc
         return deny
     if via == "own" and (reader != owner or wide > (SCOPES.index(entry(reader).get("scope", doc["scope"])) if action in WORDS[1:5] else 2)):
         return deny
+    labels = lambda t, route: {pair for said in [entry(t), *(r for r in doc["classify"] if r["tenant"] in (t, "*") and (route or "route" not in r))]
+                               for pair in said.get("labels", {}).items()}
+    apart = lambda rule: {name for name, _ in (labels(reader, False) - labels(owner, False)) | (labels(owner, False) - labels(reader, True))} - set(
+        rule.get("crosses", ()))
     if via == "grant" and action == "reuse" and wide >= 2:
         pairs = [(g["id"], g["id"], g["owner"], g["reader"], g) for g in doc["grants"]] + [
             (f"{name}~{a}~{b}", name, a, b, g) for name, g in doc["groups"].items() for a in tenants for b in tenants
             if g["share"] and a != b and tenants[a].get("group") == name == tenants[b].get("group")]
-        live = [i for i, parent, a, b, g in pairs if (a, b) == (owner, reader) and level <= rank(g["at_most"])
+        live = [i for i, parent, a, b, g in pairs if (a, b) == (owner, reader) and level <= rank(g["at_most"]) and not apart(g)
                 and not {i, parent} & revoked and day(g.get("from"), -1) <= now < day(g.get("until"), 1 << 62)]
     if via == "segment" and action in WORDS[1:5] and wide >= 2:
         reach = lambda s: 4 if s["tenants"] == "*" else 2 if s["tenants"] == [s["owner"]] else 3
         live = [s["id"] for s in doc["segments"] if s["owner"] == owner and s["classification"] == name and wide <= reach(s)
-                and (s["tenants"] == "*" or reader in s["tenants"]) and s["id"] not in revoked and now < day(s["expires"], 0)]
+                and (s["tenants"] == "*" or reader in s["tenants"]) and not apart(s) and s["id"] not in revoked and now < day(s["expires"], 0)]
     live = sorted(i for i in live if source in (None, i))
     if via != "own" and not live:
         return deny
@@ -88,6 +92,8 @@ def random_document(rng):
             tenant["retention"] = {rng.choice(classes): {"idle": "0s", "absolute": "0s", "active_max": "1m"}}
         if rng.random() < 0.2:
             tenant["offload"] = {rng.choice(classes): "never"}
+        if rng.random() < 0.2:
+            tenant["labels"] = {"region": rng.choice(["eu", "us"])}
     used = {tenant.get("group") for tenant in tenants.values()}
     groups = {g: spec for g, spec in groups.items() if g in used}
     for spec in groups.values():
@@ -128,6 +134,15 @@ def random_document(rng):
     level = lambda: rng.choice(
         [None, pick(classes), {"at_most": rng.choice(classes)}, {"at_least": rng.choice(classes)}]
     )
+    classify = [{"tenant": "*", "as": classes[0]}]
+    if rng.random() < 0.2:
+        classify.append({"tenant": rng.choice(names), "labels": {"purpose": "files"}})
+    if rng.random() < 0.3:
+        route = {"route": "/v1/eu/*", "labels": {"region": "eu"}}
+        classify.append({"tenant": rng.choice([*names, "*"]), **route})
+    for crossing in (*grants, *segments, *(spec for spec in groups.values() if spec["share"])):
+        if rng.random() < 0.3:
+            crossing["crosses"] = rng.choice([["region"], ["purpose", "region"]])
     rules = [{"id": "own", "effect": "permit", "action": ["reuse"], "when": {"reader": "owner"}}]
     rules = rules if rng.random() < 0.9 else []
     for i in range(rng.randint(0, 6)):
@@ -154,6 +169,7 @@ def random_document(rng):
     some = {"idle": "5m", "absolute": "1h", "active_max": "1m"}
     return {
         "schema": "kvcustody/policy@1", "name": "random", "profile": "shared", "classifications": classes,
+        "labels": {"region": ["eu", "us"], "purpose": ["files"]}, "classify": classify,
         "scope": rng.choice(SCOPES[:3]), "tenants": tenants, "groups": groups, "segments": segments, "grants": grants,
         "rules": rules, "retention": {c: rng.choice([some, some, never]) for c in classes},
         "scrub": {"default": {"within": "1s", "verify": "all"}},

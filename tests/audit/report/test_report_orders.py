@@ -1,0 +1,125 @@
+"""A report says how many orders its verdicts rest on carry a signature; with a trust, each one is verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from typer.testing import CliRunner
+
+from kvcustody.audit.exports.export_writer import write_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.processes.orders import orders_to_sign
+from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.report.model import Report, ReportParameters
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
+from kvcustody.audit.verify.report.verify_report import ORDERS_NOT_CHECKED, verify_report
+from kvcustody.clock import VirtualClock
+from kvcustody.console.main import app
+from kvcustody.console.policy.orders import order_signature
+from kvcustody.governance.release.trust import write_trust
+from standins.audit import falsified, report_ledger
+from standins.erasure.signing import EVE, OLGA, opened_as, orders, put
+
+READERS = orders(ledger=report_ledger.ORIGIN)
+NOT_COUNTED = "its verdicts rest on an order that does not count: `erasure-requested` in `tenant/tenant-1`"
+
+
+class Reported:
+    """A ledger with one erasure that nobody signed when it was asked for, and that `key` signs later; its report."""
+
+    def __init__(
+        self, store: Engine, folder: Path, world: Callable[..., Any], key: SigningKey | None
+    ) -> None:
+        self.store, self.export = store, folder / "export"
+        seal = report_ledger.fill(store, world, folder)
+        self.vkeys = [str(seal.verifier)]
+        if key is not None:
+            with opened_as(store, READERS).connect() as connection:
+                [order] = orders_to_sign(connection)
+            clock = VirtualClock(utc_us=falsified.OFFSET_US + 10**9)
+            own = orders(key, ledger=report_ledger.ORIGIN)
+            put(store, folder, clock, lambda at_us: order_signature(order, at_us, "olga", "test"), own)
+            report_ledger.sign(store, seal, folder)
+        write_export(self.export, LedgerSource(store), made_at_us=1)
+
+    def report(self, tenant: str | None = None) -> Report:
+        with self.store.connect() as connection:
+            size = newest_checkpoint(connection)
+            times = period(connection, size, None, None)
+            asked = ReportParameters("cc-fdp-rip", size, *times, sample=4, tenant=tenant)
+            return report_ledger.signed(connection, build_report(connection, asked))
+
+    def again(self, source: str, report: Report, *, trusted: bool) -> MadeAgain:
+        signed = READERS if trusted else None
+        if source == "export":
+            return again_from_export(self.export, report, self.vkeys, signed)
+        with self.store.connect() as connection:
+            return again_from_ledger(connection, report, signed)
+
+
+@pytest.mark.parametrize("source", ["export", "ledger"])
+@pytest.mark.parametrize(("signer", "counts"), [(None, False), (EVE, False), (OLGA, True)])
+def test_an_order_that_no_trusted_key_signed_is_a_problem(
+    any_store: Engine,
+    tmp_path: Path,
+    world_class: Callable[..., Any],
+    source: str,
+    signer: SigningKey | None,
+    counts: bool,
+) -> None:
+    """Control: without a trust the same report is sound, and says that the orders were not checked."""
+    ledger = Reported(any_store, tmp_path, world_class, signer)
+    report = ledger.report()
+    data = report.to_bytes()
+    later = 0 if signer is None else 1
+    assert f"Of 1 order on record 0 carry a signature, and {later} more" in report.boundary.orders
+    blind = verify_report(data, ledger.vkeys, again=ledger.again(source, report, trusted=False))
+    assert blind.ok and ORDERS_NOT_CHECKED in blind.unchecked, blind.problems
+    found = verify_report(data, ledger.vkeys, again=ledger.again(source, report, trusted=True))
+    assert ORDERS_NOT_CHECKED not in found.unchecked
+    assert found.ok is counts, found.problems
+    named = {problem.partition(" (")[0] for problem in found.problems}
+    forged = {NOT_COUNTED.replace("erasure-requested", "order-signed")} if signer is EVE else set()
+    assert named == (set() if counts else {NOT_COUNTED, *forged})
+
+
+def test_a_tenants_own_report_counts_the_orders_of_its_own_log(
+    any_store: Engine, tmp_path: Path, world_class: Callable[..., Any]
+) -> None:
+    ledger = Reported(any_store, tmp_path, world_class, None)
+    own, other = ledger.report("tenant-1"), ledger.report("tenant-2")
+    assert "Of 1 order" in own.boundary.orders and "on record" not in other.boundary.orders
+    for report, counts in ((own, False), (other, True)):
+        again = ledger.again("ledger", report, trusted=True)
+        assert verify_report(report.to_bytes(), ledger.vkeys, again=again).ok is counts
+
+
+def test_a_report_alone_shows_no_order(
+    any_store: Engine, tmp_path: Path, world_class: Callable[..., Any]
+) -> None:
+    ledger = Reported(any_store, tmp_path, world_class, None)
+    assert ORDERS_NOT_CHECKED in verify_report(ledger.report().to_bytes(), ledger.vkeys).unchecked
+
+
+@pytest.mark.parametrize("signer", [EVE, OLGA])
+def test_the_command_verifies_orders_by_a_trust_configuration(
+    any_store: Engine, tmp_path: Path, world_class: Callable[..., Any], signer: SigningKey
+) -> None:
+    ledger = Reported(any_store, tmp_path, world_class, signer)
+    (tmp_path / "report.json").write_bytes(ledger.report().to_bytes())
+    (tmp_path / "vkey").write_text(ledger.vkeys[0])
+    roles = ((EVE, "author"), (SigningKey.generate("ben"), "approver"), (OLGA, "orders"))
+    rows = [(str(key.verifier), role, None) for key, role in roles]
+    (tmp_path / "trust.toml").write_text(write_trust("prod", rows))
+    verify = ["report", "verify", str(tmp_path / "report.json"), "--key", str(tmp_path / "vkey"), "--json"]
+    verify += ["--export", str(ledger.export)]
+    assert CliRunner().invoke(app, verify).exit_code == 0, "control: nobody asks whose orders count"
+    found = CliRunner().invoke(app, [*verify, "--trust", str(tmp_path / "trust.toml")])
+    assert found.exit_code == (0 if signer is OLGA else 1), found.output
+    assert (NOT_COUNTED in " ".join(json.loads(found.output)["problems"])) is (signer is EVE)
