@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+import standins.audit
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES
@@ -114,7 +115,7 @@ def test_models_of_every_framework_parse(trestle: Path, store: Engine, tmp_path:
     done = subprocess.run(
         [
             str(trestle.with_name("python")),
-            str(Path(__file__).with_name("parse_with_trestle.py")),
+            str(Path(standins.audit.__file__).with_name("parse_with_trestle.py")),
             str(tmp_path),
         ],
         capture_output=True,
