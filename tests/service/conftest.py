@@ -140,11 +140,11 @@ def make_people() -> Callable[[Service], People]:
 
 @pytest.fixture(scope="module")
 def make_client() -> Iterator[Callable[..., Client]]:
-    """A client of any service: `make_client(service)`."""
+    """A client of any service: `make_client(service)`; `pages` are a console's."""
     made: list[Client] = []
 
-    def make(service: Service) -> Client:
-        made.append(Client(create_app(service)))
+    def make(service: Service, pages: Any = None) -> Client:
+        made.append(Client(create_app(service, pages=pages)))
         return made[-1]
 
     yield make

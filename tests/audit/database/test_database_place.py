@@ -53,6 +53,7 @@ def test_the_named_file_is_opened_for_its_user_alone(tmp_path: Path, folder: str
         for engine in (reader, writer):
             engine.dispose()
         path.unlink()
+        path.with_name(f"{name}.lock").unlink()  # the gate of writers
     assert store_beside(f"sqlite:///{path}") == path.with_name(f"{path.stem}-subjects.db")
     assert is_ledger_of(Settings(database_url=f"sqlite:///{path}"), path)
 

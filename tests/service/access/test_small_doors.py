@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.schema.service import service_workers
 from kvcustody.console.main import app
+from kvcustody.console.web.app import Console
 from kvcustody.errors import IdentityError
 from kvcustody.files import private_folder
 from kvcustody.governance.api.http.session_cookie import PLAIN_COOKIE, SECURE_COOKIE, cookie_of
@@ -247,3 +248,27 @@ def test_a_host_may_name_the_default_port_of_its_origin(
     headers = {"Cookie": begun.headers["set-cookie"].split(";")[0], "X-CSRF-Token": begun.json()["csrf"]}
     answer = client("DELETE", "/v1/session", headers=headers | {"Host": host, "Origin": origin})
     assert answer.status_code == status
+
+
+def test_a_wrong_key_at_the_console_counts_for_whom_the_trusted_proxy_names(
+    service: Any, make_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: without a trusted proxy it counts for the connection's own address."""
+    counted: list[str] = []
+    monkeypatch.setattr(
+        service.authenticator._failures, "take", lambda address: counted.append(address) or 0.0
+    )
+    plain = service.settings
+    client = make_client(service, pages=Console(service))
+    try:
+        for trusted in (("127.0.0.1",), ()):
+            service.settings = plain.model_copy(update={"trusted_proxies": trusted})
+            form = {
+                "Content-Type": "application/x-www-form-urlencoded",
+                "X-Forwarded-For": "198.51.100.7:5678",
+            }
+            answer = client("POST", "/console/login", content="key=kvc_wrong", headers=form, keyed=False)
+            assert (answer.status_code, "<html" in answer.text) == (401, True), answer.text[:200]
+    finally:
+        service.settings = plain
+    assert counted == ["198.51.100.7", "127.0.0.1"]

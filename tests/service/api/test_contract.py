@@ -39,7 +39,7 @@ def test_a_repeated_request_is_answered_and_not_done_again(service: Service, cli
 
 def test_a_path_without_parameters_has_its_own_methods_alone(client, people) -> None:
     """`DELETE /v1/keys/{prefix}` is there; `/v1/keys/signing` is another path, not the key of that prefix."""
-    for path, allowed in (("/v1/keys/signing", "GET"), ("/v1/keys/signing:rotate", "POST")):
+    for path, allowed in (("/v1/keys/signing", "GET, HEAD"), ("/v1/keys/signing:rotate", "POST")):
         answer = client("DELETE", path, people["bootstrap"])
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
         assert answer.json()["type"].endswith(":method-not-allowed")

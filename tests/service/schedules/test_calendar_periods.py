@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.schedules.calendar_periods import Cadence, Calendar, open_zone
+from kvcustody.governance.service.schedules.calendar_periods import Cadence, Calendar
+from kvcustody.time_zones import open_zone
 from kvcustody.times import DAY_US, moment_us
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Pacific/Chatham", "America/Asuncion")
