@@ -257,9 +257,17 @@ def largest_tenants(connection: Connection, limit: int) -> LargestTenants:
     return LargestTenants(found, every - sum(found.values()))
 
 
-def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:
-    """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together."""
-    wanted = _Wanted((DENIED,), scraped=True, log=None if tenant is None else log_of(tenant))
+def denials_by_rule(
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    since_us: int | None = None,
+    until_us: int | None = None,
+) -> tuple[Denials, ...]:
+    """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together, of the whole hours
+    that a period touches; without one, of all time."""
+    own = None if tenant is None else log_of(tenant)
+    wanted = _Wanted((DENIED,), scraped=True, log=own, since_us=since_us, until_us=until_us)
     by_log: Counter[tuple[int, str, str]] = Counter()
     for log, _, _, rule, detail, value in _read(connection, wanted):
         by_log[log, rule, detail] += value

@@ -343,13 +343,18 @@ def names_block(
     items: Sequence[Sequence[Any]], block: int, generation: int, pool: int, *, by_index: bool = False
 ) -> bool:
     """Whether encoded runs hold a block at a generation; `by_index`: and say its index, not the generation alone."""
+    return any(
+        of_pool == pool and (named == block or (named == UNNAMED and not by_index))
+        for of_pool, named in blocks_at(items, generation)
+    )
+
+
+def blocks_at(items: Sequence[Sequence[Any]], generation: int) -> Iterator[tuple[int, int]]:
+    """The pool and the index (`UNNAMED` where none is said) of what encoded runs hold at a generation."""
     for run in map(decode, chain.from_iterable(map(plain_forms, items))):
         place = generation - run.generation
-        if run.pool == pool and 0 <= place < len(run.blocks):
-            named = int(run.blocks[place])
-            if named == block or (named == UNNAMED and not by_index):
-                return True
-    return False
+        if 0 <= place < len(run.blocks):
+            yield run.pool, int(run.blocks[place])
 
 
 def name_blocks(keys: Int64s, blocks: Int64s, known_keys: Int64s, known_blocks: Int64s) -> Int64s:

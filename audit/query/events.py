@@ -26,7 +26,7 @@ from kvcustody.audit.counters.read_figures import logs_with
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events import log_of
-from kvcustody.audit.events.block_runs import names_block
+from kvcustody.audit.events.block_runs import blocks_at, names_block
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.schema.all_tables import is_leaf_of
@@ -67,6 +67,7 @@ class EventFilter(NamedTuple):
 
     `logs` restricts what can be seen at all (a tenant's own log); `tenant` is that tenant's log. `rule` and `grant`
     are ids among what determined a decision; `outcome` is an outcome, effect or result; `trace` is a W3C trace id.
+    `reader` is the tenant that asked for blocks of `owner`; `generation` is the number of a hand-out, in any pool.
     """
 
     logs: tuple[str, ...] | None = None
@@ -83,6 +84,9 @@ class EventFilter(NamedTuple):
     incarnation: str | None = None
     block: BlockRef | None = None
     trace: str | None = None
+    reader: str | None = None
+    owner: str | None = None
+    generation: int | None = None
 
 
 class Cursor(NamedTuple):
@@ -439,7 +443,7 @@ def conditions_of(connection: Connection, wanted: EventFilter) -> list[ColumnEle
     if wanted.incarnation is not None:
         life = select(incarnations.c.id).where(incarnations.c.uuid == wanted.incarnation).scalar_subquery()
         made.append(events.c.incarnation == life)
-    texts = (wanted.outcome, wanted.actor, wanted.rule, wanted.grant)
+    texts = (wanted.outcome, wanted.actor, wanted.rule, wanted.grant, wanted.reader, wanted.owner)
     made += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
     if wanted.revision is not None:
         made.append(_holds(connection, b'"revision":%d' % wanted.revision))
@@ -449,6 +453,8 @@ def conditions_of(connection: Connection, wanted: EventFilter) -> list[ColumnEle
         made.append(or_(named, and_(events.c.kind == CHANGED, listed)))
     if wanted.block is not None:
         made.append(_touching(wanted.block.generation))
+    if wanted.generation is not None:
+        made.append(_touching(wanted.generation))
     return made
 
 
@@ -488,6 +494,9 @@ def _says_itself(body: Mapping[str, Any], wanted: EventFilter) -> bool:
         (wanted.residency, lambda value: body.get("residency") == value),
         (wanted.block, lambda value: _names(body, value)),
         (wanted.trace, lambda value: body.get("trace") == value),
+        (wanted.reader, lambda value: "owner" in body and body.get("reader", body.get("tenant")) == value),
+        (wanted.owner, lambda value: body.get("owner") == value),
+        (wanted.generation, lambda value: any(blocks_at(_runs(body), value))),
     )
     return all(value is None or check(value) for value, check in checks)
 
@@ -499,8 +508,11 @@ def _among(body: Mapping[str, Any], keys: Sequence[str], value: str) -> bool:
 def _names(body: Mapping[str, Any], block: BlockRef) -> bool:
     if block.incarnation not in (body["incarnation"], body.get("of_incarnation")):
         return False
-    items = [*body.get("runs", ()), *body.get("written", ())]
-    return names_block(items, block.block, block.generation, block.pool)
+    return names_block(_runs(body), block.block, block.generation, block.pool)
+
+
+def _runs(body: Mapping[str, Any]) -> list[Any]:
+    return [*body.get("runs", ()), *body.get("written", ())]
 
 
 def row_of(name: str, row: Any) -> EventRow:

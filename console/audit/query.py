@@ -119,6 +119,11 @@ def query(
     trace: Annotated[
         str | None, typer.Option(help="A W3C trace id, 32 hexadecimal digits: what belongs to its requests.")
     ] = None,
+    reader: Annotated[str | None, typer.Option(help="The tenant that asked for blocks.")] = None,
+    owner: Annotated[str | None, typer.Option(help="The tenant whose blocks they are.")] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="The number of a hand-out: what happened to that block.")
+    ] = None,
     as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100,
     after: Annotated[
@@ -140,6 +145,9 @@ def query(
         residency=residency,
         block=_block(block),
         trace=None if trace is None else check_trace(trace),
+        reader=reader,
+        owner=owner,
+        generation=generation,
     )
     place = None if after is None else Cursor.from_text(after)
     with reading(ledger) as engine, engine.connect() as connection:

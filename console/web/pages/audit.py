@@ -43,8 +43,8 @@ _PRESETS_US = {
     "7d": 7 * 24 * HOUR_US,
     "30d": 30 * 24 * HOUR_US,
 }
-_TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace")
-_NUMBERS = ("revision", "residency")
+_TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace", "reader", "owner")
+_NUMBERS = ("revision", "residency", "generation")
 
 
 def explore(visit: PageRequest) -> Response:

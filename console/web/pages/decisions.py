@@ -46,7 +46,9 @@ def show(visit: PageRequest) -> Response:
     since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
     if reads:
         visit.record("consoleDecisions", tenant)
-        denials = custody_api.denials(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+        denials = custody_api.denials(
+            visit.caller, visit.service, tenant, since_us, until_us, visit.text("cursor", 1024), _PAGE
+        )
         crossed = custody_api.crossed(visit.caller, visit.service, since_us, until_us, tenant, limit=_PAGE)
     known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
     policy = None if known is None else known.policy

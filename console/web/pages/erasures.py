@@ -25,10 +25,11 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 _PAGE = 50
 _TEXTS = ("tenant", "subject", "session", "classification", "segment", "model")
 _DEADLINES = {60: "1 minute", 3600: "1 hour", 86400: "1 day", 604800: "7 days"}
+OPENING = "opening.json"
 FILES = {
     "certificate.json": "application/json",
     "certificate.html": "text/html; charset=utf-8",
-    "opening.json": "application/json",
+    OPENING: "application/json",
 }
 
 
@@ -134,7 +135,8 @@ def show(visit: PageRequest) -> Response:
         "erasure/erasure.html",
         f"Erasure {found['erasure'][:12]}",
         found=found,
-        certifies=_certifies(visit, found["tenant"]),
+        reads_certificate=_may(visit, Permission.READ_CERTIFICATE, found["tenant"]),
+        opens=_may(visit, Permission.CERTIFY, found["tenant"]),
         signs=visit.service.signer is not None,
     )
 
@@ -143,7 +145,8 @@ def download(visit: PageRequest) -> Response:
     """The certificate, its page for people, or the opening of its commitment (rule 2)."""
     name = visit.places["file"]
     found = _status(visit)
-    if name not in FILES or not _certifies(visit, found["tenant"]):
+    needed = Permission.CERTIFY if name == OPENING else Permission.READ_CERTIFICATE
+    if name not in FILES or not _may(visit, needed, found["tenant"]):
         raise not_found()
     visit.record("consoleCertificate", tenant=found["tenant"])
     content = _file(visit, name, found["erasure"])
@@ -159,19 +162,19 @@ def _status(visit: PageRequest) -> dict[str, Any]:
     return erasures_api.erasure_of(visit.caller, visit.service, erasure)
 
 
-def _certifies(visit: PageRequest, tenant: str | None) -> bool:
-    """Whether the caller may have the certificate of an erasure of this tenant."""
-    if not visit.may(Permission.CERTIFY):
+def _may(visit: PageRequest, action: Permission, tenant: str | None) -> bool:
+    """Whether the caller may do this with an erasure of this tenant."""
+    if not visit.may(action):
         return False
     try:
-        visit.caller.tenant_of(Permission.CERTIFY, tenant)
+        visit.caller.tenant_of(action, tenant)
     except ProblemError:
         return False
     return tenant is not None or visit.caller.tenant is None
 
 
 def _file(visit: PageRequest, name: str, erasure: str) -> bytes:
-    if name == "opening.json":
+    if name == OPENING:
         return orjson.dumps(opening(visit.service, erasure)._asdict())
     document = certificate(visit.service, erasure)
     if name == "certificate.json":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from kvcustody.tenants import NAME_CHARACTERS_MAX
+from kvcustody.times import moment_us
 
 LARGE = 1 << 53
 
@@ -34,8 +36,38 @@ AsOf = Annotated[
     int | None,
     Query(ge=1, lt=LARGE, description="Size of a root checkpoint: answer as the ledger was then."),
 ]
-Since = Annotated[int | None, Query(ge=0, lt=LARGE, description="From this UTC microsecond on.")]
-Until = Annotated[int | None, Query(ge=0, lt=LARGE, description="Before this UTC microsecond.")]
+
+
+def _microseconds(given: Any) -> Any:
+    """UTC microseconds of a moment in ISO 8601; whatever else it is stays for the type to judge."""
+    if isinstance(given, str) and not given.isdigit():
+        with suppress(ValueError, OverflowError):
+            return moment_us(given)
+    return given
+
+
+MOMENT = BeforeValidator(_microseconds)
+MOMENT_SCHEMA = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string", "format": "date-time"},
+            {"type": "integer", "minimum": 0, "exclusiveMaximum": LARGE},
+            {"type": "null"},
+        ]
+    }
+)
+Since = Annotated[
+    int | None,
+    MOMENT,
+    MOMENT_SCHEMA,
+    Query(ge=0, lt=LARGE, description="From this UTC microsecond, or ISO 8601, on."),
+]
+Until = Annotated[
+    int | None,
+    MOMENT,
+    MOMENT_SCHEMA,
+    Query(ge=0, lt=LARGE, description="Before this UTC microsecond, or ISO 8601."),
+]
 
 
 class Model(BaseModel):

@@ -134,6 +134,9 @@ def found_events(
     incarnation: Incarnation = None,
     block: Block = None,
     trace: Trace = None,
+    reader: Text = None,
+    owner: Text = None,
+    generation: Number = None,
     order: EventOrder = EventOrder.LOG,
     as_of: AsOf = None,
     cursor: Cursor = None,
@@ -144,7 +147,7 @@ def found_events(
     asked = {
         "tenant": mine, "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule,
         "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
-        "trace": trace, "order": order, "as_of": as_of,
+        "trace": trace, "reader": reader, "owner": owner, "generation": generation, "order": order, "as_of": as_of,
     }  # fmt: skip
     question = CursorBinding("listEvents", caller.name, asked)
     position = service.cursors.read(question, cursor)
@@ -185,12 +188,16 @@ def summary(
     incarnation: Incarnation = None,
     block: Block = None,
     trace: Trace = None,
+    reader: Text = None,
+    owner: Text = None,
+    generation: Number = None,
 ) -> dict[str, Any]:
     """What there is among the leaves of a filter: how many, of which sort, and when."""
     mine = service.tenant_of(caller, READ, tenant)
     asked = {
         "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule, "grant": grant,
         "revision": revision, "residency": residency, "incarnation": incarnation, "block": block, "trace": trace,
+        "reader": reader, "owner": owner, "generation": generation,
     }  # fmt: skip
     wanted = wanted_of(mine, asked)
     with service.reading(mine) as connection:
@@ -222,7 +229,7 @@ def wanted_of(mine: str | None, asked: Mapping[str, Any]) -> EventFilter:
         kinds=() if kind is None else (str(kind),),
         block=None if block is None else _block(block),
         **{name: asked[name] for name in ("outcome", "actor", "rule", "grant", "revision", "residency")},
-        **{name: asked[name] for name in ("incarnation", "trace")},
+        **{name: asked[name] for name in ("incarnation", "trace", "reader", "owner", "generation")},
     )
 
 

@@ -30,7 +30,7 @@ from kvcustody.audit.report.subject_access import subject_page
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Limit, Since, Tenant, Until
+from kvcustody.governance.api.models.base import LARGE, MOMENT, MOMENT_SCHEMA, Limit, Since, Tenant, Until
 from kvcustody.governance.api.models.base import Cursor as CursorText
 from kvcustody.governance.api.models.custody import (
     BlockHistory,
@@ -58,8 +58,10 @@ from kvcustody.times import DAY_US
 READ = Permission.READ_CUSTODY
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Place = Annotated[int, Path(ge=0, lt=LARGE, examples=[42])]
-LastDaySince = Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")]
-UntilNow = Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: now.")]
+LastDaySince = Annotated[
+    int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")
+]
+UntilNow = Annotated[int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: now.")]
 Subject = Annotated[
     str, Query(min_length=1, max_length=128, description="The subject's own name, not its pseudonym.")
 ]
@@ -120,7 +122,12 @@ def subject_of(
     service: ServiceDep,
     subject: Subject,
     tenant: Tenant = None,
-    at: Annotated[int | None, Query(ge=0, lt=LARGE, description="As of this UTC µs; default: now.")] = None,
+    at: Annotated[
+        int | None,
+        MOMENT,
+        MOMENT_SCHEMA,
+        Query(ge=0, lt=LARGE, description="As of this UTC µs, or ISO 8601; default: now."),
+    ] = None,
 ) -> dict[str, Any]:
     """One subject's page: what is held, why and until when, what of it still exists, and what was erased."""
     mine, names = _named(caller, service, tenant, subject)
@@ -278,16 +285,17 @@ def denials(
     caller: CallerDep,
     service: ServiceDep,
     tenant: Tenant = None,
+    since: Since = None,
+    until: Until = None,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Denied requests by reader, owner, rule and revision."""
+    """Denied requests by reader, owner, rule and revision, of all time or of the hours that a period touches."""
     mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
-        found = denials_by_rule(connection, tenant=mine)
-    return page(
-        service, CursorBinding("listDenials", caller.name, {"tenant": mine}), facts(found), cursor, limit
-    )
+        found = denials_by_rule(connection, tenant=mine, since_us=since, until_us=until)
+    asked = {"tenant": mine, "since": since, "until": until}
+    return page(service, CursorBinding("listDenials", caller.name, asked), facts(found), cursor, limit)
 
 
 def crossed(

@@ -2,7 +2,8 @@
 
 1. A tenant's administrator erases that tenant's custody alone; the tenant comes from the credential.
 2. A request is durable in the ledger before it is answered; workers find it there.
-3. The certificate of an erasure is for those who may certify its tenant; so is the opening, which names the selector.
+3. The certificate of an erasure is for auditors and those who may certify its tenant; the opening, which names the
+   selector, is for the latter alone.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from kvcustody.policies.document.model import Action
 READ = Permission.READ_CUSTODY
 ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
 _read = partial(Operation, method="GET", action=READ, tag="erasures", recorded=True)
-_certify = partial(Operation, method="GET", action=Permission.CERTIFY, tag="erasures", recorded=True)
+_paper = partial(Operation, method="GET", tag="erasures", recorded=True)
 
 
 def add_erasures(api: Api) -> None:
@@ -71,11 +72,11 @@ def add_erasures(api: Api) -> None:
     )
     one = "/v1/erasures/{erasure}"
     missing = ("not-found", "conflict")
-    made = _certify("getCertificate", path=f"{one}/certificate")
+    made = _paper("getCertificate", path=f"{one}/certificate", action=Permission.READ_CERTIFICATE)
     api.add(made, certificate_of, answers=Certificate, problems=missing)
-    page_ = _certify("getCertificatePage", path=f"{one}/certificate.html")
+    page_ = _paper("getCertificatePage", path=f"{one}/certificate.html", action=Permission.READ_CERTIFICATE)
     api.add(page_, certificate_page, media="text/html", problems=(*missing, "not-acceptable"))
-    opens = _certify("getOpening", path=f"{one}/opening")
+    opens = _paper("getOpening", path=f"{one}/opening", action=Permission.CERTIFY)
     api.add(opens, opening_of, answers=OpeningModel, problems=("not-found",))
 
 
@@ -186,32 +187,32 @@ def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> di
 
 def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Response:
     """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
-    _certified(caller, service, erasure)
+    _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
     return Response(orjson.dumps(certificate(service, erasure)), media_type="application/json")
 
 
 def certificate_page(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Response:
     """The certificate as one page for people, which prints."""
-    _certified(caller, service, erasure)
+    _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
     made = service.documents.certificate(certificate(service, erasure))
     return Response(made, media_type="text/html; charset=utf-8")
 
 
 def opening_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
     """What opens the commitment of an erasure's certificate: it names the selector; keep it from others."""
-    _certified(caller, service, erasure)
+    _check_reach(caller, service, erasure, Permission.CERTIFY)
     return opening(service, erasure)._asdict()
 
 
-def _certified(caller: Caller, service: Service, erasure: str) -> None:
-    """Raise `not-found` unless the erasure is there and its tenant is one that the caller certifies (rule 3)."""
-    tenant = caller.tenant if caller.reach(Permission.CERTIFY) is Reach.OWN else None
+def _check_reach(caller: Caller, service: Service, erasure: str, action: Permission) -> None:
+    """Raise `not-found` unless the erasure is there and its tenant is in the caller's reach (rule 3)."""
+    tenant = caller.tenant if caller.reach(action) is Reach.OWN else None
     with service.reading(tenant) as connection:
         try:
             found = ledger.request(connection, erasure)
         except LedgerError:
             raise not_found() from None
-    if caller.reach(Permission.CERTIFY) is Reach.OWN and found.tenant != caller.tenant:
+    if caller.reach(action) is Reach.OWN and found.tenant != caller.tenant:
         raise not_found()
 
 

@@ -35,7 +35,8 @@ class Permission(StrEnum):
     READ_CUSTODY = "custody.read"  # custody, log and reports
     READ_HEALTH = "health.read"
     ERASE = "erasure.request"
-    CERTIFY = "erasure.certificate"
+    CERTIFY = "erasure.certificate"  # what opens a certificate, letters to people
+    READ_CERTIFICATE = "certificate.read"  # figures and proofs, without whom it is about
     CONSENT = "grant.consent"
     READ_POLICY = "policy.read"
     WRITE_POLICY = "policy.propose"  # propose, test, diff, prove, simulate
@@ -66,6 +67,7 @@ PERMISSIONS: dict[Role, dict[Permission, Reach]] = {
         Permission.READ_CUSTODY: _OWN,
         Permission.ERASE: _OWN,
         Permission.CERTIFY: _OWN,
+        Permission.READ_CERTIFICATE: _OWN,
         Permission.CONSENT: _OWN,
     },
     Role.DPO: {
@@ -73,9 +75,11 @@ PERMISSIONS: dict[Role, dict[Permission, Reach]] = {
         Permission.READ_HEALTH: _ALL,
         Permission.ERASE: _ALL,
         Permission.CERTIFY: _ALL,
+        Permission.READ_CERTIFICATE: _ALL,
     },
     Role.AUDITOR: {
         Permission.READ_CUSTODY: _ALL,
+        Permission.READ_CERTIFICATE: _ALL,
         Permission.READ_HEALTH: _ALL,
         Permission.READ_POLICY: _ALL,
         Permission.READ_OPERATIONS: _ALL,

@@ -146,7 +146,10 @@ def agree(engine: Engine) -> None:
     with engine.connect() as connection:
         assert tenant_totals(connection) == totals_from_rows(connection)
         rows = denials_from_rows(connection)
-        assert {row[:-1]: row.requests for row in denials_by_rule(connection)} == rows and rows
+        every = denials_by_rule(connection)
+        assert {row[:-1]: row.requests for row in every} == rows and rows
+        assert denials_by_rule(connection, since_us=0) == every, "a period that holds all of them"
+        assert not denials_by_rule(connection, until_us=1), "and one before any"
         by_class = select(orphan_findings.c.orphan, func.count()).group_by(orphan_findings.c.orphan)
         assert orphans_by_class(connection) == Counter(dict(map(tuple, connection.execute(by_class)))) != {}
         expected = events_from_leaves(connection)

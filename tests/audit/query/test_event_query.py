@@ -82,6 +82,15 @@ def whole(store: Engine) -> list[EventRow]:
     ]
 
 
+def _reads(body: dict[str, Any], tenant: str) -> bool:
+    """A decision names its reader; what else names an owner is of its reader's log."""
+    return (
+        body["reader"] == tenant
+        if body["kind"] == "decision"
+        else "owner" in body and body["tenant"] == tenant
+    )
+
+
 def test_every_filter_is_a_scan_of_all_leaves(
     any_store: Engine, make_writer: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +107,17 @@ def test_every_filter_is_a_scan_of_all_leaves(
     def touches(row: EventRow) -> bool:
         runs = [run for each in items_of(row.body) for run in each.get("runs", []) + each.get("written", [])]
         return any(key == (0, generation) and index in (block, NOWHERE) for key, index in listed(runs))
+
+    reader, owner = next(
+        (each["reader"], each["owner"])
+        for row in leaves
+        for each in items_of(row.body)
+        if each["kind"] == "decision"
+    )
+
+    def hands_out(row: EventRow) -> bool:
+        runs = [run for each in items_of(row.body) for run in each.get("runs", []) + each.get("written", [])]
+        return any(key[1] == generation for key, _ in listed(runs))
 
     cases: list[tuple[EventFilter, Any]] = [
         (EventFilter(), lambda row: True),
@@ -132,6 +152,12 @@ def test_every_filter_is_a_scan_of_all_leaves(
             lambda row: _traced(row, 2) and (row.log, row.kind) == ("tenant/tenant-1", "residency-opened"),
         ),
         (EventFilter(trace="12" * 16), lambda row: False),
+        (EventFilter(reader=reader), lambda row: any(_reads(each, reader) for each in items_of(row.body))),
+        (
+            EventFilter(owner=owner),
+            lambda row: any(each.get("owner") == owner for each in items_of(row.body)),
+        ),
+        (EventFilter(generation=generation), hands_out),
     ]
     seen_something = 0
     with any_store.connect() as connection:
@@ -143,7 +169,7 @@ def test_every_filter_is_a_scan_of_all_leaves(
             newest = newest_events(connection, wanted, limit=5)
             last = sorted(expected, key=lambda row: (row.at_us, row.log, row.idx))[-5:]
             assert [row.at_us for row in newest] == [row.at_us for row in last]
-    assert seen_something == 17
+    assert seen_something == 20
 
 
 def _traced(row: EventRow, which: int) -> bool:

@@ -21,6 +21,7 @@ def test_roles_are_the_table_of_the_design() -> None:
         (Permission.ERASE, {"tenant-admin"}, {"dpo"}),
         (Permission.CONSENT, {"tenant-admin"}, set()),
         (Permission.CERTIFY, {"tenant-admin"}, {"dpo"}),
+        (Permission.READ_CERTIFICATE, {"tenant-admin"}, {"dpo", "auditor"}),
         (Permission.READ_POLICY, set(), {"auditor", "author", "approver"}),
         (Permission.WRITE_POLICY, set(), {"author", "approver"}),
         (Permission.APPROVE_POLICY, set(), {"approver"}),

@@ -31,6 +31,7 @@ POLICY_READERS = "auditor author approver"
 POLICY_STEPPERS = "auditor author approver operator break-glass"
 OPERATORS = "auditor operator"
 CERTIFIERS = {"own": "tenant-admin", "every": "dpo"}
+CERTIFICATE_READERS = {"own": "tenant-admin", "every": "dpo auditor"}
 READERS = {"own": "tenant-viewer tenant-admin", "every": "dpo auditor"}
 JOBS = {"own": READERS["own"], "every": "dpo auditor operator"}
 SELF = {"every": " ".join(role.value for role in Role if role is not Role.BOOTSTRAP)}
@@ -196,8 +197,8 @@ ROWS = {
     ),
     "writeCaseLetter": Row("/v1/cases/{case}/letter", **CERTIFIERS, body=CASE_LETTER, absent=404),
     "getErasure": Row("/v1/erasures/{erasure}", **READERS, absent=404),
-    "getCertificate": Row("/v1/erasures/{erasure}/certificate", **CERTIFIERS, absent=404),
-    "getCertificatePage": Row("/v1/erasures/{erasure}/certificate.html", **CERTIFIERS, absent=404),
+    "getCertificate": Row("/v1/erasures/{erasure}/certificate", **CERTIFICATE_READERS, absent=404),
+    "getCertificatePage": Row("/v1/erasures/{erasure}/certificate.html", **CERTIFICATE_READERS, absent=404),
     "getOpening": Row("/v1/erasures/{erasure}/opening", **CERTIFIERS, absent=404),
     "makeReport": Row(
         "/v1/reports",
