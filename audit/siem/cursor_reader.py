@@ -113,11 +113,6 @@ def pull(connection: Connection, positions: SinkPositions, *, limit: int = 1000)
     return CursorBatch(tuple(rows), SinkPositions(places, dict(restarted), dict(purged)))
 
 
-def newest(connection: Connection) -> dict[str, int]:
-    """How many leaves each log has."""
-    return {row.name: row.size for row in connection.execute(select(logs.c.name, logs.c.size))}
-
-
 def newest_positions(connection: Connection) -> SinkPositions:
     """The places after everything that is there: for a reader who wants only what comes."""
     query = (

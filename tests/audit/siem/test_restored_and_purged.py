@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import Connection, Engine, delete, select
 
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import open_store
@@ -17,11 +17,16 @@ from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.siem import cursor_reader
-from kvcustody.audit.siem.cursor_reader import SinkPositions, newest, pull
+from kvcustody.audit.siem.cursor_reader import SinkPositions, newest_positions, pull
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import open_shape
 from standins import builders
 from standins.sinks import Flaky
+
+
+def newest(connection: Connection) -> dict[str, int]:
+    """How many leaves each log has."""
+    return {name: place.next for name, place in newest_positions(connection).places.items()}
 
 
 def array(rows: Sequence[EventRow]) -> bytes:

@@ -15,13 +15,13 @@ from typing import Any
 import orjson
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.ledger_identity import ledger_identity, own_origin
 from kvcustody.audit.events import KINDS, KeyEvent
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cursor_reader import newest, pull, read_positions, write_positions
+from kvcustody.audit.siem.cursor_reader import newest_positions, pull, read_positions, write_positions
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
@@ -48,6 +48,11 @@ def fill(store: Engine, make_writer: Any, world: Any, steps: int = 60) -> Any:
     writer.submit(world(7).run(steps).events)
     assert writer.flush()
     return writer
+
+
+def newest(connection: Connection) -> dict[str, int]:
+    """How many leaves each log has."""
+    return {name: place.next for name, place in newest_positions(connection).places.items()}
 
 
 def lines(rows: Any) -> bytes:
