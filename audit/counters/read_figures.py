@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import CompoundSelect, Connection, exists, func, or_, select, union, union_all
+from sqlalchemy import ColumnElement, CompoundSelect, Connection, exists, func, or_, select, union, union_all
 
 from kvcustody.audit.counters.count_events import (
     ASSIGNED,
@@ -42,6 +42,7 @@ from kvcustody.audit.counters.count_events import (
     custody_of,
     held_blocks,
 )
+from kvcustody.audit.database.postgres_roles import sees_one_tenant
 from kvcustody.audit.events import PROCESS_DEATH, SYSTEM, log_of
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.change_items import CHANGED
@@ -170,21 +171,24 @@ class UnevenLife(NamedTuple):
 
 
 def uneven_lives(connection: Connection) -> list[UnevenLife]:
-    """Every such process; a connection that sees one tenant's rows finds those that may have come back alone."""
-    losing = recorded_losses(connection)
-    sees_system = connection.scalar(select(logs.c.id).where(logs.c.name == SYSTEM)) is not None
-    if sees_system:
+    """Every such process. A connection of one tenant cannot tell which came back: those that died count as running."""
+    losing, is_alone = recorded_losses(connection), sees_one_tenant(connection)
+    which: ColumnElement[bool]
+    if not is_alone:
         came_back = any(_read(connection, _Wanted((LEAVES,), (RETURNED,), None, SYSTEM)))
         bodies = [leaf.body for leaf in life_leaves(connection)] if came_back else []
         returned = {about(body) for body in bodies if body["kind"] == RETURNED}
         which = incarnations.c.uuid.in_(losing | returned)
     else:
         died = select(custody_ends.c.incarnation).where(custody_ends.c.cause == PROCESS_DEATH)
-        which = incarnations.c.id.in_(died.where(has_leaf(custody_ends)))
+        which = or_(
+            incarnations.c.id.in_(died.where(has_leaf(custody_ends))), incarnations.c.uuid.in_(losing)
+        )
     query = select(incarnations.c.id, incarnations.c.uuid, incarnations.c.end).where(which)
     return [
-        UnevenLife(row.id, row.uuid, row.end is None or not sees_system, row.uuid in losing)
+        UnevenLife(row.id, row.uuid, row.end is None or (is_alone and not is_losing), is_losing)
         for row in connection.execute(query.order_by(incarnations.c.id))
+        for is_losing in (row.uuid in losing,)
     ]
 
 

@@ -19,13 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import VERSION_TABLE, check_store, ledger_error
 from kvcustody.audit.events.leaf_schema import LEAF_KEYS, ORDERS
 from kvcustody.audit.schema.all_tables import projections
+from kvcustody.audit.schema.recorded_losses import LOSING_FUNCTION, losing_processes
 from kvcustody.errors import LedgerError
 
 WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_auditor"
@@ -118,6 +120,14 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield from _policies(by_tenant)
 
 
+_ONE_TENANT = text("SELECT coalesce(current_setting('kvcustody.tenant', true), '') <> ''")
+
+
+def sees_one_tenant(connection: Connection) -> bool:
+    """Whether the connection sees the rows of one tenant alone, and so no system log (rule 2)."""
+    return dialect_of(connection).roles and bool(connection.scalar(_ONE_TENANT))
+
+
 def order_tables() -> set[str]:
     """The tables whose rows are of orders."""
     return {table.name for table in projections() if set(table.info.get("kinds", ("",))) <= ORDERS}
@@ -138,11 +148,20 @@ def _refuse_orders() -> Iterator[str]:
 
 
 def _policies(by_tenant: tuple[str, ...]) -> Iterator[str]:
-    """A reader's rows: those of the log of the tenant that its connection names (rule 2)."""
+    """A reader's rows: those of the log of the tenant that its connection names (rule 2).
+
+    Which processes lost leaves is told to it too: what its tenant holds is not known while one of them runs.
+    """
     yield (
         "CREATE OR REPLACE FUNCTION kvcustody_log() RETURNS integer LANGUAGE sql STABLE SECURITY DEFINER "
         "SET search_path = public, pg_temp AS $$ SELECT id FROM logs "
         "WHERE name = 'tenant/' || nullif(current_setting('kvcustody.tenant', true), '') $$"
+    )
+    dialect = PGDialect()  # type: ignore[no-untyped-call]
+    losing = losing_processes().compile(dialect=dialect, compile_kwargs={"literal_binds": True})
+    yield (
+        f"CREATE OR REPLACE FUNCTION {LOSING_FUNCTION}() RETURNS SETOF text LANGUAGE sql STABLE SECURITY DEFINER "
+        f"SET search_path = public, pg_temp AS $$ {losing} $$"
     )
     rules = dict.fromkeys(by_tenant, "log = (SELECT kvcustody_log())") | {
         "logs": "id = (SELECT kvcustody_log())"

@@ -23,13 +23,14 @@ from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select
 from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.database.postgres_roles import sees_one_tenant
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, incarnations, outages
+from kvcustody.audit.schema.recorded_losses import LOSING_FUNCTION, REFUSED, losing_processes, recorded_gaps
 from kvcustody.audit.schema.sequences import sequence_spans
 
 NO_LEAF, TORN = "no leaf has these sequences", "a continuation leaf is missing"
-REFUSED = "refused"  # the act did not happen: nothing was lost
 _KEEPING = 7_215_414  # the number of the lock
 _AT_ONCE = 1 << 18  # sequences of one question
 
@@ -70,16 +71,13 @@ def gaps(connection: Connection) -> tuple[Gap, ...]:
 
 def recorded_losses(connection: Connection) -> set[str]:
     """The processes that lost events by a record of their writer; sequences that are nowhere are not looked for."""
-    return {gap.incarnation for gap in _recorded_gaps(connection) if gap.cause != REFUSED}
+    if sees_one_tenant(connection):
+        return set(connection.exec_driver_sql(f"SELECT {LOSING_FUNCTION}()").scalars())
+    return set(connection.scalars(losing_processes()))
 
 
 def _recorded_gaps(connection: Connection) -> list[Gap]:
-    query = (
-        select(incarnations.c.uuid, outages.c.first_sequence, outages.c.last_sequence, outages.c.cause)
-        .join(incarnations, incarnations.c.id == outages.c.incarnation)
-        .where(outages.c.kind.in_(("gap", "withdrawn")), has_leaf(outages))
-    )
-    return [Gap(*row) for row in connection.execute(query)]
+    return [Gap(*row) for row in connection.execute(recorded_gaps())]
 
 
 def keep_spans(engine: Engine) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, select
 
-from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.database.postgres_roles import sees_one_tenant
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.ledger import events, logs
@@ -27,7 +27,6 @@ LIVES = (STARTED, *ENDS, RETURNED)  # the kinds of leaves about processes' lives
 Body = Mapping[str, Any]
 
 
-_TENANT_ALONE = text("SELECT coalesce(current_setting('kvcustody.tenant', true), '') <> ''")
 _LIFE_LEAVES = (
     select(events.c.idx, events.c.leaf)
     .join(logs, logs.c.id == events.c.log)
@@ -102,7 +101,7 @@ def life_leaves(connection: Connection) -> list[LifeLeaf]:
 
     Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
     """
-    if dialect_of(connection).roles and connection.scalar(_TENANT_ALONE):
+    if sees_one_tenant(connection):
         raise LedgerError(
             "who was at work is in the system log, which a connection of one tenant does not see"
         )

@@ -3,8 +3,8 @@
 1. A transaction of one tenant acts as `kvcustody_reader`, and names the tenant in `kvcustody.tenant`: a query whose
    own filter was forgotten shows that tenant's rows and no other.
 2. Role and tenant end with the transaction: the next one of the same connection begins without them.
-3. The wall stands where `kvcustody db roles` has been run and the service's login may take the role. Where it does
-   not, health says so, and the filters of the queries are alone; SQLite has no such wall.
+3. The wall stands where `kvcustody db roles` of this version has been run and the service's login may take the role.
+   Where it does not, health says so, and the filters of the queries are alone; SQLite has no such wall.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from sqlalchemy import Connection, Engine, text
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.postgres_roles import FIGURES, READER
 from kvcustody.audit.schema.all_tables import projections
+from kvcustody.audit.schema.recorded_losses import LOSING_FUNCTION
 
 _MEMBER = text("SELECT pg_has_role(current_user, oid, 'MEMBER') FROM pg_roles WHERE rolname = :role")
 _WALLED = text("SELECT tablename FROM pg_policies WHERE policyname = 'of_tenant'")
+_FUNCTION = text(f"SELECT to_regprocedure('{LOSING_FUNCTION}()')")
 _TENANT = text("SELECT set_config('kvcustody.tenant', :tenant, true)")
 
 
 def has_row_level_security(engine: Engine) -> bool:
-    """Whether the login may act as the reader, and every table with tenants' rows has its policy (rule 3)."""
+    """Whether the login may act as the reader, and the roles are of this version (rule 3)."""
     if not dialect_of(engine).roles:
         return False
     with engine.connect() as connection:
         if not connection.scalar(_MEMBER, {"role": READER}):
             return False
         walled = set(connection.scalars(_WALLED))
-    return walled >= {"events", "logs", *FIGURES, *(table.name for table in projections())}
+        has_function = connection.scalar(_FUNCTION) is not None
+    return has_function and walled >= {"events", "logs", *FIGURES, *(table.name for table in projections())}
 
 
 def restrict_to_tenant(connection: Connection, tenant: str) -> None:
