@@ -24,6 +24,14 @@ from standins.sinks import WebhookReceiver, until
 SECONDS_MAX = 60
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Ctrl-C is heard, here and by what is started: whoever starts tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_lost_decides_how_following_ends(number: signal.Signals) -> None:
     before = signal.getsignal(signal.SIGTERM)

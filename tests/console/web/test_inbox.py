@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[
         desk.activate(2, approver)
         opened.worker.activate(2, text)
         grant = "  - id: more-of-acme\n    owner: acme\n    reader: globex\n    at_most: internal\n"
-        grant += "    until: 2027-03-31\n    reason: pilot\n\nrules:\n"
+        grant += "    crosses: [region]\n    until: 2027-03-31\n    reason: pilot\n\nrules:\n"
         desk.propose(text.replace("rules:\n", grant, 1), author, note="more")
         asked = {"tenant": "acme", "subject": "user-1", "deadline_seconds": 1}
         made = post(opened, "dpo", "/v1/erasures", asked)
