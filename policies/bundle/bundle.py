@@ -153,8 +153,8 @@ def check_document(manifest: BundleManifest, document: str) -> Policy:
         raise DocumentRejected(
             f"bundle of revision `{manifest.revision}` holds another document than was signed"
         )
-    policy = _read_document(document, f"{manifest.name}@{manifest.revision}")
-    if (policy.name, policy_digest(policy)) != (manifest.name, manifest.digest):
+    policy, found = _read_document(document, f"{manifest.name}@{manifest.revision}")
+    if (policy.name, found) != (manifest.name, manifest.digest):
         raise DocumentRejected(
             f"bundle of revision `{manifest.revision}`: this program reads another policy in the document than the "
             f"`{manifest.digest}` that was signed"
@@ -163,9 +163,10 @@ def check_document(manifest: BundleManifest, document: str) -> Policy:
 
 
 @lru_cache(maxsize=64)
-def _read_document(document: str, name: str) -> Policy:
-    """A release is read from its beginning at every step, and its documents stay the same."""
-    return load_policy(document, name=name)
+def _read_document(document: str, name: str) -> tuple[Policy, str]:
+    """A policy and its digest. A release is read from its beginning at every step, and its documents stay the same."""
+    policy = load_policy(document, name=name)
+    return policy, policy_digest(policy)
 
 
 def check_current(manifest: BundleManifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:

@@ -22,6 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
@@ -51,6 +52,7 @@ _LOOK_SECONDS = 0.1
 _START_SECONDS = 60.0
 _PART_SECONDS = 30.0
 _NICE = 19
+_SESSION = Path("/proc/self/autogroup")  # the share of a session's processes (Linux, sched(7))
 _MORE = 1_000
 _KEPT_MAX = 32
 _READY = b"ready"
@@ -262,6 +264,14 @@ def _reply(task: Callable[..., Any], given: tuple[Any, ...]) -> _Reply:
         return _Reply(refused=refused.message)
 
 
+def _be_nice() -> None:
+    """Let others go first. Where Linux shares processors by session, a nice value counts within the session alone."""
+    os.nice(_NICE)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            _SESSION.write_text(str(_NICE))
+
+
 def main() -> None:
     """Do one task after the other until standard input ends."""
     sink = os.fdopen(os.dup(1), "wb")
@@ -269,7 +279,7 @@ def main() -> None:
     bytes_max, seconds = map(int, sys.argv[1:])
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (bytes_max, bytes_max))
-    os.nice(_NICE)
+    _be_nice()
     answer = _READY
     while True:
         sink.write(length(answer) + answer)
