@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -149,6 +150,9 @@ def test_it_is_niced_and_ends_with_the_service(make_work: Callable[..., PolicyWo
     assert work.call(os.getpriority, os.PRIO_PROCESS, 0, more=BESIDE) == 19
     process = work._process
     assert process is not None and process.poll() is None
+    session = Path(f"/proc/{process.pid}/autogroup")
+    if session.exists():  # where Linux shares processors by session
+        assert session.read_text().split()[-1] == "19"
     work.close()
     assert process.poll() is not None
 
