@@ -40,7 +40,7 @@ from kvcustody.audit.processes.work_periods import read_work_periods
 from kvcustody.audit.query import attempts, issuers, narrowed_holds
 from kvcustody.audit.query import custody as block_custody
 from kvcustody.audit.retention import purge_and_legal_hold as keeping
-from kvcustody.audit.schema import all_tables
+from kvcustody.audit.schema import all_tables, recorded_losses
 from kvcustody.audit.schema.all_tables import MONTHLY
 from kvcustody.audit.schema.cases import case_steps
 from kvcustody.audit.schema.copies import copy_steps
@@ -126,7 +126,7 @@ VERDICTS = {
         lambda connection: sorted(replay_decisions.sources_in_use(connection)),
     ),
     "a loss is on record": _Verdict(
-        outages, {"cause": "forged"}, sequence_gaps, lambda connection: len(sequence_gaps.gaps(connection))
+        outages, {"cause": "forged"}, recorded_losses, lambda connection: len(sequence_gaps.gaps(connection))
     ),
     "a copy was stored": _Verdict(
         copy_steps, {}, copy_rows, lambda connection: copy_rows.copy_totals(connection, 1)["nvme"].stored
