@@ -43,7 +43,8 @@ def plain(engine: Engine, rows: dict[Table, list[Any]]) -> Cost:
         if engine.dialect.name == "sqlite":
             connection.execute("PRAGMA wal_autocheckpoint=1000")
             connection.execute(f"PRAGMA cache_size=-{WRITER_CACHE_KIB}")
-        else:  # what keeps places is the ledger's price
+            connection.execute("PRAGMA foreign_keys=OFF")  # what keeps places is the ledger's price
+        else:
             connection.execute("ALTER TABLE events DISABLE TRIGGER places")
             connection.commit()
         start, cpu = time.perf_counter(), time.process_time()
