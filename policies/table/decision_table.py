@@ -168,7 +168,7 @@ class DecisionTable:
         return () if row is None else row.get((action, classification, scope, source), ())
 
     def _narrowed(self, decision: Decision, ids: tuple[str, ...], source: str) -> Decision:
-        if not _is_among(source, ids):
+        if source not in ids if len(ids) <= _SCANNED_MAX else not _is_among(source, ids):
             return self._deny
         if decision.permitted and len(ids) > 1:
             return Decision(Effect.PERMIT, (source,), self.revision, decision.errors)
@@ -292,9 +292,7 @@ class DecisionTable:
 
 
 def _is_among(source: str, ids: tuple[str, ...]) -> bool:
-    """Whether a source is one of these, which the compiler sorts."""
-    if len(ids) <= _SCANNED_MAX:
-        return source in ids
+    """Whether a source is one of many, which the compiler sorts."""
     return ids[min(bisect_left(ids, source), len(ids) - 1)] == source
 
 
