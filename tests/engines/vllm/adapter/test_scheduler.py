@@ -295,6 +295,7 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
 def test_what_acts_behind_governance_is_refused(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from vllm import envs
     from vllm.config import KVEventsConfig
 
     from kvcustody.governance.settings import load_settings
@@ -321,10 +322,10 @@ def test_what_acts_behind_governance_is_refused(
         refuse_ungoverned(config, load_settings())
     monkeypatch.setattr(type(config), "use_v2_model_runner", False)
     refuse_ungoverned(config, load_settings())
-    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    monkeypatch.setattr(envs, "VLLM_USE_RUST_FRONTEND", True, raising=False)  # vLLM keeps what it read once
     with pytest.raises(ConfigError, match="pass by the door"):
         refuse_ungoverned(config, load_settings())
-    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "0")
+    monkeypatch.setattr(envs, "VLLM_USE_RUST_FRONTEND", False, raising=False)
     refuse_ungoverned(config, load_settings())
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     with pytest.raises(ConfigError, match="token ids"):
