@@ -163,6 +163,8 @@ def _policies(by_tenant: tuple[str, ...]) -> Iterator[str]:
         f"CREATE OR REPLACE FUNCTION {LOSING_FUNCTION}() RETURNS SETOF text LANGUAGE sql STABLE SECURITY DEFINER "
         f"SET search_path = public, pg_temp AS $$ {losing} $$"
     )
+    yield f"REVOKE ALL ON FUNCTION {LOSING_FUNCTION}() FROM PUBLIC"
+    yield f"GRANT EXECUTE ON FUNCTION {LOSING_FUNCTION}() TO {READER}"
     rules = dict.fromkeys(by_tenant, "log = (SELECT kvcustody_log())") | {
         "logs": "id = (SELECT kvcustody_log())"
     }

@@ -140,8 +140,16 @@ class SinkFolder:
         return sorted(self._dead.glob("*.json"))
 
     def reasons(self, newest: int = 0) -> list[str]:
-        """Why each of them was, or each of the `newest`."""
-        return [str(orjson.loads(path.read_bytes())["reason"]) for path in self.dead()[-newest:]]
+        """Why each of them was, or each of the `newest`. One that was sent meanwhile has none."""
+        reasons = list[str]()
+        for path in self.dead()[-newest:]:
+            try:
+                reasons.append(str(orjson.loads(path.read_bytes())["reason"]))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError):
+                reasons.append(f"batch `{path.name}` cannot be read")
+        return reasons
 
     def bury(self, identity: str, body: bytes, content_type: str, reason: str) -> None:
         """Keep a batch that is given up, durably."""

@@ -83,8 +83,10 @@ class WalCheckpointer:
             cursor = connection.cursor()
             (before,) = cursor.execute("PRAGMA busy_timeout").fetchone()
             cursor.execute(f"PRAGMA busy_timeout={round(_WAIT_SECONDS * 1000)}")
-            cursor.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-            cursor.execute(f"PRAGMA busy_timeout={before}")
+            try:
+                cursor.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            finally:  # the connection goes back to the pool
+                cursor.execute(f"PRAGMA busy_timeout={before}")
         finally:
             connection.close()
 

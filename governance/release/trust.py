@@ -67,10 +67,10 @@ class TrustFile:
 
     def _stat(self) -> tuple[int, int, int]:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return (0, 0, 0)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def trust_of(found: Mapping[str, Any]) -> Trust:

@@ -77,8 +77,8 @@ def client_address(peer: str, forwarded: Sequence[str], proxies: Networks) -> st
 
 
 def _without_port(address: str) -> str:
-    found = _WITH_PORT.fullmatch(address)
-    return address if found is None else found["v6"] or found["v4"] or ""
+    match = _WITH_PORT.fullmatch(address)
+    return address if match is None else match["v6"] or match["v4"] or ""
 
 
 def is_tls(scope: Scope) -> bool:

@@ -20,7 +20,7 @@ from kvcustody.audit.siem.formats import open_shape
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.audit.siem.sink_folder import SinkFolder, SinkStatus, SinkTrouble, find_troubles
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.settings import ServiceSettings, Webhook
 
@@ -99,10 +99,14 @@ class Sinks:
 
 def stored_troubles(settings: ServiceSettings, now_us: int) -> list[tuple[str, SinkTrouble]]:
     """What somebody must see of the sinks of a service, from its files alone."""
-    folders = {hook.name: SinkFolder(settings.state_path / "sinks" / hook.name) for hook in settings.webhooks}
-    return _troubles(
-        [folder.status(name, folder.read_positions()) for name, folder in sorted(folders.items())], now_us
-    )
+    troubles = list[tuple[str, SinkTrouble]]()
+    for name in sorted(webhook.name for webhook in settings.webhooks):
+        folder = SinkFolder(settings.state_path / "sinks" / name)
+        try:
+            troubles += _troubles([folder.status(name, folder.read_positions())], now_us)
+        except LedgerError as problem:  # of one sink: the others are told all the same
+            troubles.append((name, SinkTrouble("unreadable", True, problem.message, "list-sinks")))
+    return troubles
 
 
 def _troubles(sinks: Sequence[SinkStatus], now_us: int) -> list[tuple[str, SinkTrouble]]:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import ProgrammingError
 
 from kvcustody.audit.counters.read_figures import tenant_totals
 from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.database.postgres_roles import WORKER
 from kvcustody.audit.events import GapRecorded, WorkerStopped
 from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.schema.recorded_losses import LOSING_FUNCTION
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.governance.service.row_level_security import restrict_to_tenant
 from standins.audit.falsified import leaf_bytes
@@ -51,5 +54,9 @@ def test_both_sides_of_the_wall_say_the_same(walled: Engine, world: Callable[...
     with walled.connect() as connection, connection.begin():
         restrict_to_tenant(connection, "tenant-0")
         assert connection.exec_driver_sql("SELECT count(*) FROM outages").scalar() == 0
+    with walled.connect() as connection, connection.begin():
+        connection.exec_driver_sql(f"SET LOCAL ROLE {WORKER}")
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            connection.exec_driver_sql(f"SELECT {LOSING_FUNCTION}()")
     append(walled, [WorkerStopped(running.now, "worker-1", "closed", 0, ())], 1011)
     assert [held(walled, "tenant-0", behind_the_wall=wall) for wall in (False, True)] == [0, 0]

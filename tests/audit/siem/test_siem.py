@@ -30,6 +30,8 @@ from kvcustody.audit.siem.sink_folder import SinkFolder, find_troubles
 from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerError
+from kvcustody.governance.service.fleet.webhooks import stored_troubles
+from kvcustody.governance.service.settings import ServiceSettings, Webhook
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import HOUR_US
 from standins.sinks import Flaky
@@ -164,6 +166,34 @@ def test_what_is_refused_for_good_is_set_aside_and_can_be_sent_again(
     assert pump.status().dead == 1
     assert pump.retry_dead() == 1 and pump.status().dead == 0
     assert sink.taken[1][0] == sink.tried[0]
+
+
+def test_a_dead_batch_that_cannot_be_read_hides_no_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health asks for it. One that is sent between the look and the reading is not missed."""
+    folder = SinkFolder(tmp_path / "sink")
+    folder.make()
+    folder.bury("a" * 20, b"{}", "", "refused")
+    [whole] = folder.dead()
+    (whole.parent / "9-torn.json").write_bytes(b"{")
+    status = folder.status("sink", folder.read_positions())
+    assert status.dead == 2 and status.problem == "batch `9-torn.json` cannot be read"
+    monkeypatch.setattr(SinkFolder, "dead", lambda self: [whole, whole.with_name("sent.json")])
+    assert folder.reasons() == ["refused"]
+
+
+def test_a_damaged_sink_hides_no_other(tmp_path: Path) -> None:
+    hooks = [
+        Webhook(name=name, url="https://example.org/", key_path=tmp_path / "key") for name in ("one", "two")
+    ]
+    settings = ServiceSettings(state_path=tmp_path, webhooks=hooks)
+    for name in ("one", "two"):
+        SinkFolder(tmp_path / "sinks" / name).make()
+    (tmp_path / "sinks" / "one" / "positions.json").write_text("{")
+    SinkFolder(tmp_path / "sinks" / "two").bury("a" * 20, b"{}", "", "refused")
+    troubles = [(name, trouble.about) for name, trouble in stored_troubles(settings, 0)]
+    assert troubles == [("one", "unreadable"), ("two", "given-up")]
 
 
 def test_a_sink_that_never_answers_is_given_up_one_batch_at_a_time(
