@@ -18,7 +18,7 @@ from kvcustody.audit.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
-from kvcustody.audit.schema.cases import case_steps, cases
+from kvcustody.audit.schema.leaf_tables import case_steps, cases
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
 

@@ -16,7 +16,7 @@ from kvcustody.audit.cases.case_record import StepKind, SubjectCase
 from kvcustody.audit.cases.read_cases import case_to_follow
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.cases import case_steps
+from kvcustody.audit.schema.leaf_tables import case_steps
 from kvcustody.audit.schema.ledger import events, incarnations
 
 FOLLOWED = "processing-restricted"

@@ -39,7 +39,7 @@ from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import END_UNRECORDED, EVIDENCE, ORDERLY_STOP, PROCESS_DEATH
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
-from kvcustody.audit.schema.copies import copy_steps
+from kvcustody.audit.schema.leaf_tables import copy_steps
 from kvcustody.audit.schema.ledger import events
 
 VERDICTS = ("covered", "late", "open", "unproven", "disputed")

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, func, select
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events import CopiesEnded, log_of
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
-from kvcustody.audit.schema.copies import copy_steps, transfer_decisions
+from kvcustody.audit.schema.leaf_tables import copy_steps, transfer_decisions
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 STORED, ENDED, DESTROYED = "copies-stored", "copies-ended", "copies-destroyed"

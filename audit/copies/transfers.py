@@ -21,8 +21,8 @@ from kvcustody.audit.copies.copy_rows import DecidedTransfer, transfers_of
 from kvcustody.audit.counters.read_figures import TierTotals, tier_totals
 from kvcustody.audit.events import log_of
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.copies import transfer_decisions
-from kvcustody.audit.schema.ledger import incarnations, logs, residencies, workers
+from kvcustody.audit.schema.leaf_tables import residencies, transfer_decisions
+from kvcustody.audit.schema.ledger import incarnations, logs, workers
 from kvcustody.audit.subjects.subject_filter import of_tenant
 
 NO_OUTCOME = "none"  # how a filter names decisions after which nothing moved

@@ -15,13 +15,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.change_items import CHANGED
+from kvcustody.audit.events.control_events import DecisionRecorded
+from kvcustody.audit.events.custody_events import RequestMonitored
+from kvcustody.audit.events.leaf_schema import SCHEMAS
+from kvcustody.audit.events.ledger_events import HitCounters
+from kvcustody.audit.events.registry import KINDS
 from kvcustody.times import HOUR_US
 
 LEAVES, EVENTS, DENIED = "leaves", "events", "denied"
@@ -42,7 +47,7 @@ CUSTODY_KINDS = (  # hand-outs, whose they are, and ends
 COPIES = "copies"
 COPY_KINDS = ("copies-stored", "copies-ended", "copies-destroyed")
 MONITORED = "request-monitored"
-MONITORED_TOKENS = ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")
+MONITORED_TOKENS = tuple(RequestMonitored.figures.sums)
 FAILED = "failed"  # in place of a level: a receipt that proves nothing
 ASSIGNMENT, HIT_COUNTERS = "blocks-assigned", "hit-counters"
 ORPHANS: Final = "orphan-found"
@@ -67,52 +72,18 @@ Figures = dict[Place, dict[HourFigure, int]]
 _Cells = Sequence[dict[HourFigure, int]]  # of each leaf, where its figures stand
 _Who = Sequence[tuple[str, str]]  # outcome and classification of each
 
-OUTCOMES = {
-    **dict.fromkeys(("decision", HIT_COUNTERS, MONITORED), "effect"),
-    **dict.fromkeys(("residency-released", "blocks-released", "custody-ended"), "cause"),
-    **dict.fromkeys(("erasure-requested",), "selector"),
-    **dict.fromkeys(("erasure-completed",), "outcome"),
-    "case-opened": "subject_right",
-    "case-step": "step",
-    "processing-restricted": "change",
-    **dict.fromkeys(COPY_KINDS[1:], "cause"),
-    "receipt": "result",
-    "transfer-decided": "choice",
-    ORPHANS: "orphan",
-    "observed-removed": "cause",
-}
+OUTCOMES = {SCHEMAS[kind].name: kind.figures.by for kind in KINDS if kind.figures.by}
+_SUMS = {SCHEMAS[kind].name: kind.figures.sums for kind in KINDS if kind.figures.sums}
 COUNTED_KEYS = frozenset(
     {
-        *(
-            "at_us",
-            "part",
-            "classification",
-            "log",
-            "reader",
-            "tenant",
-            "requests",
-            "blocks",
-            "tokens",
-            "rule",
-        ),
-        *(
-            "reasons",
-            "owner",
-            "revision",
-            "level",
-            "result",
-            "bytes",
-            "own",
-            "tier",
-            "numbers",
-            "of_incarnation",
-        ),
-        *("blocks_each", "bytes_each", *MONITORED_TOKENS, *OUTCOMES.values()),
+        *("at_us", "part", "classification", "log", "reader", "tenant", "requests", "blocks", "tokens", "rule"),
+        *("reasons", "owner", "revision", "level", "result", "bytes", "own", "tier", "numbers", "of_incarnation"),
+        *("blocks_each", "bytes_each", *OUTCOMES.values(), *(key for sums in _SUMS.values() for key in sums.values())),
     }
-)
+)  # fmt: skip
 """The keys of leaves that figures are made of."""
 DEFAULT_DENY = "default-deny"  # denied, and no rule says so
-ASKING = {"decision": "reader", HIT_COUNTERS: "tenant"}
+ASKING = {SCHEMAS[kind].name: kind.acting for kind in (DecisionRecorded, HitCounters)}
 _RUNS = "runs"
 
 
@@ -191,9 +162,13 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
         _add(cells, kind, BLOCKS, proved, group.extents[_RUNS].blocks)
         sizes = zip(columns["bytes"], parts, strict=True)
         _add(cells, kind, BYTES, proved, [size if part == 1 else 0 for size, part in sizes])
-    elif kind in _SIZES:
-        for measure, values in _SIZES[kind](group).items():
-            _add(cells, kind, measure, who, values)
+    elif kind == "blocks-released":
+        sizes = zip(group.extents[_RUNS].blocks, columns["own"], strict=True)
+        _add(cells, kind, WRITTEN, who, [blocks if own else 0 for blocks, own in sizes])
+    else:
+        for measure, key in _SUMS.get(kind, {}).items():
+            sums = group.extents[key].blocks if key in group.extents else columns[key]
+            _add(cells, kind, measure, who, sums)
 
 
 def _count_requests(
@@ -246,22 +221,3 @@ def _add(cells: _Cells, kind: str, measure: str, who: _Who, values: Iterable[int
         if value:
             name = names[of]
             cell[name] = cell.get(name, 0) + value
-
-
-def _opened(group: LeafGroup) -> Mapping[str, Sequence[int]]:
-    return {ATTACHED: group.extents[_RUNS].blocks, WRITTEN: group.extents["written"].blocks}
-
-
-def _of_own(group: LeafGroup) -> Mapping[str, Sequence[int]]:
-    sizes = zip(group.extents[_RUNS].blocks, group.columns["own"], strict=True)
-    return {WRITTEN: [blocks if own else 0 for blocks, own in sizes]}
-
-
-_SIZES: dict[str, Callable[[LeafGroup], Mapping[str, Sequence[int]]]] = {
-    "residency-opened": _opened,
-    "blocks-attached": lambda group: {ATTACHED: group.extents[_RUNS].blocks},
-    "residency-released": lambda group: {WRITTEN: group.extents[_RUNS].blocks},
-    "blocks-released": _of_own,
-    "custody-ended": lambda group: {BLOCKS: group.extents[_RUNS].blocks},
-    MONITORED: lambda group: {name: group.columns[name] for name in MONITORED_TOKENS},
-}

@@ -49,8 +49,8 @@ from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import GENERATION_MASK
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.schema.counters import coverage_hours, coverage_pass
+from kvcustody.audit.schema.leaf_tables import retention_purges
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.schema.trees import checkpoints, root_leaves
 
 STEP_LEAVES = 200_000  # of one step, unless one seal has more

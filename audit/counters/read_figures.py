@@ -51,7 +51,8 @@ from kvcustody.audit.processes.work_periods import RETURNED, about, life_leaves
 from kvcustody.audit.query.evidence_columns import read, unit_keys
 from kvcustody.audit.schema.all_tables import has_leaf, is_of_leaves
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
-from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, logs
+from kvcustody.audit.schema.leaf_tables import custody_ends
+from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.errors import LedgerError
 from kvcustody.times import HOUR_US
 

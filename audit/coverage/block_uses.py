@@ -36,8 +36,15 @@ from kvcustody.audit.query.evidence_columns import (
 )
 from kvcustody.audit.query.narrowed_holds import read_narrowed
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
-from kvcustody.audit.schema.erasures import erasure_effects
-from kvcustody.audit.schema.ledger import attachments, erasures, events, receipts, releases, residencies
+from kvcustody.audit.schema.leaf_tables import (
+    attachments,
+    erasure_effects,
+    erasures,
+    receipts,
+    releases,
+    residencies,
+)
+from kvcustody.audit.schema.ledger import events
 
 Flags = NDArray[np.bool_]
 

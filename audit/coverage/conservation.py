@@ -17,7 +17,8 @@ from kvcustody.audit.copies.copy_rows import CopyTotals, copy_totals
 from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.query.evidence_columns import read, unit_keys
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import custody_ends, incarnations, receipts, releases, residencies
+from kvcustody.audit.schema.leaf_tables import custody_ends, receipts, releases, residencies
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.errors import LedgerError
 
 

@@ -33,7 +33,8 @@ from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import POOL_SHIFT, Evidence, distinct, is_among, read
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import custody_ends, events, incarnations
+from kvcustody.audit.schema.leaf_tables import custody_ends
+from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.errors import LedgerError
 
 DEVICE_TIER = "device"  # the tier of all blocks

@@ -40,17 +40,17 @@ from kvcustody.audit.processes.marked_processes import marked_processes
 from kvcustody.audit.processes.work_periods import about, life_leaves, work_periods
 from kvcustody.audit.query.evidence_columns import read
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
-from kvcustody.audit.schema.copies import copy_steps
-from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
-from kvcustody.audit.schema.ledger import (
+from kvcustody.audit.schema.leaf_tables import (
+    copy_steps,
+    erasure_effects,
+    erasure_remains,
+    erasure_rereads,
     erasure_results,
     erasures,
-    events,
-    incarnations,
-    logs,
     receipts,
     residencies,
 )
+from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.processes.work_periods import Body
 from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.leaf_tables import legal_holds
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.retention import legal_holds
 
 HOLD_KIND, PLACED = "legal-hold", "placed"
 

@@ -17,7 +17,8 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import erasure_results, incarnations, workers
+from kvcustody.audit.schema.leaf_tables import erasure_results
+from kvcustody.audit.schema.ledger import incarnations, workers
 
 _AT_ONCE = 500  # erasures in one statement
 

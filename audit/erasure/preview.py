@@ -19,7 +19,8 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import incarnations, releases, residencies
+from kvcustody.audit.schema.leaf_tables import releases, residencies
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
 
 _COUNTED_MAX = 100_000

@@ -20,8 +20,14 @@ from kvcustody.audit.erasure.erasure_state import AskedErasure, ErasureState, re
 from kvcustody.audit.erasure.who_owes import owing
 from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
-from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
-from kvcustody.audit.schema.ledger import erasure_results, erasures, events, incarnations, workers
+from kvcustody.audit.schema.leaf_tables import (
+    erasure_effects,
+    erasure_remains,
+    erasure_rereads,
+    erasure_results,
+    erasures,
+)
+from kvcustody.audit.schema.ledger import events, incarnations, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
 from kvcustody.audit.subjects.subject_table import named_row
 from kvcustody.errors import LedgerError

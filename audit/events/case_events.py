@@ -10,6 +10,7 @@ from kvcustody.audit.events.event import (
     Words,
     WorkersLifecycleEvent,
 )
+from kvcustody.audit.kinds.row import Kept, RowColumn, counts, in_table
 
 
 class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
@@ -32,6 +33,14 @@ class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
     trace: str = ""
     ends: tuple[str, ...] = ()
 
+    row = in_table(
+        "cases", "case_id", "tenant", "subject", "subject_right", "channel", RowColumn("received_us", "received_utc"),
+        "zone", RowColumn("holidays", "_holidays", Kept.TEXT), "actor", "at_us",
+        RowColumn("ends", "_ends", Kept.MAYBE_TEXT),
+        indexes={"case_id": ("case_id",)},
+    )  # fmt: skip
+    figures = counts(by="subject_right")
+
 
 class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):
     """A step of a case is about to be taken (class A). What its words mean is in `audit.cases.case_record`.
@@ -50,6 +59,12 @@ class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):
     actor: str
     trace: str = ""
 
+    row = in_table(
+        "case_steps", "case_id", "step", "outcome", "ground", "about", "reason", "digest", "actor", "at_us",
+        indexes={"case_id": ("case_id",)},
+    )  # fmt: skip
+    figures = counts(by="step")
+
 
 class ProcessingRestricted(WorkersLifecycleEvent, frozen=True, tag="processing-restricted"):
     """A worker uses nothing of a subject from here on, or as before again: in effect before it is recorded (class B).
@@ -61,3 +76,5 @@ class ProcessingRestricted(WorkersLifecycleEvent, frozen=True, tag="processing-r
     tenant: OrderedTenant
     subject: MaybeWords
     change: Words
+
+    figures = counts(by="change")

@@ -32,6 +32,7 @@ from kvcustody.audit.events.event import (
     WorkersGuardingEvent,
     WorkersLifecycleEvent,
 )
+from kvcustody.audit.kinds.row import Kept, RowColumn, counts, in_table
 
 GOVERNOR, POLICY_FEED = "governor", "policy-feed"  # parts of a worker that act by themselves
 OWN_ACTORS = frozenset({GOVERNOR, POLICY_FEED})
@@ -167,6 +168,19 @@ class RetentionPurged(GuardingOrder, frozen=True, tag="retention-purged"):
     approver: str
     reason: str
 
+    row = in_table(
+        "retention_purges",
+        "of_log",
+        "first",
+        "below",
+        "size",
+        "digest",
+        "actor",
+        "approver",
+        "reason",
+        "at_us",
+    )
+
 
 class LegalHoldChanged(GuardingOrder, frozen=True, tag="legal-hold"):
     """A legal hold on ledger content was placed or lifted (class A). `tenant` None: on all of it.
@@ -181,6 +195,8 @@ class LegalHoldChanged(GuardingOrder, frozen=True, tag="legal-hold"):
     reason: str
     actor: str
     subject: str | None = None
+
+    row = in_table("legal_holds", "hold", "tenant", "action", "reason", "actor", "at_us", "subject")
 
 
 class SubjectUnlinked(GuardingOrder, frozen=True, tag="subject-unlinked"):
@@ -414,6 +430,11 @@ class PolicyActivated(WorkersGuardingEvent, frozen=True, tag="policy-activated")
     actor: Actor
     previous: int = 0
 
+    row = in_table(
+        "policy_revisions", "revision", "name", "profile", "digest", "actor", "previous", "at_us",
+        indexes={"revision": ("revision",)},
+    )  # fmt: skip
+
 
 class PolicyText(WorkersLifecycleEvent, frozen=True, tag="policy-text"):
     """A piece of the document of a policy that a worker enforces: number `number` of `of`, from 1 (class B).
@@ -482,3 +503,10 @@ class DecisionRecorded(WorkersGuardingEvent, frozen=True, tag="decision"):
     via: Words = ""
     residency: int = 0
     trace: Trace = ""
+
+    row = in_table(
+        "decisions", "action", "effect", "reader", "owner", "classification", RowColumn("rule", "_rule", Kept.TEXT),
+        "revision", "via", "at_us", month="at_us",
+    )  # fmt: skip
+    figures = counts(by="effect")
+    acting = "reader"

@@ -15,11 +15,23 @@ from kvcustody.audit.events.event import (
     Words,
     WorkersLifecycleEvent,
 )
+from kvcustody.audit.kinds.row import INCARNATION, Kept, RowColumn, counts, in_table
 
 END_UNRECORDED = "orphan: its end was not recorded"  # the cause of every end that a scan recorded
 ORDERLY_STOP = "teardown"  # the cause of every end that an orderly stop of the process made
 ZEROED, UNLINKED, KEY_DESTROYED = "zeroed", "unlinked", "key-destroyed"
 EVIDENCE = (ZEROED, UNLINKED, KEY_DESTROYED)  # of the end of a copy's bytes
+
+
+COPY_STEPS = in_table(
+    "copy_steps", INCARNATION, RowColumn("step", "_step", Kept.NAME), "tier",
+    RowColumn("tenant", kept=Kept.MAYBE_TEXT), "classification", RowColumn("cause", "_cause", Kept.TEXT),
+    RowColumn("erasure", "_erasure", Kept.TEXT), *(RowColumn(name, f"_{name}", Kept.NUMBER) for name in
+    ("copies", "numbers", "blocks", "bytes", "low", "high")), "at_us",
+    indexes={"incarnation": ("incarnation", "tier", "step", "low"), "erasure": ("erasure",)}, month="at_us",
+)  # fmt: skip
+"""A row is of one leaf: how many copies it lists, and between which numbers, so that who asks for some copies reads few
+leaves. Two sides are compared by the sum of the numbers (`numbers`), without a leaf."""
 
 
 class CopiesStored(WorkersLifecycleEvent, frozen=True, tag="copies-stored"):
@@ -38,6 +50,8 @@ class CopiesStored(WorkersLifecycleEvent, frozen=True, tag="copies-stored"):
     due_us: tuple[int, ...]
     stored_us: tuple[int, ...]
     within_us: int
+
+    row = COPY_STEPS
 
 
 class CopiesEnded(WorkersLifecycleEvent, frozen=True, tag="copies-ended"):
@@ -61,6 +75,9 @@ class CopiesEnded(WorkersLifecycleEvent, frozen=True, tag="copies-ended"):
     erasure: ErasureId = ""
     incarnation: OwnLife = ""
 
+    row = COPY_STEPS
+    figures = counts(by="cause")
+
 
 class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"):
     """Bytes of copies are gone, or nobody can open them any more (class B): `cause` is one of `EVIDENCE`.
@@ -78,6 +95,9 @@ class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"
     blocks_each: tuple[int, ...]
     bytes_each: tuple[int, ...]
     destroyed_us: tuple[int, ...]
+
+    row = COPY_STEPS
+    figures = counts(by="cause")
 
 
 class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"):
@@ -103,3 +123,11 @@ class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"
     reason: Words
     part_blocks: int = 0
     latency_class: Words = ""
+
+    row = in_table(
+        "transfer_decisions", INCARNATION, "action", "tier", "tenant", "residency", "blocks", "bytes", "transfer_us",
+        "recompute_us", "choice", "outcome", "actual_us", "reason", "at_us", RowColumn("part_blocks", default="0"),
+        RowColumn("latency_class", default=""),
+        indexes={"residency": ("incarnation", "residency"), "at": ("at_us", "log", "idx")}, month="at_us",
+    )  # fmt: skip
+    figures = counts(by="choice")

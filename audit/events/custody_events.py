@@ -27,6 +27,26 @@ from kvcustody.audit.events.event import (
     Words,
     WorkersLifecycleEvent,
 )
+from kvcustody.audit.kinds.row import (
+    BLOCKS,
+    HIGH,
+    INCARNATION,
+    LEAF_US,
+    LOW,
+    PART,
+    Kept,
+    RowColumn,
+    counts,
+    in_table,
+)
+
+WRITTEN_BLOCKS = RowColumn("written_blocks", "_written_blocks", Kept.NUMBER)
+RELEASES = in_table(
+    "releases", INCARNATION, "residency", PART, RowColumn("final", "_final", Kept.FLAG),
+    RowColumn("written", "_written", Kept.FLAG), "tenant", "cause", RowColumn("released_us", "at_us"),
+    RowColumn("released_boot_us", "boot_us"), "hold_boot_us", WRITTEN_BLOCKS, LOW, HIGH, LEAF_US,
+    indexes={"residency": ("incarnation", "residency")}, has_items=True, month="at_us",
+)  # fmt: skip
 
 
 class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"):
@@ -54,6 +74,14 @@ class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"
     trace: Trace = ""
     earlier_blocks: int = 0
 
+    row = in_table(
+        "residencies", INCARNATION, "residency", PART, "tenant", "subject", "session", "asserted", "classification",
+        "revision", RowColumn("opened_us", "at_us"), RowColumn("opened_boot_us", "boot_us"), "absolute_boot_us",
+        RowColumn("attached_blocks", "_blocks", Kept.NUMBER), WRITTEN_BLOCKS, LOW, HIGH,
+        unique=("incarnation", "residency", "part"), month="opened_us",
+    )  # fmt: skip
+    figures = counts(sums={"attached_blocks": "runs", "written_blocks": "written"})
+
 
 class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitored"):
     """What the policy would have decided of a request that it was not enforced for, under which order (class B).
@@ -76,6 +104,11 @@ class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitore
     forecast_tokens: int
     trace: Trace = ""
 
+    figures = counts(
+        by="effect",
+        sums={name: name for name in ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")},
+    )
+
 
 class BlocksAssigned(WorkersLifecycleEvent, frozen=True, tag="blocks-assigned"):
     """Blocks that a residency of `tenant` was handed belong to `owner`: it fills a segment of that tenant (class B).
@@ -90,6 +123,8 @@ class BlocksAssigned(WorkersLifecycleEvent, frozen=True, tag="blocks-assigned"):
     classification: Words
     runs: Runs
 
+    acting = "tenant"
+
 
 class BlocksAttached(WorkersLifecycleEvent, frozen=True, tag="blocks-attached"):
     """A running request came to refer to blocks that another had published meanwhile (class B).
@@ -102,6 +137,13 @@ class BlocksAttached(WorkersLifecycleEvent, frozen=True, tag="blocks-attached"):
     tenant: HeldTenant
     runs: Runs
     trace: Trace = ""
+
+    row = in_table(
+        "attachments", INCARNATION, "residency", PART, "tenant", RowColumn("attached_boot_us", "boot_us"),
+        RowColumn("attached_blocks", "_blocks", Kept.NUMBER), LOW, HIGH, "at_us",
+        indexes={"residency": ("incarnation", "residency")}, month="at_us",
+    )  # fmt: skip
+    figures = counts(sums={"attached_blocks": "runs"})
 
 
 class ResidencyReleased(WorkersLifecycleEvent, frozen=True, tag="residency-released"):
@@ -119,6 +161,9 @@ class ResidencyReleased(WorkersLifecycleEvent, frozen=True, tag="residency-relea
     incarnation: OwnLife = ""
     trace: Trace = ""
 
+    row = RELEASES
+    figures = counts(by="cause", sums={"written_blocks": "runs"})
+
 
 class BlocksReleased(WorkersLifecycleEvent, frozen=True, tag="blocks-released"):
     """A request that goes on let go of some blocks, as a sliding window does (class B).
@@ -135,6 +180,9 @@ class BlocksReleased(WorkersLifecycleEvent, frozen=True, tag="blocks-released"):
     hold_us: int
     incarnation: OwnLife = ""
     trace: Trace = ""
+
+    row = RELEASES
+    figures = counts(by="cause")
 
 
 class HoldsNarrowed(WorkersLifecycleEvent, frozen=True, tag="holds-narrowed"):
@@ -169,6 +217,13 @@ class CustodyEnded(WorkersLifecycleEvent, frozen=True, tag="custody-ended"):
     ceiling_us: int = 0
     incarnation: OwnLife = ""
 
+    row = in_table(
+        "custody_ends", INCARNATION, "tenant", "classification", "cause", "due_us", "due_boot_us", "ended_boot_us",
+        "retired_boot_us", "ceiling_boot_us", "scrub_within_us", BLOCKS, LOW, HIGH, LEAF_US,
+        indexes={"due": ("due_us",), "generation": ("incarnation", "high")}, has_items=True, month="at_us",
+    )  # fmt: skip
+    figures = counts(by="cause", sums={"blocks": "runs"})
+
 
 class ReceiptRecorded(WorkersLifecycleEvent, frozen=True, tag="receipt"):
     """One shard's memory of these blocks was overwritten (class B).
@@ -192,6 +247,15 @@ class ReceiptRecorded(WorkersLifecycleEvent, frozen=True, tag="receipt"):
     result: Words
     runs: Runs
     incarnation: OwnLife = ""
+
+    row = in_table(
+        "receipts", INCARNATION, "launch", RowColumn("shard", kept=Kept.SMALL), "tenant", "method", "device",
+        RowColumn("bytes", "_bytes", Kept.NUMBER), "started_boot_us", "ended_boot_us", "level",
+        RowColumn("share_ppm", kept=Kept.SMALL), RowColumn("verified", "_verified", Kept.NUMBER), "result", BLOCKS,
+        LOW, HIGH, LEAF_US,
+        indexes={"generation": ("incarnation", "high")}, has_items=True, month="at_us",
+    )  # fmt: skip
+    figures = counts(by="result")
 
 
 class IntegrityMismatch(WorkersLifecycleEvent, frozen=True, tag="integrity-mismatch"):
@@ -234,6 +298,11 @@ class ErasureApplied(WorkersLifecycleEvent, frozen=True, tag="erasure-applied"):
     tiers: WordList = ()
     objects: tuple[int, ...] = ()
 
+    row = in_table(
+        "erasure_effects", INCARNATION, "erasure", PART, "requests", "finishing", "residencies", BLOCKS, LOW, HIGH,
+        "at_us", indexes={"erasure": ("erasure",)},
+    )  # fmt: skip
+
 
 class ErasureRemaining(WorkersLifecycleEvent, frozen=True, tag="erasure-remaining"):
     """Custody that an erasure covers and that stays, with the reason (class B)."""
@@ -242,6 +311,11 @@ class ErasureRemaining(WorkersLifecycleEvent, frozen=True, tag="erasure-remainin
     tenant: MaybeOrdered
     reason: Words
     runs: Runs
+
+    row = in_table(
+        "erasure_remains", INCARNATION, "erasure", PART, "reason", BLOCKS, LOW, HIGH, "at_us",
+        indexes={"erasure": ("erasure",)},
+    )  # fmt: skip
 
 
 class ErasureReread(WorkersLifecycleEvent, frozen=True, tag="erasure-reread"):
@@ -256,6 +330,11 @@ class ErasureReread(WorkersLifecycleEvent, frozen=True, tag="erasure-reread"):
     checked: int
     changed: int
     nonzero: int
+
+    row = in_table(
+        "erasure_rereads", INCARNATION, "erasure", "checked", "changed", "nonzero", "at_us",
+        indexes={"erasure": ("erasure",)},
+    )  # fmt: skip
 
 
 class CustodyOverdue(WorkersLifecycleEvent, frozen=True, tag="custody-overdue"):
@@ -282,6 +361,13 @@ class ErasureRequested(LifecycleOrder, frozen=True, tag="erasure-requested"):
     detail: str = ""
     trace: str = ""
 
+    row = in_table(
+        "erasures", "erasure", "tenant", "selector", "subject", "session", "actor", INCARNATION, "at_us",
+        RowColumn("at_boot_us", "boot_us"), "deadline_boot_us", "detail",
+        indexes={"erasure": ("erasure",)},
+    )  # fmt: skip
+    figures = counts(by="selector")
+
 
 class ErasureCompleted(WorkersLifecycleEvent, frozen=True, tag="erasure-completed"):
     """An erasure ran: what ended, what lawfully remains and why (class B). `outcome`: complete or partial."""
@@ -294,6 +380,12 @@ class ErasureCompleted(WorkersLifecycleEvent, frozen=True, tag="erasure-complete
     remaining: int
     reason: Words = ""
 
+    row = in_table(
+        "erasure_results", INCARNATION, "erasure", "outcome", "residencies", RowColumn("blocks"), "remaining", "reason",
+        "at_us", indexes={"erasure": ("erasure",)},
+    )  # fmt: skip
+    figures = counts(by="outcome")
+
 
 class OrphanScanned(WorkersLifecycleEvent, frozen=True, tag="orphan-scanned"):
     """A scan compared the allocator, live sequences and the ledger (class B). `mode`: full, online, workers."""
@@ -305,6 +397,11 @@ class OrphanScanned(WorkersLifecycleEvent, frozen=True, tag="orphan-scanned"):
     residencies: int
     blocks: int
     findings: int
+
+    row = in_table(
+        "orphan_scans", INCARNATION, "scan", "mode", "started_boot_us", "ended_boot_us", "residencies", "blocks",
+        "findings", "at_us",
+    )  # fmt: skip
 
 
 class OrphanFound(WorkersLifecycleEvent, frozen=True, tag="orphan-found"):
@@ -320,3 +417,9 @@ class OrphanFound(WorkersLifecycleEvent, frozen=True, tag="orphan-found"):
     action: Words
     outcome: Words
     residency: int = 0
+
+    row = in_table(
+        "orphan_findings", INCARNATION, "scan", "finding", "orphan", "cause", "tenant", "residency", "age_us", "action",
+        "outcome", BLOCKS, "at_us",
+    )  # fmt: skip
+    figures = counts(by="orphan")

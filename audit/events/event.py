@@ -16,6 +16,8 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 
 import msgspec
 
+from kvcustody.audit.kinds.row import LeafFigures, LeafRow, counts
+
 
 class FieldMeaning(Enum):
     """What a field of a worker's leaf names, and so which values its worker may write there."""
@@ -73,6 +75,9 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     outage: ClassVar[str] = ""
     by_worker: ClassVar[bool] = False  # whether workers hand it in (rule 2)
     is_order: ClassVar[bool] = False  # whether others act on it: no worker's role of a database may insert it
+    row: ClassVar[LeafRow | None] = None
+    figures: ClassVar[LeafFigures] = counts()
+    acting: ClassVar[str] = ""
     at_us: int
 
     def _replace(self, **changes: object) -> Self:

@@ -42,6 +42,7 @@ from kvcustody.audit.events.registry import (
     TOTALS,
     TRACE,
 )
+from kvcustody.audit.kinds.row import Kept
 from kvcustody.errors import LedgerError
 
 Column = Sequence[Any]
@@ -88,6 +89,12 @@ class LeafSchema(NamedTuple):
     meanings: Mapping[str, FieldMeaning | OneOf]  # of a kind that workers hand in: what its fields may name
     row: Callable[..., msgspec.Struct]  # of the values in `order`: what is encoded
     decode: Callable[[bytes], Any]  # a key that the leaf lacks is UNSET
+
+    def kept_as(self, name: str) -> Kept:
+        """How a database keeps a column of that name: as the leaf's key of the name, or a moment of it in UTC."""
+        said = {key: value.said for key, value in zip(self.keys, self.values, strict=True)}
+        is_number = said.get(name) is _Number or {name, boot_key(name)} & self.numbers
+        return Kept.NUMBER if is_number else _KEPT[said[name]]
 
 
 def ints(values: Column) -> Column:
@@ -213,6 +220,7 @@ def _meanings(kind: type[Event]) -> dict[str, FieldMeaning | OneOf]:
     return made
 
 
+_KEPT = {bool: Kept.FLAG, str: Kept.TEXT, str | None: Kept.MAYBE_TEXT}
 _DURATIONS = ("scrub_within_us", "age_us", "within_us", "transfer_us", "recompute_us", "actual_us")
 _RENAMED = {
     "incarnation": "of_incarnation",
@@ -228,9 +236,12 @@ def _key(field: str, fields: tuple[str, ...]) -> str:
         return "runs"
     if field in _RENAMED:
         return _RENAMED[field]
-    if field.endswith("_us") and field not in _DURATIONS:
-        return field[:-3] + "_boot_us"
-    return field
+    return boot_key(field) if field not in _DURATIONS else field
+
+
+def boot_key(name: str) -> str:
+    """The leaf key of a moment on its process's clock, by the name of the moment; other names stay."""
+    return f"{name.removesuffix('_us')}_boot_us" if name.endswith("_us") else name
 
 
 FOLDED: dict[str, type[Event]] = {  # kinds of which one leaf may have several, by the key of their list
@@ -307,6 +318,10 @@ def schema_of(kind: type[Event]) -> LeafSchema:
 
 
 SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
+KINDS_OF_ROW: dict[str, list[type[Event]]] = {}  # by table
+for _kind in KINDS:
+    if _kind.row is not None:
+        KINDS_OF_ROW.setdefault(_kind.row.table, []).append(_kind)
 SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
 WORKERS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_worker)
 ORDERS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.is_order)

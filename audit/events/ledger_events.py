@@ -15,6 +15,13 @@ from kvcustody.audit.events.event import (
     Words,
     WorkersLifecycleEvent,
 )
+from kvcustody.audit.kinds.row import INCARNATION, Kept, RowColumn, counts, in_table
+
+OUTAGES = in_table(
+    "outages", INCARNATION, RowColumn("kind", kept=Kept.TEXT), RowColumn("cause", "_cause", Kept.TEXT),
+    *(RowColumn(name, f"_{name}", Kept.NUMBER) for name in
+      ("first_sequence", "last_sequence", "added", "duplicates")), "at_us",
+)  # fmt: skip
 
 
 class HitCounted(CountedEvent, frozen=True, tag="hit-counted"):
@@ -45,12 +52,21 @@ class HitCounters(WorkersLifecycleEvent, frozen=True, tag="hit-counters"):
     blocks: int
     tokens: int
 
+    row = in_table(
+        "hit_counters", "tenant", "owner", "action", "effect", "rule", "revision", "from_us", "at_us", "requests",
+        "blocks", "tokens", month="at_us",
+    )  # fmt: skip
+    figures = counts(by="effect")
+    acting = "tenant"
+
 
 class SpillStarted(WorkersLifecycleEvent, frozen=True, tag="spill-started"):
     """The database was away or behind: events from `first_sequence` on went to the local spill (class B)."""
 
     cause: Words
     first_sequence: int
+
+    row = OUTAGES
 
 
 class ReplayCompleted(WorkersLifecycleEvent, frozen=True, tag="replay-completed"):
@@ -61,6 +77,8 @@ class ReplayCompleted(WorkersLifecycleEvent, frozen=True, tag="replay-completed"
     duplicates: int
     torn_bytes: int
 
+    row = OUTAGES
+
 
 class GapRecorded(WorkersLifecycleEvent, frozen=True, tag="gap"):
     """Events that could not be kept anywhere, by sequence (class B)."""
@@ -69,12 +87,16 @@ class GapRecorded(WorkersLifecycleEvent, frozen=True, tag="gap"):
     first_sequence: EarlierSequence
     last_sequence: EarlierSequence
 
+    row = OUTAGES
+
 
 class Withdrawn(WorkersLifecycleEvent, frozen=True, tag="withdrawn"):
     """A class A event was committed after its caller had been refused: its act did not happen (class B)."""
 
     sequence: EarlierSequence
     tenant: MaybeServed
+
+    row = OUTAGES
 
 
 class ObservationStarted(WorkersLifecycleEvent, frozen=True, tag="observation-started"):
@@ -122,6 +144,8 @@ class ObservedRemoved(WorkersLifecycleEvent, frozen=True, tag="observed-removed"
     blocks: int
     late: int
     remaining: int
+
+    figures = counts(by="cause")
 
 
 class ObservedOverdue(WorkersLifecycleEvent, frozen=True, tag="observed-overdue"):

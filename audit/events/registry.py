@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcustody.audit.events import case_events, control_events, copy_events, custody_events, ledger_events
-from kvcustody.audit.events.control_events import DecisionRecorded
-from kvcustody.audit.events.custody_events import BlocksAssigned
 from kvcustody.audit.events.event import Event
-from kvcustody.audit.events.ledger_events import HitCounters
 
 SYSTEM = "system"
 SCHEMA = "kvcustody/event@1"
@@ -54,7 +51,7 @@ EARLIER = "earlier_blocks"
 SPARSE = (TRACE, SIGNATURE, "orders", EARLIER)  # keys that a leaf lacks where its event has nothing to say
 
 
-ACTING: dict[type[Event], str] = {DecisionRecorded: "reader", HitCounters: "tenant", BlocksAssigned: "tenant"}
+ACTING = {kind: kind.acting for kind in KINDS if kind.acting}
 """Kinds that are written in two logs, and the field that names who acted; `owner` is the other party."""
 
 

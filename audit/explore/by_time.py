@@ -30,8 +30,8 @@ from kvcustody.audit.query.events import (
     says,
 )
 from kvcustody.audit.schema.all_tables import is_leaf_of
+from kvcustody.audit.schema.leaf_tables import event_traces
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import HOUR_US
 

@@ -15,8 +15,9 @@ from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
 from kvcustody.audit.processes.marked_processes import Marked, marked_processes
 from kvcustody.audit.processes.work_periods import life_leaves
+from kvcustody.audit.schema.leaf_tables import retention_purges
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.retention import retention_purges, timestamps
+from kvcustody.audit.schema.retention import timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.key_rotation import handover_leaves, parse_handover_leaf
 from kvcustody.audit.tlog.proofs import TileSource

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, exists, or_, select, true
 
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, incarnations, residencies, workers
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events, incarnations, workers
 from kvcustody.audit.schema.service import service_workers
 
 

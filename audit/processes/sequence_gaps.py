@@ -26,7 +26,8 @@ from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.postgres_roles import sees_one_tenant
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, incarnations, outages
+from kvcustody.audit.schema.leaf_tables import outages
+from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.recorded_losses import LOSING_FUNCTION, REFUSED, losing_processes, recorded_gaps
 from kvcustody.audit.schema.sequences import sequence_spans
 

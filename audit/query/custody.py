@@ -16,17 +16,15 @@ from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import names_block
 from kvcustody.audit.events.change_items import item_of
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
-from kvcustody.audit.schema.ledger import (
+from kvcustody.audit.schema.leaf_tables import (
     attachments,
     custody_ends,
-    events,
-    incarnations,
-    logs,
     orphan_findings,
     receipts,
     releases,
     residencies,
 )
+from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.subjects.subject_filter import of_tenant
 
 

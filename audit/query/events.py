@@ -30,17 +30,15 @@ from kvcustody.audit.events.block_runs import blocks_at, names_block
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.schema.all_tables import is_leaf_of
-from kvcustody.audit.schema.ledger import (
+from kvcustody.audit.schema.leaf_tables import (
     attachments,
     custody_ends,
-    events,
-    incarnations,
-    logs,
+    event_traces,
     receipts,
     releases,
     residencies,
 )
-from kvcustody.audit.schema.traces import event_traces
+from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.errors import LedgerError
 

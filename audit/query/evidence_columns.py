@@ -23,7 +23,8 @@ from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.events.change_items import runs_of_items
 from kvcustody.audit.events.registry import EARLIER
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of, kinds_of
-from kvcustody.audit.schema.ledger import events, residencies
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events
 from kvcustody.errors import LedgerError
 
 _Cut = Callable[[Sequence[bytes]], Sequence[Any]]

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.schema.ledger import events, residencies
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events
 
 
 class EvidenceSize(NamedTuple):

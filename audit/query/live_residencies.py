@@ -18,7 +18,8 @@ from sqlalchemy import Connection, and_, or_, select, tuple_
 from kvcustody.audit.processes.work_periods import WorkPeriod, at_work, read_work_periods
 from kvcustody.audit.query.narrowed_holds import read_narrowed
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import incarnations, releases, residencies
+from kvcustody.audit.schema.leaf_tables import releases, residencies
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.subjects.subject_filter import of_tenant
 
 NEVER_US = 1 << 62

@@ -18,7 +18,8 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
-from kvcustody.audit.schema.ledger import events, releases
+from kvcustody.audit.schema.leaf_tables import releases
+from kvcustody.audit.schema.ledger import events
 
 
 class NarrowingAct(NamedTuple):

@@ -26,15 +26,8 @@ from kvcustody.audit.query.evidence_columns import (
     unit_keys,
 )
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import (
-    custody_ends,
-    incarnations,
-    orphan_findings,
-    receipts,
-    releases,
-    residencies,
-    workers,
-)
+from kvcustody.audit.schema.leaf_tables import custody_ends, orphan_findings, receipts, releases, residencies
+from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.errors import LedgerError
 
 _ASKED_AT_ONCE = 500  # values in a statement

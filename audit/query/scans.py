@@ -11,7 +11,8 @@ from sqlalchemy import Connection, Select, select, tuple_
 
 from kvcustody.audit.query.custody import OrphanFinding
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans, workers
+from kvcustody.audit.schema.leaf_tables import orphan_findings, orphan_scans
+from kvcustody.audit.schema.ledger import incarnations, workers
 
 
 class Scan(NamedTuple):

@@ -33,15 +33,8 @@ from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.events.registry import EARLIER
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_assignments, read_opened, unit_keys
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import (
-    custody_ends,
-    events,
-    incarnations,
-    logs,
-    releases,
-    residencies,
-    workers,
-)
+from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
+from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 from kvcustody.times import SECOND_US
 
 

@@ -19,14 +19,8 @@ from kvcustody.audit.processes.work_periods import LIVES, WorkPeriod, work_perio
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.report.sections.cases import ReportedCase, read_reported_cases
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import (
-    erasure_results,
-    erasures,
-    events,
-    incarnations,
-    logs,
-    orphan_findings,
-)
+from kvcustody.audit.schema.leaf_tables import erasure_results, erasures, orphan_findings
+from kvcustody.audit.schema.ledger import events, incarnations, logs
 
 
 class KindCount(NamedTuple):

@@ -20,7 +20,7 @@ from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.processes.sequence_gaps import lacks_leaves
 from kvcustody.audit.report.system_boundary import Boundary, ReportedWorker
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import receipts
+from kvcustody.audit.schema.leaf_tables import receipts
 
 HANDED_OUT = "handed out by the pool's counter when it stopped"
 

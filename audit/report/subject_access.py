@@ -28,7 +28,8 @@ from kvcustody.audit.erasure.requests_and_answers import Requested, requests, st
 from kvcustody.audit.processes.marked_processes import Marked, history, read_marked
 from kvcustody.audit.processes.work_periods import WorkPeriod
 from kvcustody.audit.schema.all_tables import is_leaf_of
-from kvcustody.audit.schema.ledger import events, residencies
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events
 
 
 class Holding(NamedTuple):

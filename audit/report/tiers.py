@@ -18,7 +18,7 @@ from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.report.system_boundary import ReportedWorker
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.copies import transfer_decisions
+from kvcustody.audit.schema.leaf_tables import transfer_decisions
 from kvcustody.audit.schema.ledger import incarnations, logs
 
 

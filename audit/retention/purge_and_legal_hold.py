@@ -41,8 +41,8 @@ from kvcustody.audit.retention.drop_leaves import drop_leaves, thin_tiles, tiles
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.truncate_month import counted_months, empty_months
 from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.schema.leaf_tables import legal_holds
 from kvcustody.audit.schema.ledger import events, incarnations, logs
-from kvcustody.audit.schema.retention import legal_holds
 from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.database_proofs import LedgerProofs

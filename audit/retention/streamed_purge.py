@@ -52,7 +52,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
 )
 from kvcustody.audit.retention.truncate_month import counted_months
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.retention import retention_purges
+from kvcustody.audit.schema.leaf_tables import retention_purges
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.tlog.tiles import read_plain_file
 from kvcustody.audit.verify.verify_export import MANIFEST_BYTES_MAX

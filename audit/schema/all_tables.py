@@ -22,46 +22,33 @@ from sqlalchemy import (
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.change_items import CHANGED
-from kvcustody.audit.schema import cases as case_schema
-from kvcustody.audit.schema import copies as copy_schema
 from kvcustody.audit.schema import counters as counter_schema
-from kvcustody.audit.schema import erasures as erasure_schema
+from kvcustody.audit.schema import leaf_tables
 from kvcustody.audit.schema import releases as release_schema
 from kvcustody.audit.schema import retention as keeping_schema
 from kvcustody.audit.schema import sequences as sequence_schema
 from kvcustody.audit.schema import service as service_schema
-from kvcustody.audit.schema import traces as trace_schema
 from kvcustody.audit.schema import trees as tree_schema
 from kvcustody.audit.schema.ledger import events, logs, metadata
 
 ROOMS = (
-    case_schema,
-    copy_schema,
     counter_schema,
-    erasure_schema,
+    leaf_tables,
     keeping_schema,
     sequence_schema,
     release_schema,
     service_schema,
-    trace_schema,
     tree_schema,
 )
 
 ONLY_IN_FILE = "only in file"  # a constraint that says what PostgreSQL sees to by a column's type
 _KEPT = 128  # conditions: to build one takes longer than to ask a small table
-MONTHLY = {  # tables that grow with traffic, and the column that has the time of a row's leaf
-    "events": "at_us",
-    "residencies": "opened_us",
-    "attachments": "at_us",
-    "releases": "at_us",
-    "custody_ends": "at_us",
-    "receipts": "at_us",
-    "decisions": "at_us",
-    "hit_counters": "at_us",
-    "event_traces": "at_us",
-    "copy_steps": "at_us",
-    "transfer_decisions": "at_us",
+MONTHLY = {"events": "at_us"} | {
+    table.name: row.month
+    for table in metadata.tables.values()
+    if (row := table.info.get("row")) and row.month
 }
+"""Tables that grow with traffic, and the column that has the time of a row's leaf."""
 
 
 @cache
@@ -73,12 +60,7 @@ def every_table() -> tuple[Table, ...]:
 @cache
 def projections() -> tuple[Table, ...]:
     """Tables whose rows are keyed by the leaf they came from, or by an item of it."""
-    return tuple(
-        table
-        for table in every_table()
-        if [column.name for column in table.primary_key.columns][:2] == ["log", "idx"]
-        and table.name != "events"
-    )
+    return tuple(table for table in every_table() if "row" in table.info)
 
 
 @cache

@@ -22,9 +22,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     Column,
-    ColumnElement,
     Index,
     Integer,
     LargeBinary,
@@ -34,7 +32,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    literal_column,
 )
 
 metadata = MetaData(
@@ -59,24 +56,6 @@ def _text(name: str, *, null: bool = False) -> Column[Any]:
 def _place() -> tuple[Column[Any], Column[Any]]:
     """Where the leaf is: the key of every projection."""
     return Column("log", Integer, nullable=False), Column("idx", BigInteger, nullable=False)
-
-
-def _leaf_us() -> Column[Any]:
-    """When the leaf is of, which an item of it may be earlier than: the month that a row lies in (`MONTHLY`)."""
-    return _big("at_us")
-
-
-def of_leaves(*kinds: str, acting: str = "") -> dict[str, Any]:
-    """A table's `info`: the kinds of the leaves that its rows come from.
-
-    `acting`: of a leaf that is written in two logs, the row is in that of the tenant in this column.
-    """
-    return {"kinds": kinds, "acting": acting}
-
-
-def _item() -> Column[Any]:
-    """Which item of its leaf a row is of, where a leaf holds several; 0 where the leaf is no list."""
-    return Column("item", Integer, nullable=False, server_default="0")
 
 
 logs = Table(
@@ -114,21 +93,6 @@ tenants = Table(
     _big("first_seen_us"),
 )
 
-policy_revisions = Table(
-    "policy_revisions",
-    metadata,
-    *_place(),
-    _big("revision"),
-    _text("name"),
-    _text("profile"),
-    _text("digest"),
-    _text("actor"),
-    _big("previous"),
-    _big("at_us"),
-    PrimaryKeyConstraint("log", "idx"),
-    Index("ix_policy_revisions_revision", "revision"),
-    info=of_leaves("policy-activated"),
-)
 
 workers = Table(
     "workers",
@@ -155,259 +119,6 @@ incarnations = Table(
     Index("ix_incarnations_worker", "worker"),
 )
 
-residencies = Table(
-    "residencies",
-    metadata,
-    *_place(),
-    Column("incarnation", Integer, nullable=False),
-    _big("residency"),
-    Column("part", Integer, nullable=False),
-    _text("tenant"),
-    _text("subject", null=True),
-    _text("session", null=True),
-    Column("asserted", Boolean, nullable=False),
-    _text("classification"),
-    _big("revision"),
-    _big("opened_us"),
-    _big("opened_boot_us"),
-    _big("absolute_boot_us"),
-    _big("attached_blocks"),
-    _big("written_blocks"),
-    _big("low"),
-    _big("high"),
-    PrimaryKeyConstraint("log", "idx"),
-    UniqueConstraint("incarnation", "residency", "part"),
-    info=of_leaves("residency-opened"),
-)
-SPAN_LEAVES = 1024
-
-
-def span_of(idx: ColumnElement[int]) -> ColumnElement[int]:
-    """The span of its log that a leaf is in, written as the index of subjects has it (`by_subject`)."""
-    return idx // literal_column(str(SPAN_LEAVES), Integer)
-
-
-Index("ix_residencies_log_subject", residencies.c.log, span_of(residencies.c.idx), residencies.c.subject)
-
-attachments = Table(
-    "attachments",
-    metadata,
-    *_place(),
-    Column("incarnation", Integer, nullable=False),
-    _big("residency"),
-    Column("part", Integer, nullable=False),
-    _text("tenant"),
-    _big("attached_boot_us"),
-    _big("attached_blocks"),
-    _big("low"),
-    _big("high"),
-    _leaf_us(),
-    PrimaryKeyConstraint("log", "idx"),
-    Index("ix_attachments_residency", "incarnation", "residency"),
-    info=of_leaves("blocks-attached"),
-)
-
-releases = Table(
-    "releases",
-    metadata,
-    *_place(),
-    _item(),
-    Column("incarnation", Integer, nullable=False),
-    _big("residency"),
-    Column("part", Integer, nullable=False),
-    Column("final", Boolean, nullable=False),
-    Column("written", Boolean, nullable=False),
-    _text("tenant"),
-    _text("cause"),
-    _big("released_us"),
-    _big("released_boot_us"),
-    _big("hold_boot_us"),
-    _big("written_blocks"),
-    _big("low"),
-    _big("high"),
-    _leaf_us(),
-    PrimaryKeyConstraint("log", "idx", "item"),
-    Index("ix_releases_residency", "incarnation", "residency"),
-    info=of_leaves("residency-released", "blocks-released"),
-)
-
-custody_ends = Table(
-    "custody_ends",
-    metadata,
-    *_place(),
-    _item(),
-    Column("incarnation", Integer, nullable=False),
-    _text("tenant"),
-    _text("classification"),
-    _text("cause"),
-    _big("due_us"),
-    _big("due_boot_us"),
-    _big("ended_boot_us"),
-    _big("retired_boot_us"),
-    _big("ceiling_boot_us"),
-    _big("scrub_within_us"),
-    _big("blocks"),
-    _big("low"),
-    _big("high"),
-    _leaf_us(),
-    PrimaryKeyConstraint("log", "idx", "item"),
-    Index("ix_custody_ends_due", "due_us"),
-    Index("ix_custody_ends_generation", "incarnation", "high"),
-    info=of_leaves("custody-ended"),
-)
-
-receipts = Table(
-    "receipts",
-    metadata,
-    *_place(),
-    _item(),
-    Column("incarnation", Integer, nullable=False),
-    _big("launch"),
-    Column("shard", Integer, nullable=False),
-    _text("tenant", null=True),
-    _text("method"),
-    _text("device"),
-    _big("bytes"),
-    _big("started_boot_us"),
-    _big("ended_boot_us"),
-    _text("level"),
-    Column("share_ppm", Integer, nullable=False),
-    _big("verified"),
-    _text("result"),
-    _big("blocks"),
-    _big("low"),
-    _big("high"),
-    _leaf_us(),
-    PrimaryKeyConstraint("log", "idx", "item"),
-    Index("ix_receipts_generation", "incarnation", "high"),
-    info=of_leaves("receipt"),
-)
-
-decisions = Table(
-    "decisions",
-    metadata,
-    *_place(),
-    _text("action"),
-    _text("effect"),
-    _text("reader"),
-    _text("owner"),
-    _text("classification"),
-    _text("rule"),
-    _big("revision"),
-    _text("via"),
-    _big("at_us"),
-    PrimaryKeyConstraint("log", "idx"),
-    info=of_leaves("decision", acting="reader"),
-)
-
-hit_counters = Table(
-    "hit_counters",
-    metadata,
-    *_place(),
-    _text("tenant"),
-    _text("owner"),
-    _text("action"),
-    _text("effect"),
-    _text("rule"),
-    _big("revision"),
-    _big("from_us"),
-    _big("at_us"),
-    _big("requests"),
-    _big("blocks"),
-    _big("tokens"),
-    PrimaryKeyConstraint("log", "idx"),
-    info=of_leaves("hit-counters", acting="tenant"),
-)
-
-erasures = Table(
-    "erasures",
-    metadata,
-    *_place(),
-    _text("erasure"),
-    _text("tenant", null=True),
-    _text("selector"),
-    _text("subject", null=True),
-    _text("session", null=True),
-    _text("actor"),
-    Column("incarnation", Integer, nullable=False),
-    _big("at_us"),
-    _big("at_boot_us"),
-    _big("deadline_boot_us"),
-    _text("detail"),
-    PrimaryKeyConstraint("log", "idx"),
-    Index("ix_erasures_erasure", "erasure"),
-    info=of_leaves("erasure-requested"),
-)
-
-erasure_results = Table(
-    "erasure_results",
-    metadata,
-    *_place(),
-    Column("incarnation", Integer, nullable=False),
-    _text("erasure"),
-    _text("outcome"),
-    _big("residencies"),
-    _big("blocks"),
-    _big("remaining"),
-    _text("reason"),
-    _big("at_us"),
-    PrimaryKeyConstraint("log", "idx"),
-    Index("ix_erasure_results_erasure", "erasure"),
-    info=of_leaves("erasure-completed"),
-)
-
-orphan_scans = Table(
-    "orphan_scans",
-    metadata,
-    *_place(),
-    Column("incarnation", Integer, nullable=False),
-    _big("scan"),
-    _text("mode"),
-    _big("started_boot_us"),
-    _big("ended_boot_us"),
-    _big("residencies"),
-    _big("blocks"),
-    _big("findings"),
-    _big("at_us"),
-    PrimaryKeyConstraint("log", "idx"),
-    info=of_leaves("orphan-scanned"),
-)
-
-orphan_findings = Table(
-    "orphan_findings",
-    metadata,
-    *_place(),
-    Column("incarnation", Integer, nullable=False),
-    _big("scan"),
-    _big("finding"),
-    _text("orphan"),
-    _text("cause"),
-    _text("tenant", null=True),
-    _big("residency"),
-    _big("age_us"),
-    _text("action"),
-    _text("outcome"),
-    _big("blocks"),
-    _big("at_us"),
-    PrimaryKeyConstraint("log", "idx"),
-    info=of_leaves("orphan-found"),
-)
-
-outages = Table(
-    "outages",
-    metadata,
-    *_place(),
-    Column("incarnation", Integer, nullable=False),
-    _text("kind"),
-    _text("cause"),
-    _big("first_sequence"),
-    _big("last_sequence"),
-    _big("added"),
-    _big("duplicates"),
-    _big("at_us"),
-    PrimaryKeyConstraint("log", "idx"),
-    info=of_leaves("spill-started", "replay-completed", "gap", "withdrawn"),
-)
 
 subjects = Table(
     "subjects",

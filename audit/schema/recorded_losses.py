@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import incarnations, outages
+from kvcustody.audit.schema.leaf_tables import outages
+from kvcustody.audit.schema.ledger import incarnations
 
 REFUSED = "refused"  # the act did not happen: nothing was lost
 LOSING_FUNCTION = "kvcustody_losing"

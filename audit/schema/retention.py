@@ -6,9 +6,9 @@ stored and again by whoever reads them, and are only inserted. The other two are
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import BigInteger, Column, LargeBinary, PrimaryKeyConstraint, Table, Text
 
-from kvcustody.audit.schema.ledger import metadata, of_leaves
+from kvcustody.audit.schema.ledger import metadata
 
 cosignatures = Table(
     "cosignatures",
@@ -28,38 +28,4 @@ timestamps = Table(
     Column("token", LargeBinary, nullable=False),  # an RFC 3161 TimeStampResp over the checkpoint's text
     Column("at_us", BigInteger, nullable=False),  # as the authority states it
     PrimaryKeyConstraint("size", "authority"),
-)
-
-retention_purges = Table(
-    "retention_purges",
-    metadata,
-    Column("log", Integer, nullable=False),
-    Column("idx", BigInteger, nullable=False),
-    Column("of_log", Text, nullable=False),
-    Column("first", BigInteger, nullable=False),
-    Column("below", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("digest", Text, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("approver", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("at_us", BigInteger, nullable=False),
-    PrimaryKeyConstraint("log", "idx"),
-    info=of_leaves("retention-purged"),
-)
-
-legal_holds = Table(
-    "legal_holds",
-    metadata,
-    Column("log", Integer, nullable=False),
-    Column("idx", BigInteger, nullable=False),
-    Column("hold", Text, nullable=False),
-    Column("tenant", Text, nullable=True),
-    Column("action", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("at_us", BigInteger, nullable=False),
-    Column("subject", Text, nullable=True),
-    PrimaryKeyConstraint("log", "idx"),
-    info=of_leaves("legal-hold"),
 )

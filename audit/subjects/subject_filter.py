@@ -16,7 +16,8 @@ from sqlalchemy import ColumnElement, Connection, Select, any_, false, func, lit
 
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import log_of
-from kvcustody.audit.schema.ledger import SPAN_LEAVES, logs, residencies, span_of
+from kvcustody.audit.schema.leaf_tables import SPAN_LEAVES, residencies, span_of
+from kvcustody.audit.schema.ledger import logs
 
 
 def of_tenant(tenant: str) -> ColumnElement[bool]:

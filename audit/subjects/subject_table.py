@@ -18,7 +18,8 @@ from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select
 
 from kvcustody.audit.database.bulk_insert import insert_new, insert_rows
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import residencies, subject_unlinkings, subjects
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import subject_unlinkings, subjects
 from kvcustody.audit.subjects.subject_filter import of_subjects
 from kvcustody.audit.subjects.subject_key_store import Owner, SubjectKeys, is_sealed, is_tag, owner_of
 from kvcustody.errors import LedgerError

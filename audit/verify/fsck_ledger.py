@@ -26,7 +26,8 @@ from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.table_rules import missing_rules
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.schema.ledger import logs, residencies
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.schema.trees import (
     ROOT,
     checkpoints,

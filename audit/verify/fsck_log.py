@@ -21,8 +21,8 @@ from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
+from kvcustody.audit.schema.leaf_tables import retention_purges
 from kvcustody.audit.schema.ledger import events, incarnations
-from kvcustody.audit.schema.retention import retention_purges
 from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.tlog.merkle import (
     EMPTY,

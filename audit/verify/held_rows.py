@@ -25,7 +25,8 @@ from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.processes.sequence_gaps import dropped_spans, recorded_losses
 from kvcustody.audit.query.evidence_columns import Evidence, is_among, read, read_assignments, read_opened
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, releases, residencies
+from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
+from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.plurals import several
 
 _LEAVES_AT_ONCE = 50_000

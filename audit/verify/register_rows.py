@@ -19,7 +19,8 @@ from sqlalchemy import Connection, func, select
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.events import SYSTEM, log_of
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, logs, residencies, subjects, tenants
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events, logs, subjects, tenants
 from kvcustody.audit.schema.releases import policy_release
 from kvcustody.audit.schema.retention import cosignatures, timestamps
 from kvcustody.audit.schema.service import service_keys, service_principals

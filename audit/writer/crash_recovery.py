@@ -42,8 +42,8 @@ from kvcustody.audit.events.block_runs import Pairs, Run, gather
 from kvcustody.audit.processes.open_processes import OpenProcess, open_processes
 from kvcustody.audit.query.evidence_columns import Evidence, read, read_assignments, read_opened, unit_keys
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.copies import copy_steps
-from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, releases, residencies, workers
+from kvcustody.audit.schema.leaf_tables import copy_steps, custody_ends, releases, residencies
+from kvcustody.audit.schema.ledger import events, incarnations, workers
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.writer.append_leaves import record_apart
 from kvcustody.audit.writer.committer import Committer

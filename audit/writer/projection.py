@@ -2,9 +2,8 @@
 
 1. A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is replayed, and
    a table re-derived, from bytes.
-2. A column takes the leaf's value of the same key; one of a moment in UTC, that of the leaf's clock, moved; one of
-   blocks, those of the leaf's own part. What is left over is in `_RENAMED` and `_DERIVED`. Which kinds of leaves a
-   table has rows of is said with the table (`audit.schema`).
+2. Which columns a kind's row has, and where they come from, is said with the kind (`audit.kinds.row`). What is no
+   value of the leaf is derived here, by kind (`_DERIVED`).
 3. An event written in two logs is projected once, in the log of the tenant that acted.
 4. A row has the time of its leaf, which is the month that it lies in; an item's own moment is another column.
 5. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
@@ -20,11 +19,10 @@ from sqlalchemy import Table
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import LeafGroup
-from kvcustody.audit.events.leaf_schema import LEAF_KEYS, SCHEMA_OF_NAME
+from kvcustody.audit.events.leaf_schema import LEAF_KEYS, boot_key
 from kvcustody.audit.events.registry import TRACE
-from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.schema.all_tables import kinds_of, projections
-from kvcustody.audit.schema.traces import event_traces
+from kvcustody.audit.schema.leaf_tables import event_traces
 
 Row = tuple[Any, ...]
 Columns = dict[str, Sequence[Any]]
@@ -53,63 +51,16 @@ class Projection(NamedTuple):
         return zip(*self.whole(logs, idx), strict=True)
 
 
-_RELEASED = {
-    "released_us": "at_us",
-    "released_boot_us": "boot_us",
-    "written_blocks": "_written_blocks",
-    "written": "_written",
-    "final": "_final",
-    "at_us": "_leaf_us",
-}
-_COPY_STEP = {
-    "step": "_step",
-    "cause": "_cause",
-    "erasure": "_erasure",
-    "copies": "_copies",
-    "numbers": "_numbers",
-    "blocks": "_blocks",
-    "bytes": "_bytes",
-}
-_RENAMED: dict[str, dict[str, str]] = {  # by table, for each kind of leaf that it has rows of
-    "decisions": {"rule": "_rule"},
-    "residencies": {
-        "opened_us": "at_us",
-        "opened_boot_us": "boot_us",
-        "attached_blocks": "_blocks",
-        "written_blocks": "_written_blocks",
-    },
-    "attachments": {"attached_boot_us": "boot_us", "attached_blocks": "_blocks"},
-    "releases": _RELEASED,
-    "custody_ends": {"at_us": "_leaf_us"},
-    "receipts": {"bytes": "_bytes", "verified": "_verified", "at_us": "_leaf_us"},
-    "erasures": {"at_boot_us": "boot_us"},
-    "copy_steps": _COPY_STEP,
-    "cases": {"received_us": "received_utc", "holidays": "_holidays", "ends": "_ends"},
-}
-_WITHDRAWN = {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}
 _TABLES = {kind: table for table in projections() for kind in kinds_of(table)}
 TABLES = (*dict.fromkeys(_TABLES.values()), event_traces)
-_COMMON = {"incarnation": "_incarnation", "low": "_low", "high": "_high"}
-
-
-def _boot(name: str) -> str:
-    return f"{name.removesuffix('_us')}_boot_us"
-
-
-def _sources(kind: str) -> tuple[str, ...]:
-    table = _TABLES[kind]
-    renamed = _WITHDRAWN if kind == "withdrawn" else _RENAMED.get(table.name, {})
-    of_part = {"blocks": "_blocks"} if SCHEMA_OF_NAME[kind].lists else {}
-    names = [column.name for column in table.columns][2:]  # log and idx come first, from the caller
-    return tuple(renamed.get(name) or (_COMMON | of_part).get(name, name) for name in names)
-
-
-_SOURCES = {kind: _sources(kind) for kind in _TABLES}
+_SOURCES = {
+    kind: tuple(column.source for column in table.info["row"].columns) for kind, table in _TABLES.items()
+}
 _IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alone
     kind: [
         (name, boot)
         for name in sources
-        if (boot := _boot(name)) in LEAF_KEYS[kind] and name not in LEAF_KEYS[kind]
+        if (boot := boot_key(name)) in LEAF_KEYS[kind] and name not in LEAF_KEYS[kind]
     ]
     for kind, sources in _SOURCES.items()
 }
@@ -143,7 +94,7 @@ def _of_kind(
         columns["_leaf_us"] = list(map(leaves_us.__getitem__, group.places))
     if "runs" in group.extents:
         columns["_blocks"], columns["_low"], columns["_high"] = group.extents["runs"]
-    derive = _DERIVED.get(group.kind) or (_outage if table is schema.outages else None)
+    derive = _DERIVED.get(group.kind)
     if derive is not None:
         derive(columns, group, lives)
     for name, boot in _IN_UTC[group.kind]:
@@ -224,9 +175,13 @@ def _outage(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow])
     count = len(group.places)
     columns["kind"] = [group.kind] * count
     for name, nothing in _OUTAGE.items():
-        columns.setdefault(name, [nothing] * count)
-    if group.kind == "withdrawn":
-        columns["cause"] = ["refused"] * count
+        columns[f"_{name}"] = columns.get(name, [nothing] * count)
+
+
+def _withdrawn(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+    _outage(columns, group, lives)
+    columns["_cause"] = ["refused"] * len(group.places)
+    columns["_first_sequence"] = columns["_last_sequence"] = columns["of_sequence"]
 
 
 _DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], None]] = {
@@ -237,4 +192,6 @@ _DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], Non
     "decision": _decision,
     "case-opened": _case_opened,
     **dict.fromkeys(("copies-stored", "copies-ended", "copies-destroyed"), _copies),
+    **dict.fromkeys(("spill-started", "replay-completed", "gap"), _outage),
+    "withdrawn": _withdrawn,
 }

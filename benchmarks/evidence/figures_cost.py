@@ -32,7 +32,7 @@ from kvcustody.audit.counters.read_figures import (
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.query.custody import findings
-from kvcustody.audit.schema.ledger import attachments, custody_ends, hit_counters, releases, residencies
+from kvcustody.audit.schema.leaf_tables import attachments, custody_ends, hit_counters, releases, residencies
 from kvcustody.times import DAY_US
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

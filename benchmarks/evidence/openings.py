@@ -28,7 +28,7 @@ from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
 from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.schema.ledger import residencies
+from kvcustody.audit.schema.leaf_tables import residencies
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_filter import of_subjects
 from kvcustody.audit.writer.committer import Committer

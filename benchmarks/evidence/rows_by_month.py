@@ -24,7 +24,7 @@ from kvcustody.audit.query.custody import block_history, custody_of
 from kvcustody.audit.query.evidence_columns import read
 from kvcustody.audit.query.orphans import disagreements
 from kvcustody.audit.schema.all_tables import MONTHLY
-from kvcustody.audit.schema.ledger import custody_ends, receipts, releases, residencies
+from kvcustody.audit.schema.leaf_tables import custody_ends, receipts, releases, residencies
 from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

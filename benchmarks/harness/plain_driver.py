@@ -9,8 +9,9 @@ from ledger_workload import BATCH
 from sqlalchemy import BigInteger, Boolean, ColumnElement, Engine, Integer, LargeBinary, Table, select
 
 from kvcustody.audit.database.engine import WRITER_CACHE_KIB
-from kvcustody.audit.schema.ledger import custody_ends, receipts, releases, residencies, subjects
+from kvcustody.audit.schema.leaf_tables import custody_ends, receipts, releases, residencies
 from kvcustody.audit.schema.ledger import events as events_table
+from kvcustody.audit.schema.ledger import subjects
 
 TABLES = (events_table, residencies, releases, custody_ends, receipts, subjects)
 

@@ -26,7 +26,7 @@ from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.events import CaseOpened, CaseStepped
 from kvcustody.audit.processes.work_periods import WorkPeriod
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import residencies
+from kvcustody.audit.schema.leaf_tables import residencies
 from kvcustody.audit.subjects.subject_filter import of_subjects
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import names_of, subject_behind

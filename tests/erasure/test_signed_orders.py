@@ -16,7 +16,8 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.leaf_schema import ORDERS, SIGNED_ORDERS
 from kvcustody.audit.retention.purge_and_legal_hold import active_holds
-from kvcustody.audit.schema.ledger import erasures, events
+from kvcustody.audit.schema.leaf_tables import erasures
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.ledger import logs as log_rows
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox

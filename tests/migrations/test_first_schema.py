@@ -12,7 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, check_store
 from kvcustody.audit.database.postgres_roles import READER
-from kvcustody.audit.schema.ledger import erasures, logs, residencies, subjects
+from kvcustody.audit.schema.leaf_tables import erasures, residencies
+from kvcustody.audit.schema.ledger import logs, subjects
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade

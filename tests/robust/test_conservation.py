@@ -18,7 +18,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
 )
 from kvcustody.audit.query.evidence_columns import read
-from kvcustody.audit.schema.ledger import custody_ends
+from kvcustody.audit.schema.leaf_tables import custody_ends
 from kvcustody.clock import MICROSECONDS
 from standins.robust.custody_world import BLOCK, SHARDS, CustodyWorld
 

@@ -12,7 +12,7 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import residencies
+from kvcustody.audit.schema.leaf_tables import residencies
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify

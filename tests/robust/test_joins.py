@@ -15,7 +15,8 @@ from sqlalchemy import Engine, func, select
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import BlocksAttached, Event
 from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.schema.ledger import attachments, events
+from kvcustody.audit.schema.leaf_tables import attachments
+from kvcustody.audit.schema.ledger import events
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor import sequence_events as evidence
 from kvcustody.governance.identity.principal import Principal

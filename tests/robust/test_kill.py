@@ -23,16 +23,8 @@ from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.query.evidence_columns import read, read_opened, unit_keys
-from kvcustody.audit.schema.ledger import (
-    custody_ends,
-    events,
-    incarnations,
-    logs,
-    outages,
-    releases,
-    residencies,
-    workers,
-)
+from kvcustody.audit.schema.leaf_tables import custody_ends, outages, releases, residencies
+from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from standins import PLACE

@@ -19,7 +19,8 @@ from sqlalchemy import Connection, Engine, event, select
 
 from kvcustody.audit.database.database_place import file_of
 from kvcustody.audit.events import KeyEvent
-from kvcustody.audit.schema.ledger import events, logs, releases, residencies
+from kvcustody.audit.schema.leaf_tables import releases, residencies
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, Deferred

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, select
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
-from kvcustody.audit.schema.ledger import custody_ends, hit_counters
+from kvcustody.audit.schema.leaf_tables import custody_ends, hit_counters
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import HandleError, IsolationError
 from kvcustody.governance.erasure.selector import Selector

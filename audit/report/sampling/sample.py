@@ -24,17 +24,15 @@ from kvcustody.audit.query.evidence_columns import POOL_SHIFT, is_among
 from kvcustody.audit.report.sampling.population import CustodyPopulation, PopulationMember
 from kvcustody.audit.report.sampling.strata import Sampling, Stratum, concluded, draw_strata
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.copies import copy_steps
-from kvcustody.audit.schema.erasures import erasure_effects
-from kvcustody.audit.schema.ledger import (
+from kvcustody.audit.schema.leaf_tables import (
     attachments,
+    copy_steps,
+    erasure_effects,
     erasures,
-    events,
-    incarnations,
-    logs,
     releases,
     residencies,
 )
+from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
 LEAVES_MAX = 2_000

@@ -24,7 +24,8 @@ from kvcustody.audit.query.showback import CrossedReuse, crossed_reuse
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.report.reconciliation import Balance
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import decisions, hit_counters, logs
+from kvcustody.audit.schema.leaf_tables import decisions, hit_counters
+from kvcustody.audit.schema.ledger import logs
 
 ANOTHER = "another tenant"
 MEANINGS = {

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, case, func, select
 
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import logs, receipts
+from kvcustody.audit.schema.leaf_tables import receipts
+from kvcustody.audit.schema.ledger import logs
 
 CUSTODY, BOOT = "custody", "boot"  # a scrub of memory at a process's start is of nobody's custody
 

@@ -19,7 +19,8 @@ from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans
+from kvcustody.audit.schema.leaf_tables import orphan_findings, orphan_scans
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock
 from kvcustody.governance.service.fleet.scan_orders import ScanOrders

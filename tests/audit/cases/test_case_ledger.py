@@ -35,7 +35,7 @@ from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.signing.report_signature import sign_digest
 from kvcustody.audit.retention.purge_and_legal_hold import RetentionError, active_holds, lift_hold, place_hold
 from kvcustody.audit.retention.unlink_subject import unlink_subject
-from kvcustody.audit.schema.cases import case_steps, cases
+from kvcustody.audit.schema.leaf_tables import case_steps, cases
 from kvcustody.audit.subjects.subject_table import names_of
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey

@@ -18,7 +18,7 @@ from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import LEAF_BYTES_MAX, Context, Event, TransferDecided, WorkerStarted, leaves
 from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.schema.copies import copy_steps
+from kvcustody.audit.schema.leaf_tables import copy_steps
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.governance.tiers.copy_event import CopyEvent

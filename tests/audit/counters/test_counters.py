@@ -49,17 +49,16 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters, coverage_hours
-from kvcustody.audit.schema.ledger import (
+from kvcustody.audit.schema.leaf_tables import (
     attachments,
     custody_ends,
     decisions,
-    events,
     hit_counters,
-    logs,
     orphan_findings,
     releases,
     residencies,
 )
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.times import HOUR_US
 

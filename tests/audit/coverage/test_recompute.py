@@ -28,7 +28,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
 )
 from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.schema.ledger import custody_ends
+from kvcustody.audit.schema.leaf_tables import custody_ends
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.errors import LedgerError
 from standins.audit import falsified

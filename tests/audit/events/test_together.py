@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.events import Event, ResidencyOpened
-from kvcustody.audit.schema.ledger import events, outages, residencies
+from kvcustody.audit.schema.leaf_tables import outages, residencies
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.trees import unsealed_heads
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Connection, Engine, insert, select
 
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.ledger import SPAN_LEAVES, logs, residencies
+from kvcustody.audit.schema.leaf_tables import SPAN_LEAVES, residencies
+from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.subjects import subject_filter as by_subject
 from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
 

@@ -28,8 +28,8 @@ from kvcustody.audit.query.events import (
     find_events,
     newest_events,
 )
+from kvcustody.audit.schema.leaf_tables import event_traces
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.errors import LedgerError

@@ -14,7 +14,8 @@ from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events import Event, KeyEvent, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.query import events as asking
 from kvcustody.audit.query.events import Cursor, EventFilter, EventRow, every_event, find_events
-from kvcustody.audit.schema.ledger import events, logs, releases
+from kvcustody.audit.schema.leaf_tables import releases
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
 TENANTS = 90

@@ -27,14 +27,14 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.block_runs import Run, decode, flatten
 from kvcustody.audit.processes import sequence_gaps
 from kvcustody.audit.query import custody as queries
-from kvcustody.audit.schema.ledger import (
+from kvcustody.audit.schema.leaf_tables import (
     erasure_results,
     erasures,
-    events,
     orphan_scans,
     policy_revisions,
     releases,
 )
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.subjects.subject_table import names_of
 
 

@@ -34,7 +34,8 @@ from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.retention.free_space import free_space
 from kvcustody.audit.retention.purge_and_legal_hold import lift_hold, place_hold, purge
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table
-from kvcustody.audit.schema.ledger import events, residencies
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.fsck_ledger import fsck

@@ -26,7 +26,8 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
 )
 from kvcustody.audit.retention.sqlite_to_postgres import move_ledger
 from kvcustody.audit.retention.unlink_subject import NO_KEYS, unlink_subject
-from kvcustody.audit.schema.ledger import events, residencies, subjects
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events, subjects
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, empty_wal
 from kvcustody.audit.subjects.subject_table import names_of, session_names, store_names, subject_names, unlink
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner

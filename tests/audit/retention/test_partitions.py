@@ -47,7 +47,8 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
 )
 from kvcustody.audit.retention.streamed_purge import purge_to
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table
-from kvcustody.audit.schema.ledger import events, logs, residencies
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import SigningKey

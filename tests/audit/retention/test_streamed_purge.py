@@ -39,8 +39,8 @@ from kvcustody.audit.retention.purge_and_legal_hold import (
 )
 from kvcustody.audit.retention.streamed_purge import PurgeResult, purge_to
 from kvcustody.audit.retention.truncate_month import ExpiredLeaves
-from kvcustody.audit.schema.ledger import events, logs, residencies
-from kvcustody.audit.schema.retention import retention_purges
+from kvcustody.audit.schema.leaf_tables import residencies, retention_purges
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs

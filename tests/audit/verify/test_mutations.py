@@ -67,9 +67,9 @@ from kvcustody.audit.processes.sequence_gaps import keep_spans
 from kvcustody.audit.query.evidence_columns import read
 from kvcustody.audit.schema import service as service_schema
 from kvcustody.audit.schema.all_tables import MONTHLY, every_table, has_leaf, kinds_of, projections
-from kvcustody.audit.schema.ledger import custody_ends, events, receipts, releases, subjects
+from kvcustody.audit.schema.leaf_tables import custody_ends, event_traces, receipts, releases
+from kvcustody.audit.schema.ledger import events, subjects
 from kvcustody.audit.schema.retention import cosignatures, timestamps
-from kvcustody.audit.schema.traces import event_traces
 from kvcustody.audit.schema.trees import signed_checkpoints
 from kvcustody.audit.subjects.subject_table import unlink
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner

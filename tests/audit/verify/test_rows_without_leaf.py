@@ -42,20 +42,19 @@ from kvcustody.audit.query import custody as block_custody
 from kvcustody.audit.retention import purge_and_legal_hold as keeping
 from kvcustody.audit.schema import all_tables, recorded_losses
 from kvcustody.audit.schema.all_tables import MONTHLY
-from kvcustody.audit.schema.cases import case_steps
-from kvcustody.audit.schema.copies import copy_steps
 from kvcustody.audit.schema.counters import counter_deltas
-from kvcustody.audit.schema.ledger import (
+from kvcustody.audit.schema.leaf_tables import (
+    case_steps,
+    copy_steps,
     erasure_results,
     erasures,
-    events,
     hit_counters,
-    incarnations,
+    legal_holds,
     orphan_findings,
     outages,
     residencies,
 )
-from kvcustody.audit.schema.retention import legal_holds
+from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.governance.decisions import replay_decisions
 from kvcustody.governance.service.fleet import dead_workers
 

@@ -16,7 +16,8 @@ from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import AUDITOR, READER, RETENTION, SIGNER, WRITER, set_up_roles
 from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.schema.ledger import events, releases
+from kvcustody.audit.schema.leaf_tables import releases
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.fsck_ledger import fsck

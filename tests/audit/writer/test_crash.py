@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.leaf_tables import outages
 from kvcustody.audit.schema.ledger import events as leaves
-from kvcustody.audit.schema.ledger import logs, outages
+from kvcustody.audit.schema.ledger import logs
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit.crash.crash_content import check_content
 from standins.audit.crash.crash_lives import CALLS, Kill, check_exactly_once, inject, kill_often, missing

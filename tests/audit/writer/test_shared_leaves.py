@@ -25,7 +25,8 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
-from kvcustody.audit.schema.ledger import custody_ends, events, receipts, releases
+from kvcustody.audit.schema.leaf_tables import custody_ends, receipts, releases
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from standins.builders import ledger

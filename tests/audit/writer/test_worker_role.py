@@ -19,7 +19,8 @@ from kvcustody.audit.events import (
     PolicyActivated,
 )
 from kvcustody.audit.events.leaf_schema import ORDERS
-from kvcustody.audit.schema.ledger import events, outages
+from kvcustody.audit.schema.leaf_tables import outages
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
 from standins.postgres import set_up_roles_in_turn

@@ -36,16 +36,8 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import (
-    events,
-    hit_counters,
-    incarnations,
-    logs,
-    outages,
-    releases,
-    residencies,
-    subjects,
-)
+from kvcustody.audit.schema.leaf_tables import hit_counters, outages, releases, residencies
+from kvcustody.audit.schema.ledger import events, incarnations, logs, subjects
 from kvcustody.audit.subjects import pseudonym_directory as pseudonyms
 from kvcustody.audit.subjects import subject_table as subject_rows
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings

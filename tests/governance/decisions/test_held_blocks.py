@@ -21,7 +21,8 @@ from kvcustody.audit.events import CustodyEnded
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.events.ledger_events import GapRecorded
-from kvcustody.audit.schema.ledger import custody_ends, events
+from kvcustody.audit.schema.leaf_tables import custody_ends
+from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.governance.governor import sequence_events

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import select
 
 from kvcustody.audit.events import ErasureRequested
-from kvcustody.audit.schema.ledger import residencies, subjects
+from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.schema.ledger import subjects
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import committed_name, is_proved, session_names

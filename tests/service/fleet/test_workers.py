@@ -30,7 +30,8 @@ from kvcustody.audit.events.batch import LeafBatch, merge_batches, part_of_batch
 from kvcustody.audit.events.change_items import plain_bodies
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.query.custody import custody_of
-from kvcustody.audit.schema.ledger import events, incarnations, releases, subjects
+from kvcustody.audit.schema.leaf_tables import releases
+from kvcustody.audit.schema.ledger import events, incarnations, subjects
 from kvcustody.audit.subjects.subject_table import committed_name, names_of
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import WriterSettings

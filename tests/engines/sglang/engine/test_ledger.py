@@ -8,7 +8,8 @@ from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
+from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.verify.fsck_ledger import fsck
 from standins.engines.sglang.sglang_workload import TENANTS, requests, run
 

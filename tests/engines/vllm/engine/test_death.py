@@ -11,7 +11,8 @@ from sqlalchemy import select
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
+from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
+from kvcustody.audit.schema.ledger import incarnations
 from standins.engines.vllm.engine_probe import SOILED
 from standins.engines.vllm.local_engine import BLOCK, environment
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import orphan_findings, orphan_scans
+from kvcustody.audit.schema.leaf_tables import orphan_findings, orphan_scans
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 from standins.engines.vllm.tier_engines import (
     OBJECT,
