@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 import kvcustody
-from kvcustody.audit.verify.not_evidence import not_evidence_table
+from kvcustody.audit.verify.ledger.not_evidence import not_evidence_table
 from kvcustody.console.command_table import commands_table
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS

@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import VERSION_TABLE, check_store, ledger_error
 from kvcustody.audit.events.leaf_schema import LEAF_KEYS, ORDERS
-from kvcustody.audit.schema.all_tables import projections
+from kvcustody.audit.schema.all_tables import kinds_of, projections
 from kvcustody.audit.schema.recorded_losses import LOSING_FUNCTION, losing_processes
 from kvcustody.errors import LedgerError
 
@@ -130,7 +130,7 @@ def sees_one_tenant(connection: Connection) -> bool:
 
 def order_tables() -> set[str]:
     """The tables whose rows are of orders."""
-    return {table.name for table in projections() if set(table.info.get("kinds", ("",))) <= ORDERS}
+    return {table.name for table in projections() if kinds_of(table) and ORDERS.issuperset(kinds_of(table))}
 
 
 def _refuse_orders() -> Iterator[str]:

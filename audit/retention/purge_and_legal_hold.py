@@ -47,7 +47,7 @@ from kvcustody.audit.schema.trees import checkpoints
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
-from kvcustody.audit.verify.stated_times import LedgerTimes
+from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
 from kvcustody.audit.verify.verify_export import ExportVerdict, verify_export
 from kvcustody.audit.writer.record_operator_act import record_operator_act, record_operator_acts
 from kvcustody.clock import Clock

@@ -24,7 +24,7 @@ from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import root_log
 from kvcustody.audit.tlog.merkle import Frontier, TreeHead
-from kvcustody.audit.verify.fsck_ledger import REGISTERS, FsckReport, fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import REGISTERS, FsckReport, fsck
 from kvcustody.errors import LedgerError
 
 Progress = Callable[[str, int, int], None]

@@ -18,30 +18,29 @@ from __future__ import annotations
 import uuid as uuids
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from kvcustody.audit.counters.count_events import Figures, count_events
 from kvcustody.audit.counters.fold import write_deltas
-from kvcustody.audit.database.bulk_insert import Columns, Inserts
+from kvcustody.audit.database.bulk_insert import Inserts
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import with_placeholders
 from kvcustody.audit.events import SYSTEM, Context, Event, WorkerReturned, WorkerStopped
 from kvcustody.audit.events.batch import (
     EMPTY,
     LeafBatch,
-    LeafGroup,
     merge_batches,
     part_of_batch,
     read_leaves,
 )
 from kvcustody.audit.events.batch_encoder import BatchEncoder
+from kvcustody.audit.project import IncarnationRow, life_changes, project
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.schema.all_tables import has_leaf
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_trees import LockedLog, Trees, hand_over, store
-from kvcustody.audit.writer.projection import IncarnationRow, project
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
 
@@ -173,15 +172,15 @@ class Appender:
         recorders = [lives[uuid].id for uuid in batch.incarnations]
         columns = (recorders, *batch[2:9])  # from `sequences` to `data`, in the order of the table
         inserts.add(schema.events, [(logs, places, *columns)])
-        projections: dict[Table, list[Columns]] = {}
-        for group in batch.groups:
-            about = self._about(connection, group, batch)
-            for made in project(group, about, batch.at_us):
-                projections.setdefault(made.table, []).append(made.whole(logs, places))
-            if group.kind in _LIFE:
-                _live(connection, group, about)
-        for table, pieces in projections.items():
+
+        def life_of(uuid: str) -> IncarnationRow:
+            return self._incarnation(connection, uuid, batch)
+
+        for table, pieces in project(batch, logs, places, life_of).items():
             inserts.add(table, pieces)
+        for life, values in life_changes(batch, life_of):
+            incarnations = schema.incarnations
+            connection.execute(update(incarnations).where(incarnations.c.id == life.id).values(**values))
 
     def _locked(
         self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str] | None
@@ -209,14 +208,6 @@ class Appender:
     def _placed(self, batch: LeafBatch, nexts: Mapping[str, Callable[[], int]]) -> _Placed:
         ids = {name: self._logs[name] for name in set(batch.logs)}
         return _Placed(batch, [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs])
-
-    def _about(self, connection: Connection, group: LeafGroup, batch: LeafBatch) -> Sequence[IncarnationRow]:
-        """The incarnation that each leaf of a group is about: another's, or the one that recorded it."""
-        recorders = [batch.incarnations[place] for place in group.places]
-        named = group.columns.get("of_incarnation", recorders)
-        about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
-        lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(about)}
-        return [lives[uuid] for uuid in about]
 
     def _incarnation(self, connection: Connection, uuid: str, batch: LeafBatch) -> IncarnationRow:
         """The row of an incarnation; one that only its leaves mention is added with their offset."""
@@ -320,24 +311,6 @@ _NEW_LOG = "INSERT INTO logs (name, size, frontier) VALUES (?, 0, ?) ON CONFLICT
 _NEW_TENANT = (
     "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?) ON CONFLICT (tenant) DO NOTHING"
 )
-_LIFE = frozenset({"worker-started", "worker-stopped", "worker-died", "worker-returned"})
-_MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
-
-
-def _live(connection: Connection, group: LeafGroup, about: Sequence[IncarnationRow]) -> None:
-    """The life of an incarnation is the one projection that is updated in place."""
-    table = schema.incarnations
-    for number, life in enumerate(about):
-        values: dict[str, Any]
-        if group.kind == "worker-started":
-            values = {key: group.columns[key][number] for key in _MEMORY}
-            values["started_us"] = group.columns["at_us"][number]
-        elif group.kind == "worker-returned":
-            values = {"ended_us": None, "end": None}
-        else:
-            end = group.kind.removeprefix("worker-")
-            values = {"ended_us": group.columns["at_us"][number], "end": end}
-        connection.execute(update(table).where(table.c.id == life.id).values(**values))
 
 
 def _log_ids(

@@ -10,7 +10,7 @@ import typer
 
 from kvcustody.audit.tlog.root_sealer import OVERDUE_INTERVALS
 from kvcustody.audit.tlog.signed_note import parse_vkey
-from kvcustody.audit.verify.fsck_ledger import Progress, fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import Progress, fsck
 from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.opening import key_texts, reading
 from kvcustody.console.options import DEFAULT, Ledger

@@ -25,7 +25,7 @@ from kvcustody.audit.query.known_names import check_said, known_tenant
 from kvcustody.audit.siem.cursor_reader import describe_losses, newest_positions, pull
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_sealer import unsealed
-from kvcustody.audit.verify.stated_times import LedgerTimes
+from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, following, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import reading

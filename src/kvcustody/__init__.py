@@ -24,7 +24,7 @@ from kvcustody._version import __version__
 if TYPE_CHECKING:
     from kvcustody.allocator.pool.memory_protocol import Memory
     from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-    from kvcustody.audit.verify.fsck_ledger import fsck
+    from kvcustody.audit.verify.ledger.fsck_ledger import fsck
     from kvcustody.audit.verify.verify_export import verify_export
     from kvcustody.clock import Clock, SystemClock, VirtualClock
     from kvcustody.errors import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "allocator.pool.memory_protocol": ("Memory",),
     "allocator.pool.tensor_memory": ("TensorMemory", "TensorSpec"),
-    "audit.verify.fsck_ledger": ("fsck",),
+    "audit.verify.ledger.fsck_ledger": ("fsck",),
     "audit.verify.verify_export": ("verify_export",),
     "clock": ("Clock", "SystemClock", "VirtualClock"),
     "errors": (

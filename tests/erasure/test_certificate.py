@@ -20,7 +20,7 @@ from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
 from kvcustody.audit.verify import verify_certificate as verifier
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.erasure.page import render

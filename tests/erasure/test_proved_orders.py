@@ -17,7 +17,7 @@ from kvcustody.audit.erasure.certificate import issue
 from kvcustody.audit.processes.orders import orders_to_sign, unsigned_orders
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.ledger import logs as log_rows
-from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.audit.verify.verify_certificate import ORDER_NOT_CHECKED, verify
 from kvcustody.clock import VirtualClock
 from kvcustody.console.policy.orders import order_signature

@@ -14,7 +14,7 @@ from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, chec
 from kvcustody.audit.database.postgres_roles import READER
 from kvcustody.audit.schema.leaf_tables import erasures, residencies
 from kvcustody.audit.schema.ledger import logs, subjects
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade
 from standins.migrations import first_schema

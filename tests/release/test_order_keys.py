@@ -21,7 +21,7 @@ from kvcustody.audit.processes.orders import orders_to_sign, unsigned_orders
 from kvcustody.audit.query.issuers import known_issuers
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.signing_key import create_signing_key
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.record_operator_act import record_operator_acts
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.schema.ledger import events, incarnations
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service, open_service

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.audit.verify.stated_times import OddTime
+from kvcustody.audit.verify.ledger.stated_times import OddTime
 from kvcustody.governance.api.models.base import Model, Utc, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
 

@@ -24,7 +24,7 @@ from kvcustody.audit.query.events import Cursor as Place
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
 from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
-from kvcustody.audit.verify.stated_times import LedgerTimes
+from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep

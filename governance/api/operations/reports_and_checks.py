@@ -15,7 +15,7 @@ from fastapi import Path
 from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
-from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.operation import Operation

@@ -39,7 +39,7 @@ from kvcustody.audit.schema.leaf_tables import case_steps, cases
 from kvcustody.audit.subjects.subject_table import names_of
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.verify.report.figures_again import again_from_export
 from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.clock import SystemClock, VirtualClock

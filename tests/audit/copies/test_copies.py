@@ -19,7 +19,7 @@ from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import LEAF_BYTES_MAX, Context, Event, TransferDecided, WorkerStarted, leaves
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.schema.leaf_tables import copy_steps
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import COPIES_A_LEAF, copy_leaves

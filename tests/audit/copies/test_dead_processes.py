@@ -17,7 +17,7 @@ from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.events import DECLARED, PROCESS_DEATH, Event, WorkerStarted
 from kvcustody.audit.schema.leaf_tables import copy_steps
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock
 from kvcustody.governance.tiers.copy_event import CopyEvent

@@ -59,7 +59,7 @@ from kvcustody.audit.schema.leaf_tables import (
     residencies,
 )
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.times import HOUR_US
 
 

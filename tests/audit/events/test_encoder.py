@@ -33,9 +33,9 @@ from kvcustody.audit.events.block_run_text import run_texts
 from kvcustody.audit.events.block_runs import EXACT, Run, Runs
 from kvcustody.audit.events.canonical_leaf import canonical
 from kvcustody.audit.events.leaf_schema import FOLDED, plain_type
+from kvcustody.audit.project import IncarnationRow, project, rows_of
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_leaves import leaf_hashes
-from kvcustody.audit.writer.projection import IncarnationRow, project
 from kvcustody.errors import LedgerError
 
 CONTEXT = Context(
@@ -129,15 +129,14 @@ def one_by_one(items: list[tuple[int, Event]]) -> list[Any]:
     return made
 
 
-def rows_of(batch: LeafBatch) -> dict[str, dict[tuple[Any, ...], Any]]:
+def projected(batch: LeafBatch) -> dict[str, dict[tuple[Any, ...], Any]]:
     """Every projected row, by table and place."""
-    found: dict[str, dict[tuple[Any, ...], Any]] = {}
-    for group in batch.groups:
-        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places), batch.at_us):
-            count = range(len(batch.data))
-            rows = {row[1:3]: row for row in made.rows(count, count)}  # by leaf, and item where there are any
-            found.setdefault(made.table.name, {}).update(rows)
-    return found
+    count = range(len(batch.data))
+    made = project(batch, count, count, lambda uuid: IncarnationRow(5, CONTEXT.offset_us))
+    return {  # by leaf, and item where there are any
+        table.name: {row[1:3]: row for some in columns for row in rows_of(some)}
+        for table, columns in made.items()
+    }
 
 
 def check(items: list[tuple[int, Event]]) -> None:
@@ -156,12 +155,12 @@ def check(items: list[tuple[int, Event]]) -> None:
 def same_rows(made: LeafBatch, again: LeafBatch) -> None:
     """Equal projections; where a value cannot be projected at all, neither can, and the writer makes it a gap."""
     try:
-        expected = rows_of(again)
+        expected = projected(again)
     except (TypeError, ValueError):
         with pytest.raises((TypeError, ValueError)):
-            rows_of(made)
+            projected(made)
         return
-    assert rows_of(made) == expected
+    assert projected(made) == expected
 
 
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
@@ -276,7 +275,7 @@ def test_a_leaf_of_an_earlier_version_has_no_written_list() -> None:
     )
     body = orjson.loads(leaves(event, CONTEXT, 1)[0].data)
     older = {key: value for key, value in body.items() if not key.startswith("written")}
-    assert rows_of(read_leaves([canonical(older)])) == rows_of(read_leaves([canonical(body)]))
+    assert projected(read_leaves([canonical(older)])) == projected(read_leaves([canonical(body)]))
 
 
 def test_hashes_by_log_are_those_of_the_leaves() -> None:

@@ -17,28 +17,27 @@ import pytest
 from kvcustody.audit.counters.count_events import COUNTED_KEYS, count_events
 from kvcustody.audit.events import leaves
 from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.writer.projection import IncarnationRow, project
+from kvcustody.audit.project import IncarnationRow, project, rows_of
 from standins.audit.recorded_events import CONTEXT, KIND_OF, OLDER, PLACE, RECORDED, WRITTEN, event_of
 
 
-def rows_of(data: list[bytes]) -> dict[str, list[Any]]:
+def projected(data: list[bytes]) -> dict[str, list[Any]]:
     """Every row of these leaves, by table; their log is 1."""
-    found: dict[str, list[Any]] = {}
-    batch = read_leaves(data)
-    for group in batch.groups:
-        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places), batch.at_us):
-            rows = made.rows([1] * len(data), range(len(data)))
-            found.setdefault(made.table.name, []).extend(map(list, rows))
-    return found
+    life = IncarnationRow(5, CONTEXT.offset_us)
+    made = project(read_leaves(data), [1] * len(data), range(len(data)), lambda uuid: life)
+    return {
+        table.name: [list(row) for some in columns for row in rows_of(some)]
+        for table, columns in made.items()
+    }
 
 
 def record_of(recorded: dict[str, Any]) -> dict[str, Any]:
     """What is written now of an event that was recorded."""
     made = [leaf.data for leaf in leaves(event_of(recorded), CONTEXT, recorded["sequence"])]
     if "leaves" in recorded:
-        return {"rows": rows_of(made), "leaves": [data.decode() for data in made]}
+        return {"rows": projected(made), "leaves": [data.decode() for data in made]}
     digest = hashlib.sha256(b"\n".join(made)).hexdigest()
-    return {"rows": rows_of(made), "widths": [*map(len, made)], "sha256": digest}
+    return {"rows": projected(made), "widths": [*map(len, made)], "sha256": digest}
 
 
 @pytest.mark.parametrize("recorded", WRITTEN, ids=lambda each: f"{each['sequence']}-{each['kind']}")
@@ -48,7 +47,7 @@ def test_an_event_is_written_as_it_was_recorded(recorded: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("recorded", OLDER, ids=lambda each: json.loads(each["leaf"])["kind"])
 def test_a_leaf_of_an_earlier_version_is_read_as_it_was(recorded: dict[str, Any]) -> None:
-    assert rows_of([recorded["leaf"].encode()]) == recorded["rows"]
+    assert projected([recorded["leaf"].encode()]) == recorded["rows"]
 
 
 def test_every_kind_that_has_a_leaf_is_recorded_with_every_field_and_without() -> None:

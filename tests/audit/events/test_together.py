@@ -11,7 +11,7 @@ from kvcustody.audit.events import Event, ResidencyOpened
 from kvcustody.audit.schema.leaf_tables import outages, residencies
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.schema.trees import unsealed_heads
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 
 Make = Callable[..., EventWriter]

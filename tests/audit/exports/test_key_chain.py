@@ -22,7 +22,7 @@ from kvcustody.audit.tlog.key_rotation import parse_rotation, rotation_record
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.clock import SystemClock
 from standins.audit.verifiers import verify_both
 

@@ -23,7 +23,7 @@ from kvcustody.audit.processes.sequence_gaps import (
 )
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.sequences import sequence_spans
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 
 
 def _anew(connection: Connection) -> tuple[Gap, ...]:

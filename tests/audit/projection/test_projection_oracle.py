@@ -12,14 +12,14 @@ import orjson
 import pytest
 from sqlalchemy import Connection, Engine, select
 
+from kvcustody.audit import project as projecting
 from kvcustody.audit.counters.count_events import CARRIED
 from kvcustody.audit.events import leaves
 from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.project import IncarnationRow, project, rows_of
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.schema.ledger import events, incarnations, logs, tenants, workers
-from kvcustody.audit.writer import projection
-from kvcustody.audit.writer.projection import IncarnationRow, project
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit import report_ledger, tiered_ledger
 from standins.audit.projection_oracle import TABLES, Opinion, Row, Stored
@@ -48,17 +48,16 @@ def stored_leaves() -> list[Stored]:
 def projected(opinion: Opinion) -> Rows:
     """What `project` makes of the same leaves; a process stands in them by its uuid, a log by its name."""
     batch, made = read_leaves(LEAVES), defaultdict[str, dict[tuple[Any, ...], Row]](dict)
-    places = range(len(LEAVES))
-    for group in batch.groups:
-        recorders = [batch.incarnations[place] for place in group.places]
-        named = group.columns.get("of_incarnation", recorders)
-        about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
-        lives: list[Any] = [IncarnationRow(uuid, opinion.offsets.get(uuid, 0)) for uuid in about]  # type: ignore[arg-type] # by name
-        for rows in project(group, lives, batch.at_us):
-            names = [column.name for column in rows.table.columns]
-            for values in rows.rows(batch.logs, places):
-                row = dict(zip(names, values, strict=True))
-                made[rows.table.name][tuple(row.pop(column.name) for column in rows.table.primary_key)] = row
+    logs: Any = batch.logs
+
+    def life_of(uuid: str) -> IncarnationRow:
+        return IncarnationRow(uuid, opinion.offsets.get(uuid, 0))  # type: ignore[arg-type] # by name
+
+    for table, columns in project(batch, logs, range(len(LEAVES)), life_of).items():
+        names = [column.name for column in table.columns]
+        for values in (row for some in columns for row in rows_of(some)):
+            row = dict(zip(names, values, strict=True))
+            made[table.name][tuple(row.pop(column.name) for column in table.primary_key)] = row
     return made
 
 
@@ -88,25 +87,24 @@ def test_every_kind_is_projected_as_the_second_opinion_has_it(opinion: Opinion) 
     assert opinion.rows.keys() == {*TABLES, "event_traces", "events"}, "void: a table without a row"
 
 
-@pytest.mark.parametrize("kind", projection._SOURCES)
+@pytest.mark.parametrize("kind", projecting._SOURCES)
 def test_a_column_made_of_anything_else_is_found(
     opinion: Opinion, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutants of `project`, one for each column of the kind: it takes another value of the leaf, or a changed one."""
-    table = projection._TABLES[kind]
-    right = projection._of_kind
+    table = projecting._TABLES[kind]
+    right = projecting._of_kind
     for place, column in enumerate([column.name for column in table.columns][2:]):
 
-        def wrong(group: Any, *others: Any, place: int = place) -> Any:
-            made = right(group, *others)
-            if made is None or group.kind != kind:
-                return made
-            columns = list(made.columns)
-            columns[place] = list(map(_another, columns[place]))
-            return made._replace(columns=columns)
+        def wrong(of: Any, group: Any, *others: Any, place: int = place) -> Any:
+            _, places, made = right(of, group, *others)
+            columns = list(made)
+            if group.kind == kind:
+                columns[place] = list(map(_another, columns[place]))
+            return of, places, columns
 
         with monkeypatch.context() as patch:
-            patch.setattr(projection, "_of_kind", wrong)
+            patch.setattr(projecting, "_of_kind", wrong)
             found = differing(projected(opinion), opinion)
         assert [problem.split()[0] for problem in found] == [table.name], column
 

@@ -31,7 +31,7 @@ from kvcustody.audit.query.events import (
 from kvcustody.audit.schema.leaf_tables import event_traces
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 
 TRACES = ("ab" * 16, "cd" * 16, "ef" * 16)

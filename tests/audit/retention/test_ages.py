@@ -23,9 +23,9 @@ from kvcustody.audit.retention.purge_and_legal_hold import LogPlan, plan_purge
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify import stated_times
-from kvcustody.audit.verify.fsck_ledger import fsck
-from kvcustody.audit.verify.stated_times import LedgerTimes, OddTime
+from kvcustody.audit.verify.ledger import stated_times
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.stated_times import LedgerTimes, OddTime
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock
 

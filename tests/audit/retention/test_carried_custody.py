@@ -27,7 +27,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import purge
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.clock import SystemClock
 
 KEY = SigningKey.generate("ledger.example/carried")

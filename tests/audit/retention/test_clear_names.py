@@ -15,7 +15,7 @@ from kvcustody.audit.schema.ledger import subjects
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag, open_subject_keys, store_beside
 from kvcustody.audit.subjects.subject_table import Row, committed_name, names_of
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.committer import Committer
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock

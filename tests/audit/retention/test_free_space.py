@@ -38,7 +38,7 @@ from kvcustody.audit.schema.leaf_tables import residencies
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.migrations.upgrade import upgrade

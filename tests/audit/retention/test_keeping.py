@@ -35,7 +35,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.database_tiles import DroppedTileError
 from kvcustody.audit.tlog.root_log import check_leaf
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError

@@ -52,7 +52,7 @@ from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app

@@ -21,7 +21,7 @@ from kvcustody.audit.tlog.proofs import ProofError, check_consistency, tree_root
 from kvcustody.audit.tlog.root_log import check_head, check_leaf, parse_leaf_proof, root_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 
 KEY = SigningKey.generate("ledger.test")

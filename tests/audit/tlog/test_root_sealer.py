@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.root_sealer import RootSealer, Unsealed, seal_now, unsealed
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import MICROSECONDS, SystemClock, VirtualClock
 

@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.merkle import EMPTY, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.root_log import root_checkpoint, seal
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
-from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 

@@ -29,7 +29,7 @@ from kvcustody.audit.processes.open_processes import open_processes
 from kvcustody.audit.processes.work_periods import at_work, read_work_periods
 from kvcustody.audit.schema.leaf_tables import custody_ends, releases
 from kvcustody.audit.schema.ledger import events, incarnations
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer import crash_recovery
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.clock import SystemClock

@@ -22,7 +22,7 @@ from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.leaf_tables import hit_counters, outages, receipts, releases
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.migrations.upgrade import upgrade

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, select
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.leaf_tables import releases
 from kvcustody.audit.schema.ledger import events, incarnations, logs
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 
 WORKERS, EVENTS = 2, 200
 WORKER = """

@@ -27,7 +27,7 @@ from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.events.change_items import CHANGED, plain_bodies
 from kvcustody.audit.schema.leaf_tables import custody_ends, receipts, releases
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from standins.builders import ledger
 

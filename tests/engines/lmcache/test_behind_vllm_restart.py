@@ -11,7 +11,7 @@ from pathlib import Path
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.engines.lmcache.lmcache_server import LMCacheServer
 from standins.engines.lmcache.lmcache_site import SERVER, Site, transfer, vouched
 from standins.engines.vllm.deployment import CONNECTOR

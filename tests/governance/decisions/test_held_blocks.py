@@ -23,7 +23,7 @@ from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.events.ledger_events import GapRecorded
 from kvcustody.audit.schema.leaf_tables import custody_ends
 from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.governance.governor import sequence_events
 from kvcustody.times import DAY_US

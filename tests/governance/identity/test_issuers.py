@@ -26,7 +26,7 @@ from kvcustody.audit.retention.purge_and_legal_hold import check_no_hold, place_
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import names_of
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused

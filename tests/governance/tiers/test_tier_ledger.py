@@ -14,7 +14,7 @@ from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.coverage.leaf_record import LeafRecord
 from kvcustody.audit.coverage.leaf_sources import leaves_in_database
 from kvcustody.audit.events import WorkerStarted, WorkerStopped
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.orphans.ledger_join import WriterJoin

@@ -14,7 +14,7 @@ import pytest
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import IsolationError
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.integrations.lmcache.custody_thread import CustodyThread

@@ -17,7 +17,7 @@ import pytest
 
 from kvcustody.audit.copies.copy_coverage import copy_coverage
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.tiers.seal.object_layout import read_header
 from standins import PLACE
 from standins.governance.offload_world import prompt

@@ -25,7 +25,7 @@ from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.tlog.log_break import recorded_breaks
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer import spill_file
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import SystemClock

@@ -33,7 +33,7 @@ from kvcustody.audit.query.custody import custody_of
 from kvcustody.audit.schema.leaf_tables import releases
 from kvcustody.audit.schema.ledger import events, incarnations, subjects
 from kvcustody.audit.subjects.subject_table import committed_name, names_of
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ServiceError

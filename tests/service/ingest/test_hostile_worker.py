@@ -24,7 +24,7 @@ from kvcustody.audit.events.event import FieldMeaning, OneOf
 from kvcustody.audit.events.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
 from kvcustody.audit.processes.enforcement import newest_order
 from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.service.ingest import check_leaves, worker_claims
 from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL

@@ -17,7 +17,7 @@ from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import DecisionRecorded, Event
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations, logs
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.writer.append_leaves import FreeLeaves, register
 from kvcustody.governance.service.ingest import commit_turns
 from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch

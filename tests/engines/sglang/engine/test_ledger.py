@@ -10,7 +10,7 @@ from kvcustody.audit.events import PROCESS_DEATH
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
 from kvcustody.audit.schema.ledger import incarnations
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.engines.sglang.sglang_workload import TENANTS, requests, run
 
 SMALL = {"max_total_tokens": 1024, "chunked_prefill_size": 64, "max_running_requests": 6, "page_size": 4}

@@ -9,7 +9,7 @@ from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import incarnations
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.engines.sglang.sglang_tiers import SMALL, WHOLE, clean, displace, prompt, tiered
 
 

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, Select, and_, func, select
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.leaf_tables import outages, receipts, releases, residencies
 from kvcustody.audit.schema.ledger import events, incarnations, workers
-from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.audit.crash.crash_content import check_content, unknown_operations
 
 CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,rename,unlink"

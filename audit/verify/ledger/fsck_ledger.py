@@ -48,14 +48,20 @@ from kvcustody.audit.tlog.key_rotation import (
 from kvcustody.audit.tlog.log_break import parse_break, recorded_breaks
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
-from kvcustody.audit.verify.figure_rows import wrong_sums_over_logs, wrong_verdicts
-from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_node_rows, check_nodes
-from kvcustody.audit.verify.held_rows import unknown_holdings, wrong_holdings
-from kvcustody.audit.verify.life_rows import silent_processes, unshown_holdings
-from kvcustody.audit.verify.register_rows import check_registers
-from kvcustody.audit.verify.sequence_rows import wrong_spans
-from kvcustody.audit.verify.stated_times import AHEAD, EARLY, LATE, LedgerTimes
-from kvcustody.audit.verify.stray_rows import keys_of_no_number, stray_rows
+from kvcustody.audit.verify.ledger.figure_rows import wrong_sums_over_logs, wrong_verdicts
+from kvcustody.audit.verify.ledger.fsck_log import (
+    FsckFinding,
+    LogCheck,
+    as_bytes,
+    check_node_rows,
+    check_nodes,
+)
+from kvcustody.audit.verify.ledger.held_rows import unknown_holdings, wrong_holdings
+from kvcustody.audit.verify.ledger.life_rows import silent_processes, unshown_holdings
+from kvcustody.audit.verify.ledger.register_rows import check_registers
+from kvcustody.audit.verify.ledger.sequence_rows import wrong_spans
+from kvcustody.audit.verify.ledger.stated_times import AHEAD, EARLY, LATE, LedgerTimes
+from kvcustody.audit.verify.ledger.stray_rows import keys_of_no_number, stray_rows
 from kvcustody.plurals import several
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import readable

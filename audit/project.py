@@ -1,12 +1,13 @@
-"""Rows from leaves: the one way in which any column of evidence comes to be.
+"""Rows from leaves: the one way in which a row of evidence comes to be.
 
-1. A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is replayed, and
-   a table re-derived, from bytes.
+1. `project` is a function of leaves, of their places and of the ledger's own ids of processes alone. So whoever writes,
+   checks, moves or rebuilds a ledger calls it with a window of leaves, and gets the same rows.
 2. Which columns a kind's row has, and where they come from, is said with the kind (`audit.kinds.row`). What is no
    value of the leaf is derived here, by kind (`_DERIVED`).
 3. An event written in two logs is projected once, in the log of the tenant that acted.
 4. A row has the time of its leaf, which is the month that it lies in; an item's own moment is another column.
 5. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
+6. `incarnations` has one row a process, changed in place: `life_changes` says what a window's leaves change of it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import Table
 
 from kvcustody.audit.events import log_of
-from kvcustody.audit.events.batch import LeafGroup
+from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.leaf_schema import LEAF_KEYS, boot_key
 from kvcustody.audit.events.registry import TRACE
 from kvcustody.audit.schema.all_tables import kinds_of, projections
 from kvcustody.audit.schema.leaf_tables import event_traces
 
-Row = tuple[Any, ...]
 Columns = dict[str, Sequence[Any]]
 
 
@@ -33,22 +33,6 @@ class IncarnationRow(NamedTuple):
 
     id: int
     offset_us: int
-
-
-class Projection(NamedTuple):
-    """Rows of one table: the places of their leaves in the batch, and their columns after (log, idx)."""
-
-    table: Table
-    places: Sequence[int]
-    columns: Sequence[Sequence[Any]]
-
-    def whole(self, logs: Sequence[int], idx: Sequence[int]) -> list[Sequence[Any]]:
-        """Every column of the rows, given the log and the idx of every leaf of the batch."""
-        return [*([values[place] for place in self.places] for values in (logs, idx)), *self.columns]
-
-    def rows(self, logs: Sequence[int], idx: Sequence[int]) -> Iterator[Row]:
-        """The rows, given the same."""
-        return zip(*self.whole(logs, idx), strict=True)
 
 
 _TABLES = {kind: table for table in projections() for kind in kinds_of(table)}
@@ -66,29 +50,90 @@ _IN_UTC = {  # columns of moments that a leaf has on its incarnation's clock alo
 }
 
 
-def project(group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]) -> list[Projection]:
-    """The rows of one kind of leaves, in their order; none where the leaves alone are the record.
+class LifeChange(NamedTuple):
+    """What one leaf changes of the row of a process (rule 6)."""
 
-    `lives` are the incarnations that the leaves are about, one a leaf; `leaves_us` the times of the batch's leaves.
+    life: IncarnationRow
+    values: dict[str, Any]
+
+
+_MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
+_LIFE = frozenset({"worker-started", "worker-stopped", "worker-died", "worker-returned"})
+_Rows = tuple[Table, Sequence[int], Sequence[Sequence[Any]]]  # the places of their leaves, and their columns
+
+
+def project(
+    batch: LeafBatch,
+    logs: Sequence[int],
+    idx: Sequence[int],
+    life_of: Callable[[str], IncarnationRow],
+    *,
+    tables: frozenset[Table] | None = None,
+) -> dict[Table, list[Sequence[Sequence[Any]]]]:
+    """The rows of a window of leaves: by table, some columns of values, in the order of the table's own.
+
+    `logs` and `idx` say where each leaf is; `life_of` gives a process of the ledger by its uuid. `tables`: no others.
     """
-    made = _of_kind(group, lives, leaves_us)
-    found = [] if made is None else [made]
-    return [*found, _of_traces(group)] if TRACE in group.columns else found
+    made: dict[Table, list[Sequence[Sequence[Any]]]] = {}
+    for group in batch.groups:
+        for table, places, columns in _of_group(batch, group, life_of):
+            if tables is None or table in tables:
+                place = [[values[each] for each in places] for values in (logs, idx)]
+                made.setdefault(table, []).append([*place, *columns])
+    return made
 
 
-def _of_traces(group: LeafGroup) -> Projection:
-    """Where the leaves that carry a trace are (rule 5)."""
-    traces = group.columns[TRACE]
-    kept = [list(compress(column, traces)) for column in (group.places, traces, group.columns["at_us"])]
-    return Projection(event_traces, kept[0], kept[1:])
+def rows_of(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The rows of some columns."""
+    return zip(*columns, strict=True)
+
+
+def life_changes(batch: LeafBatch, life_of: Callable[[str], IncarnationRow]) -> list[LifeChange]:
+    """What the leaves change of the rows of processes, in the order of the leaves."""
+    found: list[tuple[int, LifeChange]] = []
+    for group in batch.groups:
+        if group.kind in _LIFE:
+            lives = _lives(batch, group, life_of)
+            for number, (place, life) in enumerate(zip(group.places, lives, strict=True)):
+                found.append((place, LifeChange(life, _life_values(group, number))))
+    return [change for _, change in sorted(found, key=lambda each: each[0])]
+
+
+def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
+    at_us = group.columns["at_us"][number]
+    if group.kind == "worker-started":
+        return {key: group.columns[key][number] for key in _MEMORY} | {"started_us": at_us}
+    if group.kind == "worker-returned":
+        return {"ended_us": None, "end": None}
+    return {"ended_us": at_us, "end": group.kind.removeprefix("worker-")}
+
+
+def _lives(
+    batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]
+) -> list[IncarnationRow]:
+    """The process that each leaf of a group is about: another's, or the one that recorded it."""
+    recorders = [batch.incarnations[place] for place in group.places]
+    named = group.columns.get("of_incarnation", recorders)
+    about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
+    lives = {uuid: life_of(uuid) for uuid in set(about)}
+    return [lives[uuid] for uuid in about]
+
+
+def _of_group(
+    batch: LeafBatch, group: LeafGroup, life_of: Callable[[str], IncarnationRow]
+) -> Iterator[_Rows]:
+    table = _TABLES.get(group.kind)
+    if table is not None:
+        yield _of_kind(table, group, _lives(batch, group, life_of), batch.at_us)
+    if TRACE in group.columns:
+        traces = group.columns[TRACE]
+        kept = [list(compress(column, traces)) for column in (group.places, traces, group.columns["at_us"])]
+        yield event_traces, kept[0], kept[1:]
 
 
 def _of_kind(
-    group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]
-) -> Projection | None:
-    table = _TABLES.get(group.kind)
-    if table is None:
-        return None
+    table: Table, group: LeafGroup, lives: Sequence[IncarnationRow], leaves_us: Sequence[int]
+) -> _Rows:
     columns: Columns = {**group.columns, "_incarnation": [life.id for life in lives]}
     if "_leaf_us" in _SOURCES[group.kind]:
         columns["_leaf_us"] = list(map(leaves_us.__getitem__, group.places))
@@ -96,19 +141,19 @@ def _of_kind(
         columns["_blocks"], columns["_low"], columns["_high"] = group.extents["runs"]
     derive = _DERIVED.get(group.kind)
     if derive is not None:
-        derive(columns, group, lives)
+        derive(columns, group)
     for name, boot in _IN_UTC[group.kind]:
         columns[name] = [moment + life.offset_us for moment, life in zip(columns[boot], lives, strict=True)]
     made = [columns[name] for name in _SOURCES[group.kind]]
     if not (acting := table.info["acting"]):
-        return Projection(table, group.places, made)
+        return table, group.places, made
     pairs = zip(group.columns["log"], group.columns[acting], strict=True)
     own = [log == log_of(tenant) for log, tenant in pairs]
     kept = [list(compress(column, own)) for column in (group.places, *made)]
-    return Projection(table, kept[0], kept[1:])
+    return table, kept[0], kept[1:]
 
 
-def _opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _opened(columns: Columns, group: LeafGroup) -> None:
     attached, written = group.extents["runs"], group.extents["written"]
     columns["_written_blocks"] = written.blocks
     if max(attached.high) < 0:  # no runs at all, whose extents are (0, 0, -1)
@@ -122,14 +167,14 @@ def _opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow])
         columns["_high"] = list(map(max, attached.high, written.high))
 
 
-def _released(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _released(columns: Columns, group: LeafGroup) -> None:
     count = len(group.places)
     columns["_final"] = [True] * count
     columns["_written"] = [True] * count
     columns["_written_blocks"] = columns["_blocks"]
 
 
-def _blocks_released(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _blocks_released(columns: Columns, group: LeafGroup) -> None:
     own = columns["_written"] = columns["own"]
     columns["_final"] = [False] * len(own)
     columns["_written_blocks"] = [
@@ -137,7 +182,7 @@ def _blocks_released(columns: Columns, group: LeafGroup, lives: Sequence[Incarna
     ]
 
 
-def _receipt(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _receipt(columns: Columns, group: LeafGroup) -> None:
     # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.
     sizes = zip(columns["bytes"], columns["_blocks"], columns["blocks"], strict=True)
     columns["_bytes"] = [total * here // all_blocks if all_blocks else 0 for total, here, all_blocks in sizes]
@@ -147,11 +192,11 @@ def _receipt(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]
     ]
 
 
-def _decision(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _decision(columns: Columns, group: LeafGroup) -> None:
     columns["_rule"] = [reasons[0] if reasons else "default-deny" for reasons in columns["reasons"]]
 
 
-def _copies(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _copies(columns: Columns, group: LeafGroup) -> None:
     numbers, count = columns["numbers"], len(group.places)
     columns["_step"] = [group.kind] * count
     columns["_cause"] = columns.get("cause", [""] * count)
@@ -163,7 +208,7 @@ def _copies(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow])
     columns["_low"], columns["_high"] = ([of(some, default=0) for some in numbers] for of in (min, max))
 
 
-def _case_opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _case_opened(columns: Columns, group: LeafGroup) -> None:
     columns["_holidays"] = list(map(" ".join, columns["holidays"]))
     columns["_ends"] = [" ".join(ends) or None for ends in columns["ends"]]
 
@@ -171,20 +216,20 @@ def _case_opened(columns: Columns, group: LeafGroup, lives: Sequence[Incarnation
 _OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
 
 
-def _outage(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _outage(columns: Columns, group: LeafGroup) -> None:
     count = len(group.places)
     columns["kind"] = [group.kind] * count
     for name, nothing in _OUTAGE.items():
         columns[f"_{name}"] = columns.get(name, [nothing] * count)
 
 
-def _withdrawn(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
-    _outage(columns, group, lives)
+def _withdrawn(columns: Columns, group: LeafGroup) -> None:
+    _outage(columns, group)
     columns["_cause"] = ["refused"] * len(group.places)
     columns["_first_sequence"] = columns["_last_sequence"] = columns["of_sequence"]
 
 
-_DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], None]] = {
+_DERIVED: dict[str, Callable[[Columns, LeafGroup], None]] = {
     "residency-opened": _opened,
     "residency-released": _released,
     "blocks-released": _blocks_released,

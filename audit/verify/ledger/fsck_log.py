@@ -8,11 +8,10 @@ still holds it). Leaves may be gone only where a purge is on record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, Table, bindparam, func, select
+from sqlalchemy import Connection, Row, func, select
 
 from kvcustody.audit.counters.count_events import Figures, count_events
 from kvcustody.audit.database.dialect import dialect_of
@@ -21,6 +20,7 @@ from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import read_leaves
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
+from kvcustody.audit.project import IncarnationRow, project
 from kvcustody.audit.schema.leaf_tables import retention_purges
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.trees import tree_nodes
@@ -34,9 +34,9 @@ from kvcustody.audit.tlog.merkle import (
     leaf_hashes,
 )
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
-from kvcustody.audit.verify.figure_rows import wrong_figures
-from kvcustody.audit.verify.life_rows import LifeRows
-from kvcustody.audit.writer.projection import TABLES, IncarnationRow, project
+from kvcustody.audit.verify.ledger.figure_rows import wrong_figures
+from kvcustody.audit.verify.ledger.life_rows import LifeRows
+from kvcustody.audit.verify.ledger.row_differences import Projected, differences
 from kvcustody.errors import CustodyError
 
 _AT_ONCE = 2048
@@ -375,37 +375,17 @@ class LogCheck:
                 self._named(idx, leaf, f"nothing can be derived from it: {type(problem).__name__}")
             return
         leaves = dict(sound)
-        for table in TABLES:
-            stored: dict[_RowKey, tuple[Any, ...]] = {}
-            between = {"of_log": self._log, "first": first, "last": last}
-            for row in map(tuple, self._connection.execute(_rows_between(table), between)):
-                key = _key(table, row)
-                stored[key] = (
-                    () if key in stored else row
-                )  # keys of a month let another of another month through
-            made = expected.get(table, {})
-            if stored == made:
-                continue
-            for key in sorted(stored.keys() | made.keys()):
-                idx, item = key
-                if stored.get(key) != made.get(key) and idx in leaves:
-                    what = "is missing" if key not in stored else "is not what the leaf says"
-                    of = f" of item {item}" if item else ""
-                    self._named(idx, leaves[idx], f"its row{of} in `{table.name}` {what}")
+        for row in differences(self._connection, self._log, range(first, last + 1), expected):
+            if row.idx in leaves:
+                what = "is missing" if row.is_missing else "is not what the leaf says"
+                of = f" of item {row.item}" if row.item else ""
+                self._named(row.idx, leaves[row.idx], f"its row{of} in `{row.table.name}` {what}")
 
-    def _derive(self, sound: list[tuple[int, Leaf]]) -> dict[Table, dict[_RowKey, tuple[Any, ...]]]:
+    def _derive(self, sound: list[tuple[int, Leaf]]) -> Projected:
         batch = read_leaves([leaf.data for _, leaf in sound])
-        places = [idx for idx, _ in sound]
-        made: dict[Table, dict[_RowKey, tuple[Any, ...]]] = {}
-        for group in batch.groups:
-            recorders = [batch.incarnations[place] for place in group.places]
-            about = group.columns.get("of_incarnation", recorders)
-            lives = [self._lives[of or recorder] for of, recorder in zip(about, recorders, strict=True)]
-            for projection in project(group, lives, batch.at_us):
-                rows = projection.rows([self._log] * len(places), places)
-                table = projection.table
-                made.setdefault(table, {}).update((_key(table, row), row) for row in rows)
-        count_events(batch, [self._log] * len(places), self._figures)
+        logs, places = [self._log] * len(sound), [idx for idx, _ in sound]
+        made = project(batch, logs, places, self._lives.__getitem__)
+        count_events(batch, logs, self._figures)
         return made
 
     def _named(self, idx: int, leaf: Leaf, what: str) -> None:
@@ -414,24 +394,6 @@ class LogCheck:
 
     def _say(self, idx: int | None, last: int | None, what: str) -> None:
         self.problems.append(FsckFinding(self._name, idx, last, "", what))
-
-
-@cache
-def _rows_between(table: Table) -> Select[Any]:
-    """The rows of a projection that are of leaves of one log from `first` to `last`."""
-    here = (
-        table.c.log == bindparam("of_log"),
-        table.c.idx >= bindparam("first"),
-        table.c.idx <= bindparam("last"),
-    )
-    return select(table).where(*here)
-
-
-_RowKey = tuple[int, int]  # the leaf's idx, and the item of it
-
-
-def _key(table: Table, row: Sequence[Any]) -> _RowKey:
-    return row[1], row[2] if table.columns.keys()[2] == "item" else 0
 
 
 def as_bytes(value: Any) -> bytes:

@@ -1,0 +1,61 @@
+"""Stored rows of a window of one log against those that its leaves give, table by table.
+
+Only reads, and creates nothing: SELECT is enough, on a standby and on a read-only file too. Memory is bounded by the
+window. Rows that are of no leaf of the window are looked for elsewhere (`stray_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, Table, bindparam, select
+
+from kvcustody.audit.project import rows_of
+from kvcustody.audit.schema.all_tables import projections
+
+Projected = Mapping[Table, Sequence[Sequence[Sequence[Any]]]]  # as `project` has it
+_RowKey = tuple[int, int]  # the leaf's idx, and the item of it
+
+
+class RowDifference(NamedTuple):
+    """A row that is not as its leaf gives it: of which leaf, and of which item of it (0: the leaf is no list)."""
+
+    table: Table
+    idx: int
+    item: int
+    is_missing: bool
+
+
+def differences(
+    connection: Connection, log: int, places: range, projected: Projected
+) -> Iterator[RowDifference]:
+    """What is stored of the leaves in `places` and differs from what they give, in the order of tables and places."""
+    between = {"of_log": log, "first": places.start, "last": places.stop - 1}
+    for table in projections():
+        stored: dict[_RowKey, tuple[Any, ...]] = {}
+        for row in map(tuple, connection.execute(_rows_between(table), between)):
+            key = _key(table, row)
+            stored[key] = () if key in stored else row  # a month's key lets another of another month through
+        made = {_key(table, row): row for columns in projected.get(table, ()) for row in rows_of(columns)}
+        if stored != made:
+            for key in sorted(stored.keys() | made.keys()):
+                if stored.get(key) != made.get(key):
+                    yield RowDifference(table, *key, key not in stored)
+
+
+@cache
+def _rows_between(table: Table) -> Select[Any]:
+    """The rows of a projection that are of leaves of one log from `first` to `last`."""
+    column = table.c
+    here = (
+        column.log == bindparam("of_log"),
+        column.idx >= bindparam("first"),
+        column.idx <= bindparam("last"),
+    )
+    return select(table).where(*here)
+
+
+def _key(table: Table, row: Sequence[Any]) -> _RowKey:
+    return row[1], row[2] if "item" in table.columns else 0
