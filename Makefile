@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 
 FAST := tests/allocator/pool tests/allocator/prefix tests/policies/table tests/governance/decisions tests/governance/identity \
-	tests/governance/restriction tests/audit/events tests/redteam/test_keys.py \
+	tests/governance/restriction tests/audit/leaf tests/redteam/test_keys.py \
 	tests/kernels/test_segment.py
 NOT_FAST := $(addprefix --ignore=,tests/allocator/prefix/test_eviction_bound.py tests/allocator/prefix/test_window.py \
 	tests/policies/table/test_tiers_reference.py) # seconds each, of one kind of fault
@@ -60,7 +60,7 @@ test-s3: $(READY) ## reports handed over to a real S3 server (moto), in an envir
 	$(BIN)/python -m pytest -q tests/service/schedules/test_report_deliveries.py
 
 test-oscal: $(READY) ## OSCAL documents imported and validated by compliance-trestle, in an environment of its own (.venv-trestle)
-	$(BIN)/python -m pytest -q -m "system and not soak" tests/audit/report/test_trestle.py
+	$(BIN)/python -m pytest -q -m "system and not soak" tests/audit/reports/test_trestle.py
 
 check: $(READY) ## format, lint, types
 	$(BIN)/ruff format --check .

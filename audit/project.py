@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
+from kvcustody.audit.leaf.batch import LeafBatch, LeafGroup
+from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, boot_key
 from sqlalchemy import Table
 
-from kvcustody.audit.events import log_of
-from kvcustody.audit.events.batch import LeafBatch, LeafGroup
-from kvcustody.audit.events.leaf_schema import LEAF_KEYS, boot_key
-from kvcustody.audit.events.registry import TRACE
-from kvcustody.audit.schema.all_tables import kinds_of, projections
-from kvcustody.audit.schema.leaf_tables import event_traces
+from kvcustody.audit.kinds import log_of
+from kvcustody.audit.kinds.registry import TRACE
+from kvcustody.audit.store.schema.all_tables import kinds_of, projections
+from kvcustody.audit.store.schema.leaf_tables import event_traces
 
 Columns = dict[str, Sequence[Any]]
 

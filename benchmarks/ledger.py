@@ -25,15 +25,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from sqlalchemy import Engine
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Context, Event
-from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.events.batch_encoder import BatchEncoder
-from kvcustody.audit.tlog.merkle import leaf_hashes
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.merkle import leaf_hashes
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 

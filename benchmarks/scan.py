@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.block_state import BlockState
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor

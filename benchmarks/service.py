@@ -37,13 +37,14 @@ from typing import Any
 
 import numpy as np
 import orjson
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
-from kvcustody.audit.events.batch_encoder import BatchEncoder
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.kinds import ResidencyOpened, WorkerStarted
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.leaf import Context
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.roles import Role

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.events import ClockConfirmed
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.kinds import ClockConfirmed
+from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import writing

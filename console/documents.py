@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.reports.model import Report
 from kvcustody.console.case.letter import LETTER_FORMS, LetterDetails, letter_files
 from kvcustody.console.erasure.page import render
 from kvcustody.console.report.document import FORMATS, render_all

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from kvcustody.audit.processes.running_policies import read_running_policies
+from kvcustody.audit.evidence.processes.running_policies import read_running_policies
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings

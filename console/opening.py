@@ -11,13 +11,13 @@ import typer
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.coverage.custody_units import CustodySelection
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import check_store, ledger_error, open_store
-from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
-from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
-from kvcustody.audit.processes.marked_processes import history, read_marked
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys, store_beside
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
+from kvcustody.audit.evidence.processes.marked_processes import history, read_marked
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, store_beside
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
+from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.command import tell_history
 from kvcustody.console.options import moment_us

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection
 
-from kvcustody.audit.events import DECLARED, WorkerClosingAsked
-from kvcustody.audit.processes.open_processes import OpenProcess, last_heard_us, open_processes
-from kvcustody.audit.schema.ledger import incarnations, workers
+from kvcustody.audit.evidence.processes.open_processes import OpenProcess, last_heard_us, open_processes
+from kvcustody.audit.kinds import DECLARED, WorkerClosingAsked
+from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.audit.tlog.root_sealer import seal_now
-from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.live.worker_status import open_runs

@@ -20,8 +20,8 @@ from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.pool.integrity import MismatchedBlocks
 from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
 from kvcustody.allocator.pool.residency import Residency
-from kvcustody.audit.coverage.conservation import TierCounts
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.coverage.conservation import TierCounts
+from kvcustody.audit.kinds import (
     BlocksAssigned,
     BlocksReleased,
     CustodyEnded,
@@ -33,7 +33,7 @@ from kvcustody.audit.events import (
     Runs,
     WorkerStopped,
 )
-from kvcustody.audit.events.block_runs import FlatRuns
+from kvcustody.audit.kinds.block_runs import FlatRuns
 from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, label_of
 
 NO_TIME_US = 0

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvcustody.audit.events import Event
-from kvcustody.audit.writer.tenant_shares import TenantShares
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.tenants import Issuers
 
 
 class Ledger(Protocol):
-    """`audit.writer.LedgerWriter` is the real one."""
+    """`audit.write.LedgerWriter` is the real one."""
 
     @property
     def admitting(self) -> bool:

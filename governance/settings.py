@@ -23,8 +23,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from kvcustody.audit.database.database_place import SqliteFile, checked_setting, database_place
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.store.database.database_place import SqliteFile, checked_setting, database_place
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_name
 from kvcustody.clock import Clock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from kvcustody.audit.database.engine import VERSION_TABLE
-from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.store.database.engine import VERSION_TABLE
+from kvcustody.audit.store.schema.ledger import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

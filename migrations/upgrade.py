@@ -7,7 +7,7 @@
 4. On PostgreSQL the months to come have their partitions afterwards, where nobody is in the way.
 5. Upgrades of several ledgers by one process take turns: Alembic knows one connection a process.
 
-To change the schema: change the tables in `audit.schema`, add a revision to `versions/`, and name it in
+To change the schema: change the tables in `audit.store.schema`, add a revision to `versions/`, and name it in
 `SCHEMA_REVISION`. The revision imports nothing of kvcustody, grants the roles what a new table needs, and says each
 database's words itself. `tests/migrations/test_first_schema.py` then shows whether both ways lead to one schema.
 """
@@ -26,10 +26,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.create_schema import create_schema
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
-from kvcustody.audit.database.monthly_partitions import ensure_partitions
+from kvcustody.audit.store.database.create_schema import create_schema
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
+from kvcustody.audit.store.database.monthly_partitions import ensure_partitions
 
 Progress = Callable[[str, int, int], None]
 VERSIONS = Path(__file__).parent / "versions"

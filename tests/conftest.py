@@ -86,7 +86,7 @@ def unconfigured_logs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SQLite ledger with this program's schema and nothing in it: a copy is a new ledger in a millisecond."""
-    from kvcustody.audit.database.engine import open_store
+    from kvcustody.audit.store.database.engine import open_store
     from kvcustody.migrations.upgrade import upgrade
 
     path = tmp_path_factory.mktemp("migrated") / "ledger.db"

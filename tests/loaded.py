@@ -1,7 +1,7 @@
 """The tests on a loaded machine, in another order each time: what fails depends on the clock (`make test-loaded`).
 
     python tests/loaded.py                                    # five orders of all that `make test` runs
-    python tests/loaded.py --seeds 1 -- tests/audit/processes # one order of a folder
+    python tests/loaded.py --seeds 1 -- tests/audit/evidence/processes # one order of a folder
 
 Two busy loops take what they can of the processors, at the same priority as the tests. `KVCUSTODY_TEST_ORDER=SEED` with
 the printed seed repeats an order without the load.

@@ -122,7 +122,7 @@ def test_wheel_installs_clean_without_extras_and_imports(
     constraints = str(ROOT / "constraints.txt")
     run(*pip, "install", "--quiet", "--no-compile", "-c", constraints, str(wheel), env=env)
     program = (
-        "import importlib, kvcustody, kvcustody.governance.governor.governor, kvcustody.audit.writer.event_writer, sys;"
+        "import importlib, kvcustody, kvcustody.governance.governor.governor, kvcustody.audit.write.event_writer, sys;"
         "from kvcustody.console.main import COMMANDS;"
         "[importlib.import_module(command.target.split(':')[0]) for command in COMMANDS.values()];"
         "assert 'torch' not in sys.modules; print(kvcustody.__version__)"

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from typing import NamedTuple
 
-ENTRY = "kvcustody.audit.exports.verify_standalone"
+ENTRY = "kvcustody.audit.verify.verify_standalone"
 SUBSTITUTES = {"kvcustody.audit.tlog.backend": "kvcustody.audit.tlog.stdlib_backend"}
 _PACKAGE = "kvcustody"
 _making = threading.Lock()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvcustody.audit.tlog.merkle import HASH_BYTES, split_hashes
+from kvcustody.audit.leaf.merkle import HASH_BYTES, split_hashes
 from kvcustody.audit.tlog.tiles import ExportError
 
 KEYS, TIMESTAMPS = "keys", "timestamps"

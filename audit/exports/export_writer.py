@@ -34,8 +34,8 @@ from kvcustody.audit.exports.manifest import (
 )
 from kvcustody.audit.exports.range_proof import RangeProof, range_proof
 from kvcustody.audit.exports.source import ExportSource, RootLeaf, SubLog
+from kvcustody.audit.leaf.merkle import Frontier, leaf_hashes
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
-from kvcustody.audit.tlog.merkle import Frontier, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError

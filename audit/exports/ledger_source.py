@@ -10,20 +10,20 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.evidence.processes.marked_processes import Marked, marked_processes
+from kvcustody.audit.evidence.processes.work_periods import life_leaves
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.processes.marked_processes import Marked, marked_processes
-from kvcustody.audit.processes.work_periods import life_leaves
-from kvcustody.audit.schema.leaf_tables import retention_purges
-from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.retention import timestamps
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.store.schema.leaf_tables import retention_purges
+from kvcustody.audit.store.schema.ledger import events, logs
+from kvcustody.audit.store.schema.retention import timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.key_rotation import handover_leaves, parse_handover_leaf
 from kvcustody.audit.tlog.proofs import TileSource
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import ExportError
-from kvcustody.audit.witness.status import witnessed_note
+from kvcustody.audit.tlog.witness.status import witnessed_note
 
 _PAGE = 4096
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import orjson
 
+from kvcustody.audit.evidence.processes.marked_processes import Marked, MarkedProcess, history
 from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.range_proof import RangeProof
-from kvcustody.audit.processes.marked_processes import Marked, MarkedProcess, history
+from kvcustody.audit.leaf.merkle import TreeHead
 from kvcustody.audit.tlog.backend import parse_json
-from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
 
 EXPORT_SCHEMA = "kvcustody/export@1"

@@ -12,7 +12,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvcustody.audit.tlog.merkle import Frontier, TreeHead, split_hashes
+from kvcustody.audit.leaf.merkle import Frontier, TreeHead, split_hashes
 from kvcustody.audit.tlog.proofs import (
     ProofError,
     TileSource,

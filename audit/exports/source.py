@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from kvcustody.audit.evidence.processes.marked_processes import Marked
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
-from kvcustody.audit.processes.marked_processes import Marked
-from kvcustody.audit.tlog.merkle import TreeHead
+from kvcustody.audit.leaf.merkle import TreeHead
 from kvcustody.audit.tlog.proofs import TileSource
 from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcustody.audit.exports.source import ExportSource
+from kvcustody.audit.leaf.merkle import TreeHead
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
-from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, write_export
 

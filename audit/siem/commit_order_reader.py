@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, Row, func, select
 
-from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.trees import root_leaves
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.store.schema.ledger import events, logs
+from kvcustody.audit.store.schema.trees import root_leaves
 
 _SEALS_MAX = 2_000  # root leaves that one call looks at
 

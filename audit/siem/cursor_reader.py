@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, select, tuple_
 
-from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.tlog.merkle import leaf_hash
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.leaf.merkle import leaf_hash
+from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
 from kvcustody.files import write_file
 from kvcustody.plurals import several

@@ -24,11 +24,11 @@ import orjson
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import describe
-from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.evidence.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import CursorBatch, SinkPositions, pull
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
 from kvcustody.audit.siem.sink_folder import SinkFolder, SinkStatus
+from kvcustody.audit.store.database.engine import describe
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.errors import CustodyError
 from kvcustody.guarding_thread import GuardingThread

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote
 
-from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.evidence.query.events import EventRow
 from kvcustody.audit.siem.ocsf import leaf_id, ocsf
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import SIEM_FORMATS, load, names_extension

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.tlog.merkle import leaf_hash
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.leaf.merkle import leaf_hash
 from kvcustody.errors import LedgerError
 
 VERSION = "1.5.0"

@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvcustody.audit.leaf.merkle import EMPTY_ROOT, HASH_BYTES, SIZE_MAX, TreeHead
 from kvcustody.audit.tlog.backend import ed25519_verifies, ml_dsa_44_verifies
-from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HASH_BYTES, SIZE_MAX, TreeHead
 from kvcustody.audit.tlog.signed_note import (
     NAME_BYTES_MAX,
     KeyKind,

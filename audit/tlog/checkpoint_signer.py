@@ -22,11 +22,11 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine, insert
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.database.engine import WRITE, describe
-from kvcustody.audit.schema.trees import signed_checkpoints
+from kvcustody.audit.leaf.merkle import EMPTY, TreeError, TreeHead
+from kvcustody.audit.store.database.engine import WRITE, describe
+from kvcustody.audit.store.schema.trees import signed_checkpoints
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, SignedNote, StoredCheckpoint
-from kvcustody.audit.tlog.merkle import EMPTY, TreeError, TreeHead
 from kvcustody.audit.tlog.proofs import ProofError, tree_root
 from kvcustody.audit.tlog.root_log import root_checkpoint
 from kvcustody.audit.tlog.root_sealer import seal_now

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.database.engine import fetch_all
-from kvcustody.audit.schema.ledger import logs
-from kvcustody.audit.schema.trees import checkpoints, root_leaves
+from kvcustody.audit.leaf.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
+from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.schema.ledger import logs
+from kvcustody.audit.store.schema.trees import checkpoints, root_leaves
 from kvcustody.audit.tlog.database_tiles import (
     DroppedTileError,
     HalfTiles,
@@ -26,7 +27,6 @@ from kvcustody.audit.tlog.database_tiles import (
     StoredTiles,
     read_ahead,
 )
-from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
 from kvcustody.audit.tlog.proofs import (
     TILE_WIDTH,
     ProofError,

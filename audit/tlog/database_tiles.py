@@ -15,10 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import Question, fetch_all, fetch_pipelined
-from kvcustody.audit.schema.trees import ROOT
-from kvcustody.audit.tlog.merkle import (
+from kvcustody.audit.leaf.merkle import (
     HALF,
     HALF_HEIGHT,
     HASH_BYTES,
@@ -28,6 +25,9 @@ from kvcustody.audit.tlog.merkle import (
     parents,
     split_hashes,
 )
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import Question, fetch_all, fetch_pipelined
+from kvcustody.audit.store.schema.trees import ROOT
 from kvcustody.audit.tlog.proofs import TILE_WIDTH, ProofError
 from kvcustody.audit.tlog.root_log import commitment
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.merkle import TreeHead
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.tlog.backend import parse_json
-from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.signed_note import Note, NoteError, VerifierKey, decode_base64, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement, verify_statement
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kvcustody.audit.tlog.merkle import (
+from kvcustody.audit.leaf.merkle import (
     EMPTY,
     EMPTY_ROOT,
     HASH_BYTES,

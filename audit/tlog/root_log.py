@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvcustody.audit.leaf.merkle import EMPTY_ROOT, HASH_BYTES, SIZE_MAX, TreeHead, leaf_hash
 from kvcustody.audit.tlog.checkpoint import Checkpoint, SignedCheckpoint, open_checkpoint
-from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HASH_BYTES, SIZE_MAX, TreeHead, leaf_hash
 from kvcustody.audit.tlog.proofs import PATH_HASHES_MAX, ProofError, check_inclusion
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, NoteError, VerifierKey, decode_base64
 

@@ -21,9 +21,10 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.bulk_insert import insert_rows
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import (
+from kvcustody.audit.leaf.merkle import Frontier, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.store.database.bulk_insert import insert_rows
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import (
     GONE,
     WRITE,
     StoreGoneError,
@@ -31,9 +32,8 @@ from kvcustody.audit.database.engine import (
     fetch_all,
     file_identity,
 )
-from kvcustody.audit.schema.trees import ROOT, root_leaves, tree_nodes
+from kvcustody.audit.store.schema.trees import ROOT, root_leaves, tree_nodes
 from kvcustody.audit.tlog.database_tiles import node_rows
-from kvcustody.audit.tlog.merkle import Frontier, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.root_log import seal
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import LedgerError

@@ -23,8 +23,8 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kvcustody.audit.leaf.merkle import TreeHead
 from kvcustody.audit.tlog.checkpoint import Checkpoint, signature_verifies, signed_message
-from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.proofs import check_consistency
 from kvcustody.audit.tlog.signed_note import (
     PUBLIC_BYTES,

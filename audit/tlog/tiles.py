@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from kvcustody.audit.tlog.merkle import EMPTY, HASH_BYTES, Frontier, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.leaf.merkle import EMPTY, HASH_BYTES, Frontier, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import TILE_WIDTH, tile_width
 from kvcustody.files import publish_folder
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.database.signed_orders import SignedOrders
-from kvcustody.audit.erasure.certificate import (
+from kvcustody.audit.evidence.erasure.certificate import (
     EARLIER_LIMITS,
     LIMITS,
     REQUESTED,
@@ -28,13 +27,14 @@ from kvcustody.audit.erasure.certificate import (
     SelectorOpening,
     statement_text,
 )
-from kvcustody.audit.erasure.erasure_holds import holds_among
-from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
-from kvcustody.audit.erasure.who_owes import owing, without_answer
-from kvcustody.audit.processes.enforcement import CANARY, MONITOR, NotEnforced, unnamed_qualification
-from kvcustody.audit.processes.marked_processes import Marked, marked_processes
-from kvcustody.audit.processes.work_periods import work_periods
-from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash
+from kvcustody.audit.evidence.erasure.erasure_holds import holds_among
+from kvcustody.audit.evidence.erasure.figures_from_leaves import ErasureFigures, figures_of
+from kvcustody.audit.evidence.erasure.who_owes import owing, without_answer
+from kvcustody.audit.evidence.processes.enforcement import CANARY, MONITOR, NotEnforced, unnamed_qualification
+from kvcustody.audit.evidence.processes.marked_processes import Marked, marked_processes
+from kvcustody.audit.evidence.processes.work_periods import work_periods
+from kvcustody.audit.leaf.merkle import TreeHead, leaf_hash
+from kvcustody.audit.store.database.signed_orders import SignedOrders
 from kvcustody.audit.tlog.proofs import check_inclusion
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
 from kvcustody.audit.tlog.signed_note import NoteSignature, VerifierKey, parse_vkey

@@ -21,7 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from kvcustody.audit.events import HANDOVER_BYTES_MAX, SYSTEM
+from kvcustody.audit.evidence.processes.marked_processes import Marked, marked_processes
+from kvcustody.audit.evidence.processes.work_periods import LIVES
 from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.exports.file_formats import LeafFormat, leaves_of
 from kvcustody.audit.exports.manifest import (
@@ -33,8 +34,9 @@ from kvcustody.audit.exports.manifest import (
     parse_manifest,
     root_line,
 )
-from kvcustody.audit.processes.marked_processes import Marked, marked_processes
-from kvcustody.audit.processes.work_periods import LIVES
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf import HANDOVER_BYTES_MAX
+from kvcustody.audit.leaf.merkle import EMPTY, EMPTY_ROOT, HASH_BYTES, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.backend import parse_json
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint, parse_checkpoint
 from kvcustody.audit.tlog.key_rotation import (
@@ -45,7 +47,6 @@ from kvcustody.audit.tlog.key_rotation import (
     parse_handover_leaf,
 )
 from kvcustody.audit.tlog.log_break import LOG_BROKEN_KIND, LogBreak, break_note, parse_break
-from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, HASH_BYTES, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import check_consistency
 from kvcustody.audit.tlog.root_log import (
     HeadProof,

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
-from kvcustody.audit.tlog.merkle import (
+from kvcustody.audit.leaf.merkle import (
     EMPTY,
     HASH_BYTES,
     TILE_HEIGHT,
@@ -28,6 +27,7 @@ from kvcustody.audit.tlog.merkle import (
     parents,
     split_hashes,
 )
+from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
 from kvcustody.audit.tlog.proofs import TILE_WIDTH, tile_width, tree_root
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, parse_vkey

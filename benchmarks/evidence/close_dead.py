@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import DECLARED, ResidencyOpened, WorkerStarted
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.kinds import DECLARED, ResidencyOpened, WorkerStarted
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.counters.fold import fold
-from kvcustody.audit.counters.read_figures import hour_span
-from kvcustody.audit.events import Event, HitCounters, ResidencyOpened, ResidencyReleased
-from kvcustody.audit.explore.by_time import find_by_time
-from kvcustody.audit.explore.summary import summarize
-from kvcustody.audit.query.events import EventFilter
-from kvcustody.audit.schema.counters import counters
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.evidence.counters.fold import fold
+from kvcustody.audit.evidence.counters.read_figures import hour_span
+from kvcustody.audit.evidence.explore.by_time import find_by_time
+from kvcustody.audit.evidence.explore.summary import summarize
+from kvcustody.audit.evidence.query.events import EventFilter
+from kvcustody.audit.kinds import Event, HitCounters, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.store.schema.counters import counters
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.times import HOUR_US
 

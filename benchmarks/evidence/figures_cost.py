@@ -20,19 +20,25 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, func, literal, select
 
-from kvcustody.audit.counters.fold import fold
-from kvcustody.audit.counters.hourly_coverage import recent, recent_sums
-from kvcustody.audit.counters.judge_hours import judge
-from kvcustody.audit.counters.read_figures import (
+from kvcustody.audit.evidence.counters.fold import fold
+from kvcustody.audit.evidence.counters.hourly_coverage import recent, recent_sums
+from kvcustody.audit.evidence.counters.judge_hours import judge
+from kvcustody.audit.evidence.counters.read_figures import (
     denials_by_rule,
     largest_tenants,
     orphans_by_class,
     tenant_totals,
 )
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.query.custody import findings
-from kvcustody.audit.schema.leaf_tables import attachments, custody_ends, hit_counters, releases, residencies
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.evidence.query.custody import findings
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import (
+    attachments,
+    custody_ends,
+    hit_counters,
+    releases,
+    residencies,
+)
 from kvcustody.times import DAY_US
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

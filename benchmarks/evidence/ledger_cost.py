@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.generator import WorkloadSpec, generate

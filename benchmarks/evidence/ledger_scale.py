@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kvcustody.audit.leaf.batch import LeafBatch
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.database.monthly_partitions import create_partitions
-from kvcustody.audit.events import Context, ReceiptRecorded, leaf, log_of
-from kvcustody.audit.events.batch import LeafBatch
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.query.events import EventFilter, find_events
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.query.events import EventFilter, find_events
+from kvcustody.audit.kinds import ReceiptRecorded, log_of
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.leaf import Context, leaf
+from kvcustody.audit.leaf.merkle import leaf_hashes
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.database.monthly_partitions import create_partitions
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.audit.tlog.root_log import check_leaf
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.append_leaves import Appender, register
+from kvcustody.audit.write.append_leaves import Appender, register
 from kvcustody.clock import SystemClock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

@@ -15,11 +15,11 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Event
-from kvcustody.audit.schema.ledger import events as events_table
-from kvcustody.audit.schema.ledger import logs
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events as events_table
+from kvcustody.audit.store.schema.ledger import logs
+from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from kvcustody.audit.leaf.batch import LeafBatch
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
-from kvcustody.audit.events.batch import LeafBatch
-from kvcustody.audit.events.batch_encoder import BatchEncoder
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.schema.leaf_tables import residencies
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
-from kvcustody.audit.subjects.subject_filter import of_subjects
-from kvcustody.audit.writer.committer import Committer
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.evidence.subjects.subject_filter import of_subjects
+from kvcustody.audit.kinds import ResidencyOpened, WorkerStarted
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.leaf import Context
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import residencies
+from kvcustody.audit.write.committer import Committer
 from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

@@ -20,10 +20,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, insert
 
-from kvcustody.audit.database.append_only_triggers import triggers_lifted
-from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.database.monthly_partitions import REST, create_partitions, partitions
-from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.store.database.engine import WRITE, open_store
+from kvcustody.audit.store.database.monthly_partitions import REST, create_partitions, partitions
+from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.tlog.merkle import EMPTY, Frontier, TreeHead, leaf_hashes, parents
+from kvcustody.audit.leaf.merkle import EMPTY, Frontier, TreeHead, leaf_hashes, parents
 from kvcustody.audit.tlog.proofs import (
     TILE_WIDTH,
     check_inclusion,

@@ -29,19 +29,19 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.monthly_partitions import create_partitions
-from kvcustody.audit.events import WorkerStopped
-from kvcustody.audit.retention.streamed_purge import purge_to
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.schema.trees import tree_nodes
+from kvcustody.audit.keep.streamed_purge import purge_to
+from kvcustody.audit.kinds import WorkerStopped
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.monthly_partitions import create_partitions
+from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.store.schema.trees import tree_nodes
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.tlog.root_log import check_leaf
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock, VirtualClock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

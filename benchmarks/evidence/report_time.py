@@ -22,10 +22,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
-from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.events import (
-    Context,
+from kvcustody.audit.exports.export_writer import write_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.kinds import (
     CustodyEnded,
     Event,
     ReceiptRecorded,
@@ -33,18 +34,17 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.batch_encoder import BatchEncoder
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.exports.export_writer import write_export
-from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.report.model import ReportParameters
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.leaf import Context
+from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.model import ReportParameters
+from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report.figures_again import again_from_export
 from kvcustody.audit.verify.report.verify_report import open_report, verify_report
-from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, select
 
-from kvcustody.audit.database.append_only_triggers import triggers_lifted
-from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.database.monthly_partitions import create_partitions, months_from
-from kvcustody.audit.query.custody import block_history, custody_of
-from kvcustody.audit.query.evidence_columns import read
-from kvcustody.audit.query.orphans import disagreements
-from kvcustody.audit.schema.all_tables import MONTHLY
-from kvcustody.audit.schema.leaf_tables import custody_ends, receipts, releases, residencies
+from kvcustody.audit.evidence.query.custody import block_history, custody_of
+from kvcustody.audit.evidence.query.evidence_columns import read
+from kvcustody.audit.evidence.query.orphans import disagreements
+from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.store.database.engine import WRITE, open_store
+from kvcustody.audit.store.database.monthly_partitions import create_partitions, months_from
+from kvcustody.audit.store.schema.all_tables import MONTHLY
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, receipts, releases, residencies
 from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from service_restart import until_taken
 
-from kvcustody.audit.events import (
-    Context,
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.kinds import (
     CustodyChanged,
     CustodyEnded,
     Event,
@@ -38,10 +39,9 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.batch_encoder import BatchEncoder
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.leaf import Context
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.compression import ENCODING, compress
 from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection

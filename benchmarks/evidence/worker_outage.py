@@ -26,11 +26,12 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
-from kvcustody.audit.events import Context, Event
-from kvcustody.audit.events.batch_encoder import BatchEncoder
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.leaf import Context
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.compression import compress, decompress
 from kvcustody.errors import ServiceError

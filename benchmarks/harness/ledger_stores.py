@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.migrations.upgrade import upgrade
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     CustodyEnded,
     Event,
     ReceiptRecorded,
@@ -12,7 +12,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.kinds.block_runs import Run
 
 BATCH = 1000
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from ledger_workload import BATCH
 from sqlalchemy import BigInteger, Boolean, ColumnElement, Engine, Integer, LargeBinary, Table, select
 
-from kvcustody.audit.database.engine import WRITER_CACHE_KIB
-from kvcustody.audit.schema.leaf_tables import custody_ends, receipts, releases, residencies
-from kvcustody.audit.schema.ledger import events as events_table
-from kvcustody.audit.schema.ledger import subjects
+from kvcustody.audit.store.database.engine import WRITER_CACHE_KIB
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, receipts, releases, residencies
+from kvcustody.audit.store.schema.ledger import events as events_table
+from kvcustody.audit.store.schema.ledger import subjects
 
 TABLES = (events_table, residencies, releases, custody_ends, receipts, subjects)
 

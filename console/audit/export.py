@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.audit.exports.export_writer import ExportSelection, pinned_size, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.processes.marked_processes import history
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import NoteError
+from kvcustody.audit.tlog.witness.rfc3161_timestamp import TimestampAuthority
+from kvcustody.audit.tlog.witness.status import newest_witnessed
 from kvcustody.audit.verify.verify_export import (
     ExportVerdict,
     KeptHead,
@@ -23,8 +25,6 @@ from kvcustody.audit.verify.verify_export import (
     verify_export,
     verify_leaf,
 )
-from kvcustody.audit.witness.rfc3161_timestamp import TimestampAuthority
-from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout, tell_history

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.events import AccessRecorded
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.kinds import AccessRecorded
+from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.console.opening import writing
 from kvcustody.errors import ConfigError, LedgerError
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.query.prefix_value import PrefixValue, prefix_values
-from kvcustody.audit.query.showback import costs_of
+from kvcustody.audit.evidence.query.prefix_value import PrefixValue, prefix_values
+from kvcustody.audit.evidence.query.showback import costs_of
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us

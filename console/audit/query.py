@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.events import LEAF_KEYS, log_of
-from kvcustody.audit.query.events import (
+from kvcustody.audit.evidence.query.events import (
     BlockRef,
     Cursor,
     EventFilter,
@@ -21,12 +20,14 @@ from kvcustody.audit.query.events import (
     find_events,
     newest_events,
 )
-from kvcustody.audit.query.known_names import check_said, known_tenant
+from kvcustody.audit.evidence.query.known_names import check_said, known_tenant
+from kvcustody.audit.kinds import log_of
+from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.siem.cursor_reader import describe_losses, newest_positions, pull
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_sealer import unsealed
+from kvcustody.audit.tlog.witness.status import witness_status
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
-from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, following, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Ledger, moment_us

@@ -7,17 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.query.issuers import named_tenant
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.retention.purge_and_legal_hold import (
+from kvcustody.audit.evidence.query.issuers import named_tenant
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.keep.purge_and_legal_hold import (
     active_holds,
     lift_hold,
     place_hold,
     plan_purge,
     purge,
 )
-from kvcustody.audit.retention.streamed_purge import JOBS, PurgedPart, purge_to
-from kvcustody.audit.retention.unlink_subject import unlink_subject
+from kvcustody.audit.keep.streamed_purge import JOBS, PurgedPart, purge_to
+from kvcustody.audit.keep.unlink_subject import unlink_subject
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
 from kvcustody.console.options import (

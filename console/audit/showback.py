@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.evidence.query.showback import ShowbackRow, costs_of, showback
 from kvcustody.audit.exports.csv_table import csv_text
-from kvcustody.audit.query.showback import ShowbackRow, costs_of, showback
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us

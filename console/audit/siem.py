@@ -12,9 +12,8 @@ import orjson
 import typer
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.ledger_identity import ledger_identity
-from kvcustody.audit.events import SinkChanged
-from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.kinds import SinkChanged
 from kvcustody.audit.siem.cursor_reader import (
     describe_losses,
     pull,
@@ -25,7 +24,8 @@ from kvcustody.audit.siem.delivery import DeliveryPump, Leaving
 from kvcustody.audit.siem.formats import LeafShape, SiemFormat, open_shape
 from kvcustody.audit.siem.sink import WebhookSink
 from kvcustody.audit.siem.sink_folder import SinkFolder, find_troubles
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.tlog.ledger_identity import ledger_identity
+from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
 from kvcustody.console.command import EXIT_NO, Json, following, print_json, say

@@ -13,8 +13,8 @@ import typer
 
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind, parse_vkey
-from kvcustody.audit.witness.rfc3161_timestamp import TimestampAuthority, stamp
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.tlog.witness.rfc3161_timestamp import TimestampAuthority, stamp
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import key_texts, reading, writing

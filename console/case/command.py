@@ -13,12 +13,12 @@ import typer
 from rich.text import Text
 from sqlalchemy import Engine
 
-from kvcustody.audit.cases.case_clock import read_holidays, working_calendar
-from kvcustody.audit.cases.case_record import CaseState, CaseStep, StepKind, SubjectRight
-from kvcustody.audit.cases.read_cases import read_case, read_cases
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.evidence.cases.case_clock import read_holidays, working_calendar
+from kvcustody.audit.evidence.cases.case_record import CaseState, CaseStep, StepKind, SubjectRight
+from kvcustody.audit.evidence.cases.read_cases import read_case, read_cases
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
 from kvcustody.console.clock import deadline_us

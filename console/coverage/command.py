@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.copies.copy_coverage import CopyCoverage, copy_coverage
-from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us
-from kvcustody.audit.coverage.leaf_record import LeafRecord
-from kvcustody.audit.coverage.leaf_sources import leaves_in_export
-from kvcustody.audit.coverage.recount_process import (
+from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverage, copy_coverage
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, last_event_us
+from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
+from kvcustody.audit.evidence.coverage.recount_process import (
     Difference,
     RecountResult,
     copy_differences,
@@ -20,12 +19,13 @@ from kvcustody.audit.coverage.recount_process import (
     open_recount,
     recounted,
 )
-from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, coverage
-from kvcustody.audit.database.gc_pause import gc_paused
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary, coverage
+from kvcustody.audit.evidence.processes.enforcement import monitored_periods, qualification, unnamed
+from kvcustody.audit.evidence.processes.marked_processes import history
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.exports.leaves_of_export import leaves_in_export
 from kvcustody.audit.exports.manifest import MANIFEST, parse_manifest
-from kvcustody.audit.processes.enforcement import monitored_periods, qualification, unnamed
-from kvcustody.audit.processes.marked_processes import history
-from kvcustody.audit.query.known_names import known_tenant
+from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout, tell_history
 from kvcustody.console.opening import selection, snapshot, state_of
 from kvcustody.console.options import DEFAULT, At, Class, Ledger, Model, Since, Tenant, Tier, Until

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import check_store, open_store
-from kvcustody.audit.database.monthly_partitions import MONTHS_AHEAD, ensure_partitions, size_bytes
-from kvcustody.audit.database.monthly_partitions import partitions as every_partition
-from kvcustody.audit.database.postgres_roles import set_up_roles
-from kvcustody.audit.retention.sqlite_to_postgres import Progress, move_ledger
+from kvcustody.audit.keep.sqlite_to_postgres import Progress, move_ledger
+from kvcustody.audit.store.database.engine import check_store, open_store
+from kvcustody.audit.store.database.monthly_partitions import MONTHS_AHEAD, ensure_partitions, size_bytes
+from kvcustody.audit.store.database.monthly_partitions import partitions as every_partition
+from kvcustody.audit.store.database.postgres_roles import set_up_roles
 from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.migrations.upgrade import upgrade as upgrade_schema

@@ -13,9 +13,9 @@ import orjson
 import typer
 from rich.text import Text
 
-from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
-from kvcustody.audit.erasure.erasure_holds import holds_on_erasure
-from kvcustody.audit.erasure.requests_and_answers import (
+from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue, new_opening
+from kvcustody.audit.evidence.erasure.erasure_holds import holds_on_erasure
+from kvcustody.audit.evidence.erasure.requests_and_answers import (
     ErasureState,
     Status,
     names,
@@ -23,13 +23,13 @@ from kvcustody.audit.erasure.requests_and_answers import (
     requests,
     status,
 )
-from kvcustody.audit.processes.marked_processes import history
-from kvcustody.audit.query.known_names import known_tenant
+from kvcustody.audit.evidence.processes.marked_processes import history
+from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import (

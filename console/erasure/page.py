@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from kvcustody.audit.processes.enforcement import NotEnforced, unnamed_qualification
-from kvcustody.audit.processes.marked_processes import MarkedProcess, history
+from kvcustody.audit.evidence.processes.enforcement import NotEnforced, unnamed_qualification
+from kvcustody.audit.evidence.processes.marked_processes import MarkedProcess, history
 from kvcustody.times import TO_THE_SECOND, readable
 
 _STYLE = """

@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 from sqlalchemy import Connection
 
-from kvcustody.audit.counters.hourly_coverage import recent
-from kvcustody.audit.counters.read_figures import orphans_by_class
+from kvcustody.audit.evidence.counters.hourly_coverage import recent
+from kvcustody.audit.evidence.counters.read_figures import orphans_by_class
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.replayed_worker import as_worker, custody_of, trace_findings
 from kvcustody.console.live.worker_status import worker_statuses

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.processes import enforcement as recorded
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.evidence.processes import enforcement as recorded
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, reading, writing

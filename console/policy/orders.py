@@ -15,11 +15,11 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from kvcustody.audit.database.signed_orders import orders_of
-from kvcustody.audit.events import BARE, QUALIFIED, Event, IssuerAssigned, OrderSigned
-from kvcustody.audit.processes.orders import UnsignedOrder, orders_to_sign, unsigned_orders
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.writer.record_operator_act import record_operator_act, record_operator_acts
+from kvcustody.audit.evidence.processes.orders import UnsignedOrder, orders_to_sign, unsigned_orders
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.kinds import BARE, QUALIFIED, Event, IssuerAssigned, OrderSigned
+from kvcustody.audit.store.database.signed_orders import orders_of
+from kvcustody.audit.write.record_operator_act import record_operator_act, record_operator_acts
 from kvcustody.console.command import Json, Yes, make_table, print_json, say, stdout
 from kvcustody.console.opening import writing
 from kvcustody.console.options import DEFAULT, Ledger

@@ -12,11 +12,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import check_store, open_store
-from kvcustody.audit.processes.enforcement import worker_enforcement
-from kvcustody.audit.processes.running_policies import read_running_policies
+from kvcustody.audit.evidence.processes.enforcement import worker_enforcement
+from kvcustody.audit.evidence.processes.running_policies import read_running_policies
+from kvcustody.audit.store.database.engine import check_store, open_store
 from kvcustody.audit.tlog.signed_note import parse_vkey
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json
 from kvcustody.console.opening import connect, reading

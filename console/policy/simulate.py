@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
 from kvcustody.console.opening import tell_marked
 from kvcustody.console.policy.review import New, Old

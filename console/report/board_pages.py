@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.opinion.opinion_model import ADVERSE, NOT_GIVEN, UNQUALIFIED
-from kvcustody.audit.report.sections.board import (
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.opinion.opinion_model import ADVERSE, NOT_GIVEN, UNQUALIFIED
+from kvcustody.audit.reports.sections.board import (
     MET,
     MISSED,
     NOTHING_DUE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcustody._version import __version__
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.reports.model import Report
 from kvcustody.console.files import read_file
 from kvcustody.console.report.document import FILES, render_all
 

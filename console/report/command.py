@@ -12,12 +12,12 @@ import orjson
 import typer
 from rich.console import Console
 
-from kvcustody.audit.database.signed_orders import SignedOrders
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.report.framework import NAMES, Control, Framework, load_framework, read_framework
-from kvcustody.audit.report.model import PolicyProof, Report, ReportedProperty, ReportParameters
-from kvcustody.audit.report.opinion.read_responses import read_responses
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.framework import NAMES, Control, Framework, load_framework, read_framework
+from kvcustody.audit.reports.model import PolicyProof, Report, ReportedProperty, ReportParameters
+from kvcustody.audit.reports.opinion.read_responses import read_responses
+from kvcustody.audit.store.database.signed_orders import SignedOrders
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcustody.audit.events import BARE
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.kinds import BARE
+from kvcustody.audit.reports.model import Report
 from kvcustody.console.report.render import charts
 from kvcustody.console.report.render.number_format import (
     count,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcustody.audit.report.framework import SECTIONS, Control
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.reports.framework import SECTIONS, Control
+from kvcustody.audit.reports.model import Report
 from kvcustody.console.report.board_pages import (
     assertion_section,
     board_section,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from kvcustody.audit.cases.case_record import CaseState
-from kvcustody.audit.coverage.custody_units import DEVICE_TIER
-from kvcustody.audit.report.activity import ReportedErasure
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.sampling.population import PopulationMember
-from kvcustody.audit.report.sections.cases import ReportedCase
-from kvcustody.audit.report.sections.decisions import MEANINGS
+from kvcustody.audit.evidence.cases.case_record import CaseState
+from kvcustody.audit.evidence.coverage.custody_units import DEVICE_TIER
+from kvcustody.audit.reports.activity import ReportedErasure
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.sampling.population import PopulationMember
+from kvcustody.audit.reports.sections.cases import ReportedCase
+from kvcustody.audit.reports.sections.decisions import MEANINGS
 from kvcustody.console.report.render.number_format import count, duration, moment, second
 from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, Section, Table
 from kvcustody.plurals import several

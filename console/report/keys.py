@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import writing

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.opinion.opinion_model import ADVERSE, UNQUALIFIED, Opinion
-from kvcustody.audit.report.sections.storage_limitation import StorageRow
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.opinion.opinion_model import ADVERSE, UNQUALIFIED, Opinion
+from kvcustody.audit.reports.sections.storage_limitation import StorageRow
 from kvcustody.console.report.render.number_format import count, duration, second
 from kvcustody.console.report.render.page_model import Block, Facts, Paragraph, Section, Table, Tile
 

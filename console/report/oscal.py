@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.report.framework import SECTIONS, Control
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.reports.framework import SECTIONS, Control
+from kvcustody.audit.reports.model import Report
 from kvcustody.console.report.render.number_format import percent
 from kvcustody.times import iso
 

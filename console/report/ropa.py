@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection
 
-from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, last_event_us
+from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.exports.csv_table import csv_text
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.report.build_report import newest_checkpoint, period
+from kvcustody.audit.reports.build_report import newest_checkpoint, period
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.report.verify_report import ReportCheck

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.report.framework import NAMES
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.reports.framework import NAMES
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing

@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import typer
 
-from kvcustody.audit.query.custody import findings
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.evidence.query.custody import findings
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.evidence.query.orphans import dead_incarnations, gap_cause, new_gaps
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.api.print_answer import one_segment
 from kvcustody.console.command import Json, make_table, print_json, say, stdout

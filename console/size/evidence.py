@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.query.evidence_size import EvidenceSize, evidence_size
+from kvcustody.audit.evidence.query.evidence_size import EvidenceSize, evidence_size
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import reading
 from kvcustody.console.options import GivenLedger

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.query.issuers import named_tenant
-from kvcustody.audit.report.subject_access import SubjectPage, page_of_data, subject_page
-from kvcustody.audit.subjects.subject_table import names_of
+from kvcustody.audit.evidence.query.issuers import named_tenant
+from kvcustody.audit.evidence.subjects.subject_table import names_of
+from kvcustody.audit.reports.subject_access import SubjectPage, page_of_data, subject_page
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.files import write_files

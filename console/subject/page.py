@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.report.subject_access import SubjectPage
+from kvcustody.audit.reports.subject_access import SubjectPage
 from kvcustody.console.report.render.number_format import count, moment, percent
 from kvcustody.console.report.render.page_model import Facts, Literal, Page, Paragraph, Section, Table, Tile
 

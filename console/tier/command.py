@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.copies.transfers import (
+from kvcustody.audit.evidence.copies.transfers import (
     TransferFilter,
     explain_request,
     has_tiers,
     tier_summaries,
     transfers,
 )
-from kvcustody.audit.query.known_names import known_tenant
+from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us

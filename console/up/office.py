@@ -14,7 +14,7 @@ from itertools import cycle
 
 import structlog
 
-from kvcustody.audit.cases.case_record import StepKind, SubjectRight
+from kvcustody.audit.evidence.cases.case_record import StepKind, SubjectRight
 from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.console.up.place import PEOPLE, YOU
 from kvcustody.errors import CustodyError

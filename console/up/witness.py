@@ -10,11 +10,11 @@ from pathlib import Path
 
 from kvcustody.audit.tlog.signed_note import KeyKind, VerifierKey
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
-from kvcustody.audit.witness.client import WitnessAddress
-from kvcustody.audit.witness.cosign import Witness
-from kvcustody.audit.witness.server import WitnessServer
-from kvcustody.audit.witness.state import WitnessMemory
-from kvcustody.audit.witness.submitter import WitnessSubmitter
+from kvcustody.audit.tlog.witness.client import WitnessAddress
+from kvcustody.audit.tlog.witness.cosign import Witness
+from kvcustody.audit.tlog.witness.server import WitnessServer
+from kvcustody.audit.tlog.witness.state import WitnessMemory
+from kvcustody.audit.tlog.witness.submitter import WitnessSubmitter
 from kvcustody.governance.service.service import Service
 
 NAME = "same-machine.example"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvcustody.audit.events import SIMULATED
+from kvcustody.audit.kinds import SIMULATED
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.replay.options import RunnerOptions
 from kvcustody.console.replay.run.environment import shape_for

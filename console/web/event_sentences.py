@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME
+from kvcustody.audit.leaf.change_items import plain_bodies
+from kvcustody.audit.leaf.leaf_schema import SCHEMA_OF_NAME
+
 from kvcustody.console.report.render.number_format import count, duration, moment
 from kvcustody.plurals import several
 

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kvcustody.audit.processes.marked_processes import history
+from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.console.web.rendering import render
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.models.base import LARGE

@@ -11,9 +11,9 @@ import typer
 
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_vkey
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
-from kvcustody.audit.witness.cosign import Witness
-from kvcustody.audit.witness.server import WitnessServer
-from kvcustody.audit.witness.state import WitnessError, WitnessMemory
+from kvcustody.audit.tlog.witness.cosign import Witness
+from kvcustody.audit.tlog.witness.server import WitnessServer
+from kvcustody.audit.tlog.witness.state import WitnessError, WitnessMemory
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.plurals import several
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.database.snapshot import AsOf
-from kvcustody.audit.processes.policies_in_period import PeriodPolicy
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.leaf_tables import decisions
+from kvcustody.audit.evidence.processes.policies_in_period import PeriodPolicy
+from kvcustody.audit.store.database.snapshot import AsOf
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import decisions
 from kvcustody.governance.release.policies_in_effect import policy_of_document
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.policies.document.model import Policy

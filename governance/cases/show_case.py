@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.cases.case_record import CaseState, CaseStep, StepKind, SubjectCase
-from kvcustody.audit.cases.read_cases import principal_periods, strangers
-from kvcustody.audit.cases.restrictions import followed_by, restriction_of
-from kvcustody.audit.erasure.requests_and_answers import status
-from kvcustody.audit.processes.policies_in_period import read_policies_in_period
-from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
-from kvcustody.audit.retention.purge_and_legal_hold import Hold, holds_on
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.cases.case_record import CaseState, CaseStep, StepKind, SubjectCase
+from kvcustody.audit.evidence.cases.read_cases import principal_periods, strangers
+from kvcustody.audit.evidence.cases.restrictions import followed_by, restriction_of
+from kvcustody.audit.evidence.erasure.requests_and_answers import status
+from kvcustody.audit.evidence.processes.policies_in_period import read_policies_in_period
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, read_work_periods
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.keep.purge_and_legal_hold import Hold, holds_on
 from kvcustody.errors import LedgerError
 from kvcustody.governance.cases.recipients import GrantedRecipient, known_policies, recipients_in
 from kvcustody.governance.cases.take_step import contradictions, first_residency_us, pseudonyms_of

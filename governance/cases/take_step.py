@@ -19,17 +19,17 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.cases.case_clock import WorkingCalendar, case_days
-from kvcustody.audit.cases.case_record import CaseStep, StepKind, SubjectCase, SubjectRight, refusal
-from kvcustody.audit.cases.read_cases import principal_periods
-from kvcustody.audit.erasure.requests_and_answers import Status, status
-from kvcustody.audit.events import CaseOpened, CaseStepped
-from kvcustody.audit.processes.work_periods import WorkPeriod
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.leaf_tables import residencies
-from kvcustody.audit.subjects.subject_filter import of_subjects
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import names_of, subject_behind
+from kvcustody.audit.evidence.cases.case_clock import WorkingCalendar, case_days
+from kvcustody.audit.evidence.cases.case_record import CaseStep, StepKind, SubjectCase, SubjectRight, refusal
+from kvcustody.audit.evidence.cases.read_cases import principal_periods
+from kvcustody.audit.evidence.erasure.requests_and_answers import Status, status
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
+from kvcustody.audit.evidence.subjects.subject_filter import of_subjects
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.subjects.subject_table import names_of, subject_behind
+from kvcustody.audit.kinds import CaseOpened, CaseStepped
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import residencies
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.identity.principal import check_identifier
 

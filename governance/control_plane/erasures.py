@@ -23,8 +23,8 @@ from typing import Any
 import orjson
 import structlog
 
-from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
-from kvcustody.audit.processes.enforcement import EnforcementOrder
+from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, SelectorNames
+from kvcustody.audit.evidence.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away

@@ -29,8 +29,8 @@ from typing import NamedTuple
 import orjson
 import structlog
 
-from kvcustody.audit.subjects.subject_table import Row
-from kvcustody.audit.writer.spill_file import KEPT, SpillFile, SpillSegment
+from kvcustody.audit.evidence.subjects.subject_table import Row
+from kvcustody.audit.write.spill_file import KEPT, SpillFile, SpillSegment
 from kvcustody.errors import LedgerError
 from kvcustody.files import write_file
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_vkey
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import read_words

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import orjson
 import structlog
 
-from kvcustody.audit.events import ErasureRequested
+from kvcustody.audit.kinds import ErasureRequested
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection

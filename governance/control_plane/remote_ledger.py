@@ -24,15 +24,15 @@ from typing import Any
 
 import orjson
 import structlog
+from kvcustody.audit.leaf.batch import LeafBatch
 
-from kvcustody.audit.events import ErasureRequested, Event, IssuerAssigned
-from kvcustody.audit.events.batch import LeafBatch
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
-from kvcustody.audit.subjects.subject_table import Row
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.evidence.subjects.subject_table import Row
+from kvcustody.audit.kinds import ErasureRequested, Event, IssuerAssigned
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey
-from kvcustody.audit.writer.event_writer import LedgerWriter, WriterSettings
-from kvcustody.audit.writer.sink import BatchRefusedError, Life, SinkAwayError
+from kvcustody.audit.write.event_writer import LedgerWriter, WriterSettings
+from kvcustody.audit.write.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
 from kvcustody.compression import ENCODING, compress
 from kvcustody.errors import ConfigError, LedgerUnavailable, ServiceError

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
 from kvcustody.allocator.pool.residency import Residency
-from kvcustody.audit.events import HoldsNarrowed
+from kvcustody.audit.kinds import HoldsNarrowed
 from kvcustody.errors import PolicyError
 from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.decisions.reachable_domains import is_reachable

@@ -28,7 +28,7 @@ import structlog
 
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     GOVERNOR,
     EnforcementChanged,
     Event,

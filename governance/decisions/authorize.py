@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvcustody.audit.events import DecisionRecorded
+from kvcustody.audit.kinds import DecisionRecorded
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision

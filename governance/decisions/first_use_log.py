@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from kvcustody.audit.events import DecisionRecorded
+from kvcustody.audit.kinds import DecisionRecorded
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.policies.table.model import AccessRequest, Decision

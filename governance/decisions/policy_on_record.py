@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import orjson
 
-from kvcustody.audit.events import Event, GrantsRevoked, PolicyText
+from kvcustody.audit.kinds import Event, GrantsRevoked, PolicyText
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.policies.table.decision_table import DecisionTable
 

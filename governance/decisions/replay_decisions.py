@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.counters.read_figures import denials_by_rule
-from kvcustody.audit.events.registry import EARLIER
-from kvcustody.audit.schema.all_tables import has_leaf, is_leaf_of
-from kvcustody.audit.schema.leaf_tables import hit_counters, residencies
-from kvcustody.audit.schema.ledger import events, tenants
+from kvcustody.audit.evidence.counters.read_figures import denials_by_rule
+from kvcustody.audit.kinds.registry import EARLIER
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.store.schema.leaf_tables import hit_counters, residencies
+from kvcustody.audit.store.schema.ledger import events, tenants
 from kvcustody.governance.monitoring.enforcement import MONITORED
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
 

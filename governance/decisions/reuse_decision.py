@@ -22,7 +22,7 @@ from typing import NamedTuple
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
-from kvcustody.audit.events import Event, HitCounted
+from kvcustody.audit.kinds import Event, HitCounted
 from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked, label_of
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy

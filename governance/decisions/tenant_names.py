@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import structlog
 
-from kvcustody.audit.events import BARE, GOVERNOR, QUALIFIED, IssuerAssigned
+from kvcustody.audit.kinds import BARE, GOVERNOR, QUALIFIED, IssuerAssigned
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable, UnsignedOrderError
 from kvcustody.governance.identity.domain_spec import KeyOwner

@@ -7,7 +7,7 @@ that says for whom it enforces and for restrictions of processing, and has its f
 - An erasure whose subject nobody can name any more, or that cannot be read, is answered by no process: it is logged,
   and stays partial; the others are carried out. Where orders cannot be read, those from before stay in force, and a
   thread that cannot read them again and again closes admission (`guarding_thread`).
-- Where orders are signed (`audit.database.signed_orders`), one that no trusted key signed is followed by nobody. It is
+- Where orders are signed (`signed_orders`), one that no trusted key signed is followed by nobody. It is
   logged, and found.
 - Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
   they were followed before. Of orders on enforcement the newest counts; of restrictions those in force.
@@ -24,11 +24,17 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders
-from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, completed, names, pending
-from kvcustody.audit.processes.enforcement import newest_order
-from kvcustody.audit.query.key_orders import key_orders
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.erasure.requests_and_answers import (
+    Requested,
+    SelectorNames,
+    completed,
+    names,
+    pending,
+)
+from kvcustody.audit.evidence.processes.enforcement import newest_order
+from kvcustody.audit.evidence.query.key_orders import key_orders
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.store.database.signed_orders import RefusedOrder, SignedOrders
 from kvcustody.errors import CustodyError, ServiceError
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector, selector_of

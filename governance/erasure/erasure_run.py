@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 
 from kvcustody.allocator.pool.block_state import Blocks
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     ErasureApplied,
     ErasureCompleted,
     ErasureRemaining,
@@ -28,7 +28,7 @@ from kvcustody.audit.events import (
     Event,
     OrphanFound,
 )
-from kvcustody.audit.events.block_runs import FlatRuns
+from kvcustody.audit.kinds.block_runs import FlatRuns
 from kvcustody.clock import Clock
 from kvcustody.errors import ReturnedKeysError
 from kvcustody.governance.erasure.selector import Selector, check_selector

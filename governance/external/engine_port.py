@@ -48,8 +48,8 @@ from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt, ReadPlan
-from kvcustody.audit.coverage.conservation import PoolCounts, TierCounts
-from kvcustody.audit.events import Event
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts, TierCounts
+from kvcustody.audit.kinds import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred

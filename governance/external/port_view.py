@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.erasure_run import ErasureRunner
 

@@ -11,12 +11,8 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.records import Scrubbed
-from kvcustody.audit.events import (
-    Event,
-    ResidencyOpened,
-    Runs,
-)
-from kvcustody.audit.events.block_runs import FlatRuns, Run
+from kvcustody.audit.kinds import Event, ResidencyOpened, Runs
+from kvcustody.audit.kinds.block_runs import FlatRuns, Run
 from kvcustody.governance.custody_events import (
     blocks_assigned,
     blocks_passed,

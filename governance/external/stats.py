@@ -8,7 +8,7 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.block_state import CACHED
 from kvcustody.allocator.prefix.evicted_keys import EvictedKeys
-from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
 from kvcustody.governance.external.residency_events import unreported
 from kvcustody.governance.observability.stats import PoolStats
 from kvcustody.governance.observability.thrash import advised_blocks

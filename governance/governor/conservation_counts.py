@@ -14,7 +14,7 @@ import numpy as np
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
 from kvcustody.governance.governor.sequence_events import unlisted
 
 

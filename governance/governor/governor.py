@@ -30,8 +30,8 @@ from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import Chain, PrefixMatch, Prompt, ReadPlan
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.audit.coverage.conservation import PoolCounts
-from kvcustody.audit.events import Event
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
+from kvcustody.audit.kinds import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionOutcome, AdmissionRefused, Deferred

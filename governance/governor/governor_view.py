@@ -8,7 +8,7 @@ from typing import Protocol
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.erasure_run import ErasureRunner
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.audit.events import CustodyOverdue
+from kvcustody.audit.kinds import CustodyOverdue
 from kvcustody.governance.observability.stats import overdue_us
 
 GRACE_US = 1_000_000

@@ -9,13 +9,8 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.records import AttachedBlocks
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.audit.events import (
-    BlocksAttached,
-    Event,
-    ResidencyOpened,
-    Runs,
-)
-from kvcustody.audit.events.block_runs import FlatRuns, Run
+from kvcustody.audit.kinds import BlocksAttached, Event, ResidencyOpened, Runs
+from kvcustody.audit.kinds.block_runs import FlatRuns, Run
 from kvcustody.governance.custody_events import blocks_assigned, residency_opened
 from kvcustody.governance.decisions.access_plan import AnyPlan
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
-from kvcustody.audit.query.key_orders import DESTROY, ROTATE
+from kvcustody.audit.evidence.query.key_orders import DESTROY, ROTATE
 from kvcustody.errors import KeyringError
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.keyring import KeyFact, Keyring

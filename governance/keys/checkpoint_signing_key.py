@@ -16,19 +16,19 @@ import orjson
 import structlog
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.database.ledger_identity import own_origin
-from kvcustody.audit.events import LogBroken, SigningKeyRecorded
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.kinds import LogBroken, SigningKeyRecorded
+from kvcustody.audit.leaf.merkle import EMPTY
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, last_signed
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, SignedNote
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, key_periods, rotation_record
+from kvcustody.audit.tlog.ledger_identity import own_origin
 from kvcustody.audit.tlog.log_break import LogBreak, break_record
-from kvcustody.audit.tlog.merkle import EMPTY
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_note, parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
 from kvcustody.files import sync_path

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.database.ledger_identity import own_origin
-from kvcustody.audit.events import ReportKeyRecorded
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.signing.report_signature import (
+from kvcustody.audit.kinds import ReportKeyRecorded
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.signing.report_signature import (
     enrolment_leaves,
     report_key_periods,
     sign_digest,
 )
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, rotation_record
+from kvcustody.audit.tlog.ledger_identity import own_origin
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
 from kvcustody.clock import MICROSECONDS, Clock

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.residency import Residency
-from kvcustody.audit.events import RequestMonitored
+from kvcustody.audit.kinds import RequestMonitored
 from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.governance.monitoring.monitor import WOULD_DENY, WOULD_PERMIT, MonitoredRequest

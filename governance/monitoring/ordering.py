@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import structlog
 
-from kvcustody.audit.events import EnforcementOrdered
-from kvcustody.audit.processes.enforcement import EnforcementOrder
+from kvcustody.audit.evidence.processes.enforcement import EnforcementOrder
+from kvcustody.audit.kinds import EnforcementOrdered
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.monitoring.enforcement import (

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import structlog
 
-from kvcustody.audit.events import AttemptsRefused, Event
+from kvcustody.audit.kinds import AttemptsRefused, Event
 from kvcustody.clock import MICROSECONDS, Clock
 
 REASONS = frozenset(

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 import structlog
 from sqlalchemy import Connection
 
-from kvcustody.audit.copies.copy_rows import HeldCopies, differing_copies, was_stored
-from kvcustody.audit.events import END_UNRECORDED, CustodyEnded, Event, ResidencyReleased
-from kvcustody.audit.events.block_runs import FlatRuns
-from kvcustody.audit.query.orphans import (
+from kvcustody.audit.evidence.copies.copy_rows import HeldCopies, differing_copies, was_stored
+from kvcustody.audit.evidence.query.orphans import (
     Disagreements,
     LostUnits,
     disagreements,
@@ -22,7 +20,9 @@ from kvcustody.audit.query.orphans import (
     incarnation_row,
     latest_incarnation,
 )
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.kinds import END_UNRECORDED, CustodyEnded, Event, ResidencyReleased
+from kvcustody.audit.kinds.block_runs import FlatRuns
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.erasure.tier_protocol import HeldCopy
 from kvcustody.governance.orphans.finding import Finding, RepairableFinding

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
-from kvcustody.audit.events.block_runs import FlatRuns
+from kvcustody.audit.kinds import Event, OrphanFound, OrphanScanned
+from kvcustody.audit.kinds.block_runs import FlatRuns
 from kvcustody.clock import Clock
 from kvcustody.errors import StoreError
 from kvcustody.governance.erasure.tier_protocol import ComparedElsewhere, CopyCustody, CopyStore, HeldCopy

@@ -16,18 +16,18 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from kvcustody._version import __version__
-from kvcustody.audit.coverage.summary import CoverageRow, coverage
-from kvcustody.audit.database.snapshot import as_of_sizes
-from kvcustody.audit.processes.marked_processes import history, marked_processes
-from kvcustody.audit.processes.policies_in_period import (
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, coverage
+from kvcustody.audit.evidence.processes.marked_processes import history, marked_processes
+from kvcustody.audit.evidence.processes.policies_in_period import (
     PeriodPolicy,
     lives_as_of,
     read_policies_in_period,
 )
-from kvcustody.audit.report.build_report import build_report
-from kvcustody.audit.report.framework import OURS
-from kvcustody.audit.report.model import ReportParameters
-from kvcustody.audit.report.signing.report_signature import sign_digest
+from kvcustody.audit.reports.build_report import build_report
+from kvcustody.audit.reports.framework import OURS
+from kvcustody.audit.reports.model import ReportParameters
+from kvcustody.audit.reports.signing.report_signature import sign_digest
+from kvcustody.audit.store.database.snapshot import as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.errors import ConfigError

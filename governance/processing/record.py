@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import orjson
 
-from kvcustody.audit.report.signing.report_signature import ReportSignature
+from kvcustody.audit.reports.signing.report_signature import ReportSignature
 from kvcustody.errors import LedgerError
 from kvcustody.governance.cases.recipients import GrantedRecipient
 from kvcustody.policies.document.model import Offload, Policy

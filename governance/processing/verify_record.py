@@ -15,8 +15,8 @@ import orjson
 from sqlalchemy import Connection
 
 from kvcustody._version import __version__
-from kvcustody.audit.report.framework import load_framework
-from kvcustody.audit.report.signing.report_signature import check_signature
+from kvcustody.audit.reports.framework import load_framework
+from kvcustody.audit.reports.signing.report_signature import check_signature
 from kvcustody.audit.tlog.signed_note import VerifierKey, parse_vkey
 from kvcustody.audit.verify.report.figures_again import SealedAs, Unchecked, ledger_of_export
 from kvcustody.audit.verify.report.verify_report import ReportCheck

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvcustody.audit.database.signed_orders import OwnKey, SignedOrders
+from kvcustody.audit.store.database.signed_orders import OwnKey, SignedOrders
 from kvcustody.errors import ConfigError
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.trust import read_trust

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kvcustody.audit.processes.enforcement import ENFORCE, WorkerEnforcement
-from kvcustody.audit.processes.running_policies import RunningPolicy
+from kvcustody.audit.evidence.processes.enforcement import ENFORCE, WorkerEnforcement
+from kvcustody.audit.evidence.processes.running_policies import RunningPolicy
 from kvcustody.errors import PolicyError
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.release import activation_gates as gates

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvcustody.audit.events import ReleaseStep
+from kvcustody.audit.kinds import ReleaseStep
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.decisions.staged_table import Stage, StagedTable

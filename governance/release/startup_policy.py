@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine
 
-from kvcustody.audit.events import Event, PolicyActivated, PolicyStaged
+from kvcustody.audit.kinds import Event, PolicyActivated, PolicyStaged
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.policy_on_record import documents_on_record, revoked_on_record

@@ -12,8 +12,8 @@ from typing import Protocol
 from sqlalchemy import Engine, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.database.engine import WRITE, ledger_error
-from kvcustody.audit.schema.releases import policy_release
+from kvcustody.audit.store.database.engine import WRITE, ledger_error
+from kvcustody.audit.store.schema.releases import policy_release
 from kvcustody.files import READABLE, write_file
 from kvcustody.governance.release.record import RECORD_BYTES_MAX, ReleaseError, read_record
 

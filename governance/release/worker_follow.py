@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from kvcustody.audit.events import POLICY_FEED
+from kvcustody.audit.kinds import POLICY_FEED
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.decisions.access_plan import DomainPool

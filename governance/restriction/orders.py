@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import structlog
 from sqlalchemy import Connection
 
-from kvcustody.audit.cases.restrictions import restrictions_in_force
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import subject_behind
+from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.subjects.subject_table import subject_behind
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.restriction.restricted_subjects import RestrictedSubject, RestrictedSubjects

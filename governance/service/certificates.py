@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcustody.audit.erasure import requests_and_answers as ledger
-from kvcustody.audit.erasure.certificate import SelectorOpening, issue
-from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
+from kvcustody.audit.evidence.erasure import requests_and_answers as ledger
+from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue
+from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.governance.erasure.selector import Selector, selector_of

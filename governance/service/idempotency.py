@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.service import service_answers
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_answers
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.problem_details import ProblemError

@@ -21,8 +21,8 @@ import orjson
 import structlog
 from sqlalchemy import Engine, Row, insert, select, update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.service import service_jobs
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_jobs
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.files import private_folder

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.reports.model import Report
 from kvcustody.governance.service.problem_details import ProblemError
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, text
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.postgres_roles import FIGURES, READER
-from kvcustody.audit.schema.all_tables import projections
-from kvcustody.audit.schema.recorded_losses import LOSING_FUNCTION
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.postgres_roles import FIGURES, READER
+from kvcustody.audit.store.schema.all_tables import projections
+from kvcustody.audit.store.schema.recorded_losses import LOSING_FUNCTION
 
 _MEMBER = text("SELECT pg_has_role(current_user, oid, 'MEMBER') FROM pg_roles WHERE rolname = :role")
 _WALLED = text("SELECT tablename FROM pg_policies WHERE policyname = 'of_tenant'")

@@ -20,23 +20,23 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.ledger_identity import ledger_identity
-from kvcustody.audit.database.signed_orders import NO_KEY, SignedOrders, authenticate
-from kvcustody.audit.events import Event
-from kvcustody.audit.processes.enforcement import worker_enforcement
-from kvcustody.audit.processes.marked_processes import Marked, read_marked
-from kvcustody.audit.processes.orders import AUTHENTICATED
-from kvcustody.audit.processes.running_policies import read_running_policies
-from kvcustody.audit.processes.work_periods import WorkPeriod, read_work_periods
-from kvcustody.audit.query.issuers import named_tenant
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import has_tags, names_of
+from kvcustody.audit.evidence.processes.enforcement import worker_enforcement
+from kvcustody.audit.evidence.processes.marked_processes import Marked, read_marked
+from kvcustody.audit.evidence.processes.orders import AUTHENTICATED
+from kvcustody.audit.evidence.processes.running_policies import read_running_policies
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, read_work_periods
+from kvcustody.audit.evidence.query.issuers import named_tenant
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.subjects.subject_table import has_tags, names_of
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.signed_orders import NO_KEY, SignedOrders, authenticate
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.ledger_identity import ledger_identity
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.event_writer import Awaited, WriterSettings
+from kvcustody.audit.write.event_writer import Awaited, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, UnsignedOrderError
 from kvcustody.files import private_folder as make_private

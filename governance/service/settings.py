@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from kvcustody.audit.cases.case_clock import WorkingCalendar, read_holidays, working_calendar
-from kvcustody.audit.database.database_place import checked_setting
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.evidence.cases.case_clock import WorkingCalendar, read_holidays, working_calendar
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.store.database.database_place import checked_setting
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_name
 from kvcustody.clock import Clock

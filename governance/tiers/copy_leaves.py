@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, Event
+from kvcustody.audit.kinds import CopiesDestroyed, CopiesEnded, CopiesStored, Event
 from kvcustody.governance.tiers.copy_event import CopyEvent
 
 COPIES_A_LEAF = 40  # the longest lists of so many fit a leaf beside the longest names

@@ -22,8 +22,8 @@ from collections.abc import Collection, Sequence
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from kvcustody.audit.coverage.conservation import TierCounts
-from kvcustody.audit.events import Event, TransferDecided
+from kvcustody.audit.evidence.coverage.conservation import TierCounts
+from kvcustody.audit.kinds import Event, TransferDecided
 from kvcustody.clock import Clock
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.observability.prefill_cost import RecomputeCost

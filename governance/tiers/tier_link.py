@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.audit.events import TransferDecided
+from kvcustody.audit.kinds import TransferDecided
 from kvcustody.governance.tiers.tier import CopyCounts
 from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
 

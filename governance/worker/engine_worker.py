@@ -20,7 +20,7 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.writer.event_writer import LedgerWriter
+from kvcustody.audit.write.event_writer import LedgerWriter
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError

@@ -16,16 +16,16 @@ from typing import NamedTuple
 import structlog
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.signed_orders import NO_KEY, RefusedOrder, SignedOrders, authenticate
-from kvcustody.audit.events import OrphanFound, WorkerStarted
-from kvcustody.audit.events.control_events import FROM_CONTROL_PLANE, SIGNED
-from kvcustody.audit.processes.orders import AUTHENTICATED, NOT_AUTHENTICATED
+from kvcustody.audit.evidence.processes.orders import AUTHENTICATED, NOT_AUTHENTICATED
+from kvcustody.audit.kinds import OrphanFound, WorkerStarted
+from kvcustody.audit.kinds.control_events import FROM_CONTROL_PLANE, SIGNED
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.signed_orders import NO_KEY, RefusedOrder, SignedOrders, authenticate
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
-from kvcustody.audit.witness.client import read_addresses
-from kvcustody.audit.witness.submitter import WitnessSubmitter
-from kvcustody.audit.writer.event_writer import EventWriter, LedgerWriter, WriterSettings
+from kvcustody.audit.tlog.witness.client import read_addresses
+from kvcustody.audit.tlog.witness.submitter import WitnessSubmitter
+from kvcustody.audit.write.event_writer import EventWriter, LedgerWriter, WriterSettings
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import LedgerError
 from kvcustody.files import private_folder

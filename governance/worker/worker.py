@@ -19,7 +19,7 @@ import structlog
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.writer.event_writer import LedgerWriter
+from kvcustody.audit.write.event_writer import LedgerWriter
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.control_plane.agent import start_agent

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvcustody.audit.events import Event, ObservationGap, ObservedOverdue, ObservedRemoved, ObservedStored
+from kvcustody.audit.kinds import Event, ObservationGap, ObservedOverdue, ObservedRemoved, ObservedStored
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.decisions.access_plan import owed_by

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvcustody._version import __version__
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import ObservationStarted
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.kinds import ObservationStarted
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.files import private_folder
 from kvcustody.governance.ledger_protocol import Ledger

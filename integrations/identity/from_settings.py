@@ -7,9 +7,9 @@ from contextlib import ExitStack, suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import check_store, ledger_error, open_store
-from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.store.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError

@@ -1,6 +1,6 @@
 """The first revision: the schema of commit f6818e1f, which is where every ledger that this program reads begins.
 
-It has nothing to do. A new ledger is made by `audit.database.create_schema` and stamped with the newest revision, and a
+It has nothing to do. A new ledger is made by `create_schema` and stamped with the newest revision, and a
 ledger of that commit is stamped `0041` already. What that schema was, to the letter, is recorded in
 `tests/lib/standins/migrations/recorded`: the next revision is tested against it.
 """

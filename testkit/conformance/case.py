@@ -18,7 +18,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
-from kvcustody.audit.events import Event, ResidencyOpened
+from kvcustody.audit.kinds import Event, ResidencyOpened
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.principal import Principal, identify

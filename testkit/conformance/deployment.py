@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from kvcustody.audit.events import Event
-from kvcustody.audit.writer.tenant_shares import TenantShares
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import Clock
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring

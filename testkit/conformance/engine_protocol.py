@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from kvcustody.audit.events import Event
+from kvcustody.audit.kinds import Event
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.principal import Principal

@@ -15,9 +15,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.erasure.requests_and_answers import status
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.evidence.erasure.requests_and_answers import status
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
 from kvcustody.files import write_file

@@ -18,7 +18,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.events import Event
+from kvcustody.audit.kinds import Event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools

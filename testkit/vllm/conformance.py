@@ -18,8 +18,8 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
 from kvcustody.allocator.external.pool import ExternalPool
-from kvcustody.audit.events import Event
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort

@@ -7,7 +7,7 @@ import sys
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.dialect import dialect_of
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.governance.service.row_level_security import has_row_level_security
 from standins import PLACE
 from standins.database_branches import TESTS, Table, check, read_table, recorded

@@ -51,14 +51,17 @@ ALLOWED = {
         "audit/exports/export_writer.py",
         "_write_plain",
     ): "in a draft folder, which `publish_folder` syncs and puts in its place",
-    ("audit/witness/state.py", "__init__"): "claims the name for SQLite, which makes its own content durable",
     (
-        "audit/writer/spill_file.py",
+        "audit/tlog/witness/state.py",
+        "__init__",
+    ): "claims the name for SQLite, which makes its own content durable",
+    (
+        "audit/write/spill_file.py",
         "_make",
     ): "a locked segment that is appended to, fsynced, and takes a torn end",
-    ("audit/writer/spill_file.py", "retire"): "sets a segment aside under another name",
-    ("audit/writer/spill_file.py", "spill_again"): "gives a segment its first name back",
-    ("audit/writer/spill_file.py", "lock_worker_name"): "a lock without content",
+    ("audit/write/spill_file.py", "retire"): "sets a segment aside under another name",
+    ("audit/write/spill_file.py", "spill_again"): "gives a segment its first name back",
+    ("audit/write/spill_file.py", "lock_worker_name"): "a lock without content",
     (
         "governance/keys/checkpoint_signing_key.py",
         "take_over",

@@ -183,5 +183,5 @@ def test_one_file_knows_which_database_it_has() -> None:
         for path in files(room)
         if "versions" not in path.parts and asks_for_the_dialect(path.read_text(encoding="utf-8"))
     ]
-    assert found == ["audit/database/dialect.py"]
+    assert found == ["audit/store/database/dialect.py"]
     assert asks_for_the_dialect('if connection.dialect.name == "sqlite":'), "void: it would not be seen"

@@ -13,7 +13,7 @@ ROOMS = ("audit", "governance", "integrations", "console", "testkit")
 WRITERS = {"EventWriter", "TracedWriter", "RemoteLedger", "recorder"}
 # Opened by their `with`, or by a stack's `enter_context`: the end is recorded by the writer itself.
 MANAGED = {
-    "audit/writer/record_operator_act.py": "acts of operators: `audit`, `db`, `erasure`, `subject`, `clock`",
+    "audit/write/record_operator_act.py": "acts of operators: `audit`, `db`, `erasure`, `subject`, `clock`",
     "console/audit/signing.py": "`audit rotate-key`",
     "console/report/keys.py": "`report enrol-key` and `report rotate-key`",
     "console/report/schedules.py": "`report schedules` and `report retry`",

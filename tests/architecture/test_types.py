@@ -36,14 +36,14 @@ WAY = [
     "allocator/pool/hold_table.py",
     "allocator/external/pool.py",
     "allocator/external/residency.py",
-    "audit/events/custody_events.py",
-    "audit/events/batch_encoder.py",
-    "audit/writer/event_writer.py",
-    "audit/writer/event_queue.py",
-    "audit/writer/outage.py",
-    "audit/writer/sink.py",
-    "audit/writer/database_sink.py",
-    "audit/writer/committer.py",
+    "audit/kinds/custody_events.py",
+    "audit/leaf/batch_encoder.py",
+    "audit/write/event_writer.py",
+    "audit/write/event_queue.py",
+    "audit/write/outage.py",
+    "audit/write/sink.py",
+    "audit/write/database_sink.py",
+    "audit/write/committer.py",
 ]
 # Where anything may come in, or what comes back is not looked at: the name of the parameter, and why.
 ANYTHING = {

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.coverage.conservation import PoolCounts
-from kvcustody.audit.database.append_only_triggers import create_triggers
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
+from kvcustody.audit.kinds import (
     BlocksAttached,
     CustodyEnded,
     Event,
@@ -24,8 +23,9 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.block_runs import gather
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.kinds.block_runs import gather
+from kvcustody.audit.store.database.append_only_triggers import create_triggers
+from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from standins import builders
 from standins.builders import ledger
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.events import GENERATED, REPLAYED, SIMULATED, PolicyActivated, WorkerStarted
-from kvcustody.audit.processes.marked_processes import read_marked
-from kvcustody.audit.processes.running_policies import read_running_policies
+from kvcustody.audit.evidence.processes.marked_processes import read_marked
+from kvcustody.audit.evidence.processes.running_policies import read_running_policies
+from kvcustody.audit.kinds import GENERATED, REPLAYED, SIMULATED, PolicyActivated, WorkerStarted
 from kvcustody.clock import SystemClock
 from standins import builders
 

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from kvcustody.audit.events import BlocksAttached, Event
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.kinds import BlocksAttached, Event
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.governance.settings import Settings
 
 BATCH = WriterSettings().batch

@@ -15,7 +15,7 @@ import structlog
 import uvicorn
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.main import app
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import ResidencyOpened, WorkerStarted
+from kvcustody.audit.kinds import ResidencyOpened, WorkerStarted
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import SystemClock

@@ -13,16 +13,16 @@ import orjson
 import pytest
 from sqlalchemy import Engine, update
 
-from kvcustody.audit.erasure.certificate import SelectorOpening, issue, statement_text
-from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
-from kvcustody.audit.events import EnforcementChanged, WorkerStarted
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue, statement_text
+from kvcustody.audit.evidence.erasure.figures_from_leaves import ErasureFigures, figures_of
+from kvcustody.audit.kinds import EnforcementChanged, WorkerStarted
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
 from kvcustody.audit.verify import verify_certificate as verifier
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.verify.verify_certificate import verify
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.console.erasure.page import render
 from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event

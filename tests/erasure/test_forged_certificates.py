@@ -12,7 +12,7 @@ import orjson
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.erasure.certificate import statement_text
+from kvcustody.audit.evidence.erasure.certificate import statement_text
 from kvcustody.audit.tlog.signing_key import sign_statement
 from kvcustody.audit.verify import verify_certificate as verifier
 from kvcustody.audit.verify.verify_certificate import verify

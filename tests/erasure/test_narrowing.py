@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.events import Event, HoldsNarrowed
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.kinds import Event, HoldsNarrowed
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from standins.erasure.narrowing import judged

@@ -11,12 +11,12 @@ import orjson
 import pytest
 from sqlalchemy import Connection, Engine, insert, select
 
-from kvcustody.audit.database import signed_orders
-from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
-from kvcustody.audit.erasure.certificate import issue
-from kvcustody.audit.processes.orders import orders_to_sign, unsigned_orders
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.schema.ledger import logs as log_rows
+from kvcustody.audit.evidence.erasure.certificate import issue
+from kvcustody.audit.evidence.processes.orders import orders_to_sign, unsigned_orders
+from kvcustody.audit.store.database import signed_orders
+from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
+from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.store.schema.ledger import logs as log_rows
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.audit.verify.verify_certificate import ORDER_NOT_CHECKED, verify
 from kvcustody.clock import VirtualClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.audit.events import CustodyOverdue
+from kvcustody.audit.kinds import CustodyOverdue
 from kvcustody.clock import MICROSECONDS
 from standins.erasure.erasure_desk import PROMPT, Desk
 from standins.simulation.governed import LOW_ABSOLUTE_US, LOW_IDLE_US

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import orjson
 import pytest
+from kvcustody.audit.leaf.leaf_schema import ORDERS, SIGNED_ORDERS
 from sqlalchemy import Engine, insert, select
 
-from kvcustody.audit.cases.restrictions import restrictions_in_force
-from kvcustody.audit.database.signed_orders import SignedOrders, authenticate
-from kvcustody.audit.events import (
-    Event,
-)
-from kvcustody.audit.events.leaf_schema import ORDERS, SIGNED_ORDERS
-from kvcustody.audit.retention.purge_and_legal_hold import active_holds
-from kvcustody.audit.schema.leaf_tables import erasures
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.schema.ledger import logs as log_rows
+from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
+from kvcustody.audit.keep.purge_and_legal_hold import active_holds
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
+from kvcustody.audit.store.schema.leaf_tables import erasures
+from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.store.schema.ledger import logs as log_rows
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.erasure.erasure_run import request_event

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, insert, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.erasure.requests_and_answers import names, request, requests
-from kvcustody.audit.schema.ledger import subjects, tenants
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
+from kvcustody.audit.evidence.erasure.requests_and_answers import names, request, requests
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, is_tag
+from kvcustody.audit.store.schema.ledger import subjects, tenants
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
 from kvcustody.governance.decisions.access_plan import Plan

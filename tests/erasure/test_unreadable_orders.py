@@ -9,9 +9,9 @@ import orjson
 import pytest
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.events import EnforcementOrdered, Event, KeysOrdered
-from kvcustody.audit.processes.enforcement import worker_enforcement
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.processes.enforcement import worker_enforcement
+from kvcustody.audit.kinds import EnforcementOrdered, Event, KeysOrdered
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure import erasure_inbox

@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS, plain_type
 from sqlalchemy import Engine, func, select
 
-from kvcustody.audit.database.signed_orders import authenticate
-from kvcustody.audit.events import KINDS, WorkerStopped
-from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS, plain_type
-from kvcustody.audit.retention.purge_and_legal_hold import (
+from kvcustody.audit.keep.purge_and_legal_hold import (
     LogPlan,
     PurgeFacts,
     lift_hold,
     place_hold,
     record_purges,
 )
-from kvcustody.audit.retention.unlink_subject import unlink_subject
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.keep.unlink_subject import unlink_subject
+from kvcustody.audit.kinds import KINDS, WorkerStopped
+from kvcustody.audit.store.database.signed_orders import authenticate
+from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ServiceError, UnsignedOrderError
 from kvcustody.governance.erasure.selector import Selector
@@ -41,10 +41,10 @@ _OF_TYPE: dict[Any, Any] = {int: 1, str: "x", str | None: None, tuple[str, ...]:
 
 # Every function that makes an order, and what it goes to; each of these refuses (below).
 MAKERS = {
-    "audit/retention/purge_and_legal_hold.py:place_hold": "record_operator_act",
-    "audit/retention/purge_and_legal_hold.py:lift_hold": "record_operator_act",
-    "audit/retention/purge_and_legal_hold.py:record_purges": "record_operator_acts",
-    "audit/retention/unlink_subject.py:unlink_subject": "record_operator_act, Service.record",
+    "audit/keep/purge_and_legal_hold.py:place_hold": "record_operator_act",
+    "audit/keep/purge_and_legal_hold.py:lift_hold": "record_operator_act",
+    "audit/keep/purge_and_legal_hold.py:record_purges": "record_operator_acts",
+    "audit/keep/unlink_subject.py:unlink_subject": "record_operator_act, Service.record",
     "console/policy/orders.py:assign_command": "record_operator_act",
     "console/policy/orders.py:order_signature": "record_operator_acts",
     "governance/cases/take_step.py:opened_event": "Service.record",

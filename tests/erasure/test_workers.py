@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.erasure.requests_and_answers import pending, status
-from kvcustody.audit.events import ErasureRequested
-from kvcustody.audit.schema.leaf_tables import erasures, residencies
-from kvcustody.audit.schema.ledger import subjects
+from kvcustody.audit.evidence.erasure.requests_and_answers import pending, status
+from kvcustody.audit.kinds import ErasureRequested
+from kvcustody.audit.store.schema.leaf_tables import erasures, residencies
+from kvcustody.audit.store.schema.ledger import subjects
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from kvcustody import extensions
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.siem.formats import open_shape
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS, Extension, load

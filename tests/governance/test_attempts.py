@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import AttemptsRefused
-from kvcustody.audit.query.attempts import refused_identities
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.query.attempts import refused_identities
+from kvcustody.audit.kinds import AttemptsRefused
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.observability import attempts as module

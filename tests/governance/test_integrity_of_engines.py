@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.audit.events import IntegrityMismatch
+from kvcustody.audit.kinds import IntegrityMismatch
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_port import EnginePort

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import select
 
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import ResidencyOpened
-from kvcustody.audit.query.prefix_value import prefix_values
-from kvcustody.audit.query.showback import Cost, ShowbackRow, showback
-from kvcustody.audit.schema.ledger import events, workers
+from kvcustody.audit.evidence.query.prefix_value import prefix_values
+from kvcustody.audit.evidence.query.showback import Cost, ShowbackRow, showback
+from kvcustody.audit.kinds import ResidencyOpened
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events, workers
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.observability import first_asked

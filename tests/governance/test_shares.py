@@ -15,11 +15,11 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.audit.events import Event, WorkerStopped
-from kvcustody.audit.events.custody_events import BlocksAttached
-from kvcustody.audit.writer.committer import Committer
-from kvcustody.audit.writer.event_writer import WriterSettings
-from kvcustody.audit.writer.tenant_shares import TenantShares
+from kvcustody.audit.kinds import Event, WorkerStopped
+from kvcustody.audit.kinds.custody_events import BlocksAttached
+from kvcustody.audit.write.committer import Committer
+from kvcustody.audit.write.event_writer import WriterSettings
+from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.identity.principal import identify

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.store.database.engine import open_store
 from standins.migrations import first_schema
 from standins.postgres import address_of
 

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, check_store
-from kvcustody.audit.database.postgres_roles import READER
-from kvcustody.audit.schema.leaf_tables import erasures, residencies
-from kvcustody.audit.schema.ledger import logs, subjects
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, check_store
+from kvcustody.audit.store.database.postgres_roles import READER
+from kvcustody.audit.store.schema.leaf_tables import erasures, residencies
+from kvcustody.audit.store.schema.ledger import logs, subjects
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade

@@ -13,11 +13,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, insert, inspect, select
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE
-from kvcustody.audit.schema.all_tables import MONTHLY, every_table
-from kvcustody.audit.schema.ledger import events, metadata, tenants
-from kvcustody.audit.tlog.merkle import EMPTY
+from kvcustody.audit.leaf.merkle import EMPTY
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE
+from kvcustody.audit.store.schema.all_tables import MONTHLY, every_table
+from kvcustody.audit.store.schema.ledger import events, metadata, tenants
 from kvcustody.errors import LedgerError
 from kvcustody.migrations import upgrade as upgrading
 from kvcustody.migrations.upgrade import current, upgrade

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.query.custody import findings
+from kvcustody.audit.evidence.query.custody import findings
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.slices import Budget

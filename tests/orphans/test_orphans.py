@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from kvcustody.allocator.pool.block_state import QUARANTINED
-from kvcustody.audit.schema.leaf_tables import orphan_findings, orphan_scans
+from kvcustody.audit.store.schema.leaf_tables import orphan_findings, orphan_scans
 from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
 from standins.orphans.planting import Garden
 

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
-from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
-from kvcustody.audit.query.custody import findings
+from kvcustody.audit.evidence.query.custody import findings
+from kvcustody.audit.kinds import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
 from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
 from kvcustody.governance.orphans.ledger_join import WriterJoin
 from standins.erasure.file_tier import FileTier

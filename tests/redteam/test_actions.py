@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
+from kvcustody.audit.kinds import DecisionRecorded, Event, HitCounted
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused

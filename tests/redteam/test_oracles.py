@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from kvcustody.audit.events.block_runs import FlatRuns
+from kvcustody.audit.kinds.block_runs import FlatRuns
 from kvcustody.governance.admission_outcome import Admission
 from standins.redteam.two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, table, tokens
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import ReleaseStep
+from kvcustody.audit.kinds import ReleaseStep
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, CustodyError, LedgerUnavailable, PolicyError
 from kvcustody.governance.decisions.staged_table import Stage

@@ -15,11 +15,11 @@ import orjson
 import pytest
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.signed_orders import authenticate
-from kvcustody.audit.erasure.requests_and_answers import status
-from kvcustody.audit.events import Event, KeysOrdered
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.erasure.requests_and_answers import status
+from kvcustody.audit.kinds import Event, KeysOrdered
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.signed_orders import authenticate
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import pytest
 
-from kvcustody.audit.events import CustodyEnded, PolicyActivated, PolicyStaged, ReceiptRecorded
+from kvcustody.audit.kinds import CustodyEnded, PolicyActivated, PolicyStaged, ReceiptRecorded
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions.segment_matcher import declare

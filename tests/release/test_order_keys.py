@@ -13,16 +13,16 @@ import pytest
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.signed_orders import SignedOrders
-from kvcustody.audit.events import EnforcementOrdered, LegalHoldChanged, WorkerStarted
-from kvcustody.audit.processes.enforcement import newest_order
-from kvcustody.audit.processes.orders import orders_to_sign, unsigned_orders
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.processes.enforcement import newest_order
+from kvcustody.audit.evidence.processes.orders import orders_to_sign, unsigned_orders
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.kinds import EnforcementOrdered, LegalHoldChanged, WorkerStarted
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.signed_orders import SignedOrders
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer.record_operator_act import record_operator_acts
+from kvcustody.audit.write.record_operator_act import record_operator_acts
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.policy.orders import order_signature

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.processes.running_policies import RunningPolicy, running_policies
-from kvcustody.audit.processes.work_periods import WorkPeriod
+from kvcustody.audit.evidence.processes.running_policies import RunningPolicy, running_policies
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
 from kvcustody.errors import PolicyError
 from kvcustody.governance.decisions.policy_on_record import documents_on_record, revoked_on_record
 from kvcustody.governance.decisions.staged_table import Stage, StagedTable

@@ -11,9 +11,9 @@ import structlog
 from sqlalchemy import select
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events.control_events import SIGNED
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.kinds.control_events import SIGNED
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.admission_outcome import Admission

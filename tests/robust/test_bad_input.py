@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import SCHEMA_REVISION
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION
 from kvcustody.console.main import app
 from kvcustody.policies import library
 

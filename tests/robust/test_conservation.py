@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.evidence.query.evidence_columns import read
+from kvcustody.audit.kinds import (
     BlocksReleased,
     CustodyEnded,
     Event,
@@ -17,8 +18,7 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     ResidencyReleased,
 )
-from kvcustody.audit.query.evidence_columns import read
-from kvcustody.audit.schema.leaf_tables import custody_ends
+from kvcustody.audit.store.schema.leaf_tables import custody_ends
 from kvcustody.clock import MICROSECONDS
 from standins.robust.custody_world import BLOCK, SHARDS, CustodyWorld
 

@@ -9,10 +9,10 @@ from sqlalchemy import Engine, select
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.leaf_tables import residencies
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.kinds import WorkerStarted
+from kvcustody.audit.store.schema.leaf_tables import residencies
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import Engine, select
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.errors import CapacityError, CustodyError, IdentityError
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.governor.pools import Pools

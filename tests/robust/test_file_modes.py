@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from kvcustody import files
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.governance.settings import Settings

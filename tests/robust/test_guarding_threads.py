@@ -158,7 +158,7 @@ def test_work_that_keeps_failing_guards_no_more_until_it_is_well() -> None:
 
 
 def test_while_a_thread_guards_no_more_nothing_is_admitted_and_health_says_so(tmp_path: Path) -> None:
-    from kvcustody.audit.writer.event_writer import LedgerWriter
+    from kvcustody.audit.write.event_writer import LedgerWriter
     from kvcustody.governance.api.operations import health
 
     class Alive:
@@ -205,7 +205,7 @@ def test_an_odd_row_hinders_no_erasure_and_no_other_order(monkeypatch: pytest.Mo
     """An erasure that cannot be read is left; orders that cannot be read stay as they were, and the thread is told."""
     from sqlalchemy import create_engine
 
-    from kvcustody.audit.erasure.requests_and_answers import Requested
+    from kvcustody.audit.evidence.erasure.requests_and_answers import Requested
     from kvcustody.governance.erasure import erasure_inbox
 
     class Facade:

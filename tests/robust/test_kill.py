@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, func, select
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.events import PROCESS_DEATH
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.query.evidence_columns import read, read_opened, unit_keys
-from kvcustody.audit.schema.leaf_tables import custody_ends, outages, releases, residencies
-from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.evidence.query.evidence_columns import read, read_opened, unit_keys
+from kvcustody.audit.kinds import PROCESS_DEATH
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, outages, releases, residencies
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from standins import PLACE

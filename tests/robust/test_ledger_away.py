@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, select
 
-from kvcustody.audit.database.database_place import file_of
-from kvcustody.audit.events import KeyEvent
-from kvcustody.audit.schema.leaf_tables import releases, residencies
-from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.kinds import KeyEvent
+from kvcustody.audit.store.database.database_place import file_of
+from kvcustody.audit.store.schema.leaf_tables import releases, residencies
+from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, Deferred

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Engine, select
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
-from kvcustody.audit.schema.leaf_tables import custody_ends, hit_counters
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.kinds import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, hit_counters
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import HandleError, IsolationError
 from kvcustody.governance.erasure.selector import Selector

@@ -11,7 +11,7 @@ import torch
 from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
-from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.clock import Clock
 from kvcustody.kernels.segment import Layout, SegmentTable
 from standins.device.fake_cuda import FakeCuda

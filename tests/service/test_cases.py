@@ -16,9 +16,9 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from kvcustody.audit.erasure.certificate import statement_text
-from kvcustody.audit.retention.purge_and_legal_hold import lift_hold, place_hold
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.erasure.certificate import statement_text
+from kvcustody.audit.keep.purge_and_legal_hold import lift_hold, place_hold
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.console.main import app

@@ -11,8 +11,8 @@ import orjson
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.service.access.roles import Role
@@ -213,7 +213,7 @@ def test_nothing_is_declared_by_halves(world: World, wrong: dict[str, Any]) -> N
 
 
 def test_a_worker_cannot_say_that_people_or_silence_closed_another(world: World) -> None:
-    from kvcustody.audit.events import WorkerDied, WorkerReturned
+    from kvcustody.audit.kinds import WorkerDied, WorkerReturned
 
     old, new = world.worker(), world.worker()
     forged: Callable[..., Any] = lambda **more: WorkerDied(  # noqa: E731

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.events import ErasureCompleted, Event, OrphanFound
+from kvcustody.audit.kinds import ErasureCompleted, Event, OrphanFound
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox

@@ -16,11 +16,11 @@ import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import events, incarnations, workers
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import create_signing_key
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.service import open_service

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.cases.restrictions import restrictions_in_force
-from kvcustody.audit.events import ProcessingRestricted
+from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
+from kvcustody.audit.kinds import ProcessingRestricted
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox

@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import delete, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.append_only_triggers import triggers_lifted
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.siem import commit_order_reader
 from kvcustody.audit.siem.commit_order_reader import START, read_in_commit_order
+from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.clock import SystemClock
 from kvcustody.console import inbox
 from kvcustody.console.main import app

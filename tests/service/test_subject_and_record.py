@@ -15,7 +15,7 @@ import structlog
 import uvicorn
 from typer.testing import CliRunner
 
-from kvcustody.audit.report.subject_access import page_of_data, subject_page
+from kvcustody.audit.reports.subject_access import page_of_data, subject_page
 from kvcustody.console.main import app
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.processing.record import OPEN

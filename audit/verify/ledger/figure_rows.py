@@ -14,10 +14,22 @@ from itertools import groupby
 
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.counters.count_events import CARRIED, FigureName, Figures, HourFigure, is_scraped
-from kvcustody.audit.counters.hourly_coverage import judged_rows, judged_state
-from kvcustody.audit.counters.packed_figures import shared_by_logs, unpack, unpack_hour
-from kvcustody.audit.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters, coverage_hours
+from kvcustody.audit.evidence.counters.count_events import (
+    CARRIED,
+    FigureName,
+    Figures,
+    HourFigure,
+    is_scraped,
+)
+from kvcustody.audit.evidence.counters.hourly_coverage import judged_rows, judged_state
+from kvcustody.audit.evidence.counters.packed_figures import shared_by_logs, unpack, unpack_hour
+from kvcustody.audit.store.schema.counters import (
+    ALL_HOURS,
+    ALL_LOGS,
+    counter_deltas,
+    counters,
+    coverage_hours,
+)
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.plurals import several
 

@@ -8,7 +8,7 @@
 4. Leaves that no checkpoint covers yet have to give the frontier of their log, and `unsealed_heads` has to name them.
 5. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
    shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
-6. Where orders are signed (`audit.database.signed_orders`), an order that nobody follows is a problem, by its leaf.
+6. Where orders are signed (`signed_orders`), an order that nobody follows is a problem, by its leaf.
 7. Memory is bounded by a batch of leaves and the root leaves; where coverage was judged by hour, by one process's
    custody, which is judged again.
 """
@@ -21,14 +21,15 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
-from kvcustody.audit.database.append_only_triggers import missing_triggers
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.table_rules import missing_rules
-from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.schema.leaf_tables import residencies
-from kvcustody.audit.schema.ledger import logs
-from kvcustody.audit.schema.trees import (
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.store.database.append_only_triggers import missing_triggers
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.table_rules import missing_rules
+from kvcustody.audit.store.schema.leaf_tables import residencies
+from kvcustody.audit.store.schema.ledger import logs
+from kvcustody.audit.store.schema.trees import (
     ROOT,
     checkpoints,
     root_leaves,
@@ -46,7 +47,6 @@ from kvcustody.audit.tlog.key_rotation import (
     parse_handover_leaf,
 )
 from kvcustody.audit.tlog.log_break import parse_break, recorded_breaks
-from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.verify.ledger.figure_rows import wrong_sums_over_logs, wrong_verdicts
 from kvcustody.audit.verify.ledger.fsck_log import (

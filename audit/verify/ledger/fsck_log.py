@@ -11,20 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.canonical_leaf import Leaf, canonical, parse
+from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS
 from sqlalchemy import Connection, Row, func, select
 
-from kvcustody.audit.counters.count_events import Figures, count_events
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.signed_orders import SignedOrders, orders_of
-from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
-from kvcustody.audit.events.leaf_schema import SIGNED_ORDERS
-from kvcustody.audit.project import IncarnationRow, project
-from kvcustody.audit.schema.leaf_tables import retention_purges
-from kvcustody.audit.schema.ledger import events, incarnations
-from kvcustody.audit.schema.trees import tree_nodes
-from kvcustody.audit.tlog.merkle import (
+from kvcustody.audit.evidence.counters.count_events import Figures, count_events
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.merkle import (
     EMPTY,
     HALF,
     HALF_HEIGHT,
@@ -33,6 +27,12 @@ from kvcustody.audit.tlog.merkle import (
     TreeHead,
     leaf_hashes,
 )
+from kvcustody.audit.project import IncarnationRow, project
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.signed_orders import SignedOrders, orders_of
+from kvcustody.audit.store.schema.leaf_tables import retention_purges
+from kvcustody.audit.store.schema.ledger import events, incarnations
+from kvcustody.audit.store.schema.trees import tree_nodes
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.ledger.figure_rows import wrong_figures
 from kvcustody.audit.verify.ledger.life_rows import LifeRows

@@ -18,15 +18,21 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.counters.count_events import ASSIGNMENT
-from kvcustody.audit.counters.read_figures import tenant_totals, uneven_lives
-from kvcustody.audit.coverage.block_uses import unit_keys_of
-from kvcustody.audit.events.block_runs import Int64s
-from kvcustody.audit.processes.sequence_gaps import dropped_spans, recorded_losses
-from kvcustody.audit.query.evidence_columns import Evidence, is_among, read, read_assignments, read_opened
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.evidence.counters.count_events import ASSIGNMENT
+from kvcustody.audit.evidence.counters.read_figures import tenant_totals, uneven_lives
+from kvcustody.audit.evidence.coverage.block_uses import unit_keys_of
+from kvcustody.audit.evidence.processes.sequence_gaps import dropped_spans, recorded_losses
+from kvcustody.audit.evidence.query.evidence_columns import (
+    Evidence,
+    is_among,
+    read,
+    read_assignments,
+    read_opened,
+)
+from kvcustody.audit.kinds.block_runs import Int64s
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, residencies
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.plurals import several
 
 _LEAVES_AT_ONCE = 50_000

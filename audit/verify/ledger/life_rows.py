@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from kvcustody.audit.leaf.leaf_schema import CLAIMING_KINDS, SERVING_KINDS
 from sqlalchemy import Connection, exists, func, select
 
-from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.events.leaf_schema import CLAIMING_KINDS, SERVING_KINDS
-from kvcustody.audit.processes.work_periods import ENDS, RETURNED, STARTED, about
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
+from kvcustody.audit.evidence.processes.work_periods import ENDS, RETURNED, STARTED, about
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
 from kvcustody.plurals import several
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")

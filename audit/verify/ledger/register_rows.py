@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.events import SYSTEM, log_of
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.leaf_tables import residencies
-from kvcustody.audit.schema.ledger import events, logs, subjects, tenants
-from kvcustody.audit.schema.releases import policy_release
-from kvcustody.audit.schema.retention import cosignatures, timestamps
-from kvcustody.audit.schema.service import service_keys, service_principals
-from kvcustody.audit.schema.trees import signed_checkpoints
-from kvcustody.audit.subjects.subject_table import is_proved, is_tagged, row_of
+from kvcustody.audit.evidence.subjects.subject_table import is_proved, is_tagged, row_of
+from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import residencies
+from kvcustody.audit.store.schema.ledger import events, logs, subjects, tenants
+from kvcustody.audit.store.schema.releases import policy_release
+from kvcustody.audit.store.schema.retention import cosignatures, timestamps
+from kvcustody.audit.store.schema.service import service_keys, service_principals
+from kvcustody.audit.store.schema.trees import signed_checkpoints
 from kvcustody.audit.tlog.checkpoint import verify
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note, parse_signatures
 from kvcustody.plurals import several

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, Table, bindparam, select
 
 from kvcustody.audit.project import rows_of
-from kvcustody.audit.schema.all_tables import projections
+from kvcustody.audit.store.schema.all_tables import projections
 
 Projected = Mapping[Table, Sequence[Sequence[Sequence[Any]]]]  # as `project` has it
 _RowKey = tuple[int, int]  # the leaf's idx, and the item of it

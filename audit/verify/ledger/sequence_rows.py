@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, func, or_, select
 
-from kvcustody.audit.processes.sequence_gaps import dropped_spans
-from kvcustody.audit.schema.leaf_tables import retention_purges
-from kvcustody.audit.schema.ledger import incarnations
-from kvcustody.audit.schema.sequences import sequence_spans
+from kvcustody.audit.evidence.processes.sequence_gaps import dropped_spans
+from kvcustody.audit.store.schema.leaf_tables import retention_purges
+from kvcustody.audit.store.schema.ledger import incarnations
+from kvcustody.audit.store.schema.sequences import sequence_spans
 
 _SHOWN = 100
 

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.database.engine import fetch_all
-from kvcustody.audit.events.block_runs import Int64s
-from kvcustody.audit.processes.marked_processes import read_marked
-from kvcustody.audit.schema.all_tables import is_leaf_of
-from kvcustody.audit.schema.leaf_tables import outages
-from kvcustody.audit.schema.ledger import events, incarnations, logs
-from kvcustody.audit.schema.trees import root_leaves, signed_checkpoints
+from kvcustody.audit.evidence.processes.marked_processes import read_marked
+from kvcustody.audit.kinds.block_runs import Int64s
+from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.schema.all_tables import is_leaf_of
+from kvcustody.audit.store.schema.leaf_tables import outages
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
+from kvcustody.audit.store.schema.trees import root_leaves, signed_checkpoints
 from kvcustody.times import SECOND_US
 
 AHEAD, EARLY, LATE = "ahead", "early", "late"

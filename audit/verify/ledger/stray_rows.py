@@ -27,11 +27,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.schema.all_tables import every_table, projections, tables_of_one_row
-from kvcustody.audit.schema.counters import ALL_LOGS, counters, coverage_hours
-from kvcustody.audit.schema.ledger import events, logs, subject_unlinkings, tenants
-from kvcustody.audit.schema.trees import ROOT, root_leaves, tree_nodes
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.schema.all_tables import every_table, projections, tables_of_one_row
+from kvcustody.audit.store.schema.counters import ALL_LOGS, counters, coverage_hours
+from kvcustody.audit.store.schema.ledger import events, logs, subject_unlinkings, tenants
+from kvcustody.audit.store.schema.trees import ROOT, root_leaves, tree_nodes
 
 _SHOWN = 100  # rows of each table: what one INSERT made, another can have made a million times
 _OF_ALL = {tree_nodes: ROOT, counters: ALL_LOGS, coverage_hours: ALL_LOGS}  # in place of a log's id

@@ -18,32 +18,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
+from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Connection, func, insert, select
 
-from kvcustody.audit.coverage.custody_units import last_event_us
-from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.database.signed_orders import RefusedOrder, SignedOrders
-from kvcustody.audit.database.snapshot import as_of_sizes
-from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.evidence.coverage.custody_units import last_event_us
+from kvcustody.audit.evidence.processes.orders import refused_orders
 from kvcustody.audit.exports.file_formats import leaves_of
 from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportManifest, parse_manifest
-from kvcustody.audit.processes.orders import refused_orders
-from kvcustody.audit.report.build_report import build_report, changes_since
-from kvcustody.audit.report.framework import NAMES, Framework
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.system_boundary import Witnessed
-from kvcustody.audit.schema.all_tables import every_table
-from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.retention import cosignatures
-from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.merkle import EMPTY, Frontier, TreeHead, leaf_hashes
+from kvcustody.audit.reports.build_report import build_report, changes_since
+from kvcustody.audit.reports.framework import NAMES, Framework
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.system_boundary import Witnessed
+from kvcustody.audit.store.database.engine import WRITE, open_store
+from kvcustody.audit.store.database.signed_orders import RefusedOrder, SignedOrders
+from kvcustody.audit.store.database.snapshot import as_of_sizes
+from kvcustody.audit.store.schema.all_tables import every_table
+from kvcustody.audit.store.schema.ledger import events, logs
+from kvcustody.audit.store.schema.retention import cosignatures
+from kvcustody.audit.store.schema.trees import checkpoints, root_leaves, signed_checkpoints
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.merkle import EMPTY, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError, check_consistency
 from kvcustody.audit.tlog.root_log import RootLeafOpening
 from kvcustody.audit.tlog.tiles import CHECKPOINT
 from kvcustody.audit.verify.verify_export import verify_export
-from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.errors import LedgerError
 
 _AT_ONCE = 20_000

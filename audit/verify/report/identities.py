@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvcustody.audit.coverage.custody_units import DEVICE_TIER
-from kvcustody.audit.coverage.summary import CoverageRow, add_rows
-from kvcustody.audit.report.control_status import control_statuses
-from kvcustody.audit.report.exceptions import MEANINGS
-from kvcustody.audit.report.framework import NAMES, load_framework
-from kvcustody.audit.report.limitations import limitations
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.opinion.opinion import opinion_of
-from kvcustody.audit.report.sampling.attribute_size import RISK_PPM
-from kvcustody.audit.report.sampling.strata import concluded, draw_strata
-from kvcustody.audit.report.sections.board import tenants_of
-from kvcustody.audit.report.sections.signature_window import NO_WINDOW
+from kvcustody.audit.evidence.coverage.custody_units import DEVICE_TIER
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
+from kvcustody.audit.reports.control_status import control_statuses
+from kvcustody.audit.reports.exceptions import MEANINGS
+from kvcustody.audit.reports.framework import NAMES, load_framework
+from kvcustody.audit.reports.limitations import limitations
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.opinion.opinion import opinion_of
+from kvcustody.audit.reports.sampling.attribute_size import RISK_PPM
+from kvcustody.audit.reports.sampling.strata import concluded, draw_strata
+from kvcustody.audit.reports.sections.board import tenants_of
+from kvcustody.audit.reports.sections.signature_window import NO_WINDOW
 
 _VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
 

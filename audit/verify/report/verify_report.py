@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from kvcustody.audit.leaf.change_items import plain_bodies, runs_of_items
+from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 
 from kvcustody._version import __version__
-from kvcustody.audit.coverage.custody_units import DEVICE_TIER
-from kvcustody.audit.events.block_runs import UNNAMED, decode_flat
-from kvcustody.audit.events.change_items import plain_bodies, runs_of_items
-from kvcustody.audit.events.leaf_schema import LIST_OF_KIND
-from kvcustody.audit.report.framework import NAMES
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.sampling.population import PopulationMember
-from kvcustody.audit.report.sampling.sample import CONTEXT, SampleItem
-from kvcustody.audit.report.signing.read_report import report_of
-from kvcustody.audit.report.signing.report_signature import check_signature
+from kvcustody.audit.evidence.coverage.custody_units import DEVICE_TIER
+from kvcustody.audit.kinds.block_runs import UNNAMED, decode_flat
+from kvcustody.audit.reports.framework import NAMES
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.sampling.population import PopulationMember
+from kvcustody.audit.reports.sampling.sample import CONTEXT, SampleItem
+from kvcustody.audit.reports.signing.read_report import report_of
+from kvcustody.audit.reports.signing.report_signature import check_signature
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
 from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
 from kvcustody.audit.tlog.signed_note import VerifierKey, parse_vkey

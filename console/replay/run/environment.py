@@ -21,13 +21,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody._version import __version__
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.database.engine import ledger_error, open_store
-from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
-from kvcustody.audit.schema.ledger import incarnations, workers
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.kinds import Event, PolicyActivated, WorkerStarted
+from kvcustody.audit.store.database.engine import ledger_error, open_store
+from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.audit.tlog.signed_note import KeyKind
-from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.audit.writer.tenant_shares import TenantShares
+from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.console.replay.options import EnvironmentOptions, read_policy
 from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape

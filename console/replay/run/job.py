@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvcustody.audit.coverage.conservation import PoolCounts, conservation
-from kvcustody.audit.coverage.summary import CoverageRow, coverage
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts, conservation
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, coverage
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ORPHANS, ReplayCoverage, ReplayIdentity, ReplayReport, Spread
 from kvcustody.console.replay.run.environment import WORKER, ReplayEnvironment, open_environment, shape_for

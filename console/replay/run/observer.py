@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.audit.events import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased, Runs
+from kvcustody.audit.kinds import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased, Runs
 from kvcustody.console.replay.report import Weighted
 
 SHUTDOWN = "shutdown"

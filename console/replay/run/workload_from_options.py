@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcustody.audit.events import GENERATED, REPLAYED
+from kvcustody.audit.kinds import GENERATED, REPLAYED
 from kvcustody.clock import MICROSECONDS
 from kvcustody.console.replay.run.golden_check import find_traces
 from kvcustody.console.replay.traces.model import TraceRequest

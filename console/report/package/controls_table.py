@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from kvcustody.audit.exports.csv_table import csv_text, disarmed
-from kvcustody.audit.report.framework import SECTIONS
-from kvcustody.audit.report.model import EVIDENCE_PRESENT, Report
+from kvcustody.audit.reports.framework import SECTIONS
+from kvcustody.audit.reports.model import EVIDENCE_PRESENT, Report
 from kvcustody.console.report.oscal import control_id
 from kvcustody.errors import ConfigError
 from kvcustody.times import iso

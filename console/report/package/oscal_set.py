@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.report.framework import OURS
-from kvcustody.audit.report.model import Report
+from kvcustody.audit.reports.framework import OURS
+from kvcustody.audit.reports.model import Report
 from kvcustody.console.report.oscal import NAMESPACE, VERSION, assessment_results, control_id
 from kvcustody.plurals import several
 from kvcustody.times import iso

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from kvcustody.audit.query.live_residencies import Live, live_residencies
-from kvcustody.audit.report.subject_access import subject_page
+from kvcustody.audit.evidence.query.live_residencies import Live, live_residencies
+from kvcustody.audit.reports.subject_access import subject_page
 from kvcustody.console.report.render.charts import Figure, columns
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all

@@ -9,10 +9,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kvcustody.audit.counters.hourly_coverage import RecentCoverage, recent
-from kvcustody.audit.counters.read_figures import tenant_totals
-from kvcustody.audit.erasure.requests_and_answers import read_states_of, requests
-from kvcustody.audit.witness.status import WitnessStatus, witness_status
+from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, recent
+from kvcustody.audit.evidence.counters.read_figures import tenant_totals
+from kvcustody.audit.evidence.erasure.requests_and_answers import read_states_of, requests
+from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.render.charts import Figure, rows, without_values
 from kvcustody.console.report.render.number_format import count
 from kvcustody.console.web.page_request import PageRequest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.audit.processes.enforcement import WorkerEnforcement
+from kvcustody.audit.evidence.processes.enforcement import WorkerEnforcement
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release.activation_gates import TooCostlyError

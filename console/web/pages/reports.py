@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import FileResponse, Response
 
-from kvcustody.audit.query.known_names import check_tenant
-from kvcustody.audit.report.framework import NAMES, load_framework
+from kvcustody.audit.evidence.query.known_names import check_tenant
+from kvcustody.audit.reports.framework import NAMES, load_framework
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qs
 
-from kvcustody.audit.events import AccessRecorded
+from kvcustody.audit.kinds import AccessRecorded
 from kvcustody.governance.api.http.exchange import Exchange, Receive, Scope, Send, is_tls
 from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.service.access.authenticator import unauthenticated

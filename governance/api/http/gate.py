@@ -28,8 +28,8 @@ from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
-from kvcustody.audit.events import AccessRecorded, Event
-from kvcustody.audit.processes.marked_processes import history
+from kvcustody.audit.evidence.processes.marked_processes import history
+from kvcustody.audit.kinds import AccessRecorded, Event
 from kvcustody.governance.api.http.console_mount import ADDRESS, Pages, form_token, is_page
 from kvcustody.governance.api.http.exchange import (
     ClientGoneError,

@@ -6,22 +6,22 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvcustody.audit.copies.copy_coverage import CopyCoverageRow
-from kvcustody.audit.copies.copy_rows import DecidedTransfer
-from kvcustody.audit.copies.transfers import (
+from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverageRow
+from kvcustody.audit.evidence.copies.copy_rows import DecidedTransfer
+from kvcustody.audit.evidence.copies.transfers import (
     ExplainedRequest,
     RecordedTransfer,
     TierSummary,
     TransferSummary,
 )
-from kvcustody.audit.counters import hourly_coverage, read_figures
-from kvcustody.audit.coverage.summary import CoverageRow
-from kvcustody.audit.processes import sequence_gaps
-from kvcustody.audit.processes.enforcement import NotEnforced
-from kvcustody.audit.query import custody as queries
-from kvcustody.audit.query.live_residencies import Live
-from kvcustody.audit.query.showback import CrossedReuse
-from kvcustody.audit.report import subject_access as subject
+from kvcustody.audit.evidence.counters import hourly_coverage, read_figures
+from kvcustody.audit.evidence.coverage.summary import CoverageRow
+from kvcustody.audit.evidence.processes import sequence_gaps
+from kvcustody.audit.evidence.processes.enforcement import NotEnforced
+from kvcustody.audit.evidence.query import custody as queries
+from kvcustody.audit.evidence.query.live_residencies import Live
+from kvcustody.audit.evidence.query.showback import CrossedReuse
+from kvcustody.audit.reports import subject_access as subject
 from kvcustody.governance.api.models.shown import page_of, shown
 
 Residency = shown(

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvcustody.audit.erasure.erasure_holds import ErasureHold
-from kvcustody.audit.erasure.preview import PreviewRow
-from kvcustody.audit.erasure.requests_and_answers import ErasureAnswer
+from kvcustody.audit.evidence.erasure.erasure_holds import ErasureHold
+from kvcustody.audit.evidence.erasure.preview import PreviewRow
+from kvcustody.audit.evidence.erasure.requests_and_answers import ErasureAnswer
 from kvcustody.governance.api.models.base import Model, Name, TenantName, Utc, Whole, example
 from kvcustody.governance.api.models.shown import shown
 

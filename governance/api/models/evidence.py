@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.audit.report.framework import NAMES
+from kvcustody.audit.reports.framework import NAMES
 from kvcustody.governance.api.models.base import LARGE, Model, Name, TenantName, Whole, example
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 

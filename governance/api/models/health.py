@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvcustody.audit.query.attempts import RefusedIdentities
+from kvcustody.audit.evidence.query.attempts import RefusedIdentities
 from kvcustody.audit.tlog.checkpoint_signer import SignerStatus
-from kvcustody.audit.witness.status import WitnessSeen
-from kvcustody.audit.writer.event_writer import WriterStatus
+from kvcustody.audit.tlog.witness.status import WitnessSeen
+from kvcustody.audit.write.event_writer import WriterStatus
 from kvcustody.governance.api.models.base import Model, Whole, example
 from kvcustody.governance.api.models.shown import shown
 

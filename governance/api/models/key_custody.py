@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.audit.query.key_orders import KeyOrder
-from kvcustody.audit.retention.unlink_subject import UnlinkedSubject
+from kvcustody.audit.evidence.query.key_orders import KeyOrder
+from kvcustody.audit.keep.unlink_subject import UnlinkedSubject
 from kvcustody.governance.api.models.base import Model, Name, TenantName, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvcustody.audit.query.custody import OrphanFinding
-from kvcustody.audit.query.scans import Scan
+from kvcustody.audit.evidence.query.custody import OrphanFinding
+from kvcustody.audit.evidence.query.scans import Scan
 from kvcustody.audit.siem.sink_folder import SinkStatus
 from kvcustody.deadline_clock import ClockState
 from kvcustody.governance.api.models.base import Model, Utc, Whole, example

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvcustody.audit.processes.enforcement import (
+from kvcustody.audit.evidence.processes.enforcement import (
     EnforcementOrder,
     Forecast,
     MonitoredPeriod,

@@ -16,13 +16,14 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import Path, Query, Response
 
-from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
-from kvcustody.audit.explore.by_time import find_by_time
-from kvcustody.audit.explore.summary import summarize
-from kvcustody.audit.query.events import BlockRef, EventFilter, EventRow, find_events
-from kvcustody.audit.query.events import Cursor as Place
+from kvcustody.audit.evidence.explore.by_time import find_by_time
+from kvcustody.audit.evidence.explore.summary import summarize
+from kvcustody.audit.evidence.query.events import BlockRef, EventFilter, EventRow, find_events
+from kvcustody.audit.evidence.query.events import Cursor as Place
+from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.leaf import LEAF_KEYS
+from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
-from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
 from kvcustody.governance.api.http.operation import Operation

@@ -11,22 +11,22 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.counters.hourly_coverage import by_hour, judged_state
-from kvcustody.audit.counters.read_figures import denials_by_rule, event_counts, tenant_totals
-from kvcustody.audit.coverage.custody_units import CustodySelection
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.processes import sequence_gaps
-from kvcustody.audit.processes.enforcement import (
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.counters.hourly_coverage import by_hour, judged_state
+from kvcustody.audit.evidence.counters.read_figures import denials_by_rule, event_counts, tenant_totals
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.evidence.processes import sequence_gaps
+from kvcustody.audit.evidence.processes.enforcement import (
     monitored_periods,
     qualification,
     unnamed,
     unnamed_qualification,
 )
-from kvcustody.audit.query import custody as queries
-from kvcustody.audit.query.live_residencies import live_residencies
-from kvcustody.audit.query.showback import crossed_reuse
-from kvcustody.audit.report.subject_access import subject_page
+from kvcustody.audit.evidence.query import custody as queries
+from kvcustody.audit.evidence.query.live_residencies import live_residencies
+from kvcustody.audit.evidence.query.showback import crossed_reuse
+from kvcustody.audit.reports.subject_access import subject_page
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep

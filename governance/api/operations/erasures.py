@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import orjson
 from fastapi import Path, Response
 
-from kvcustody.audit.erasure import requests_and_answers as ledger
-from kvcustody.audit.erasure.erasure_holds import holds_on_erasure
-from kvcustody.audit.erasure.preview import preview
-from kvcustody.audit.erasure.requests_and_answers import Requested
-from kvcustody.audit.query.known_names import check_tenant
-from kvcustody.audit.subjects.subject_table import session_names, subject_names
+from kvcustody.audit.evidence.erasure import requests_and_answers as ledger
+from kvcustody.audit.evidence.erasure.erasure_holds import holds_on_erasure
+from kvcustody.audit.evidence.erasure.preview import preview
+from kvcustody.audit.evidence.erasure.requests_and_answers import Requested
+from kvcustody.audit.evidence.query.known_names import check_tenant
+from kvcustody.audit.evidence.subjects.subject_table import session_names, subject_names
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page

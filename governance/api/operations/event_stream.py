@@ -17,7 +17,7 @@ import orjson
 from anyio.to_thread import run_sync
 from fastapi import Query, Response
 
-from kvcustody.audit.events import log_of
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.siem.commit_order_reader import (
     START,
     CommitOrderPage,

@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
-from kvcustody.audit.counters.read_figures import tenant_totals
-from kvcustody.audit.events import ClockConfirmed
-from kvcustody.audit.query.prefix_value import prefix_values
-from kvcustody.audit.query.scans import scan_of, scans
-from kvcustody.audit.query.showback import costs_of, showback
+from kvcustody.audit.evidence.counters.read_figures import tenant_totals
+from kvcustody.audit.evidence.query.prefix_value import prefix_values
+from kvcustody.audit.evidence.query.scans import scan_of, scans
+from kvcustody.audit.evidence.query.showback import costs_of, showback
+from kvcustody.audit.kinds import ClockConfirmed
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.operation import Operation

@@ -7,11 +7,11 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import Response
 
-from kvcustody.audit.processes.orders import unsigned_orders
-from kvcustody.audit.query.attempts import refused_identities
-from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.audit.evidence.processes.orders import unsigned_orders
+from kvcustody.audit.evidence.query.attempts import refused_identities
+from kvcustody.audit.evidence.query.issuers import known_issuers
 from kvcustody.audit.tlog.root_sealer import unsealed
-from kvcustody.audit.witness.status import witness_status
+from kvcustody.audit.tlog.witness.status import witness_status
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from fastapi import Path, Response
 from fastapi.responses import FileResponse
 
-from kvcustody.audit.events import AccessRecorded, log_of
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.kinds import AccessRecorded, log_of
 from kvcustody.files import fresh_file
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvcustody.audit.query.key_orders import DESTROY, ROTATE
+from kvcustody.audit.evidence.query.key_orders import DESTROY, ROTATE
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep

@@ -21,7 +21,7 @@ import orjson
 from fastapi import Path, Query, Request, Response
 
 from kvcustody._version import __version__
-from kvcustody.audit.database.engine import SCHEMA_REVISION
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION
 from kvcustody.governance.api.http.exchange import CERTIFICATE, is_tls
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
-from kvcustody.audit.query.known_names import check_tenant
-from kvcustody.audit.report.framework import NAMES, load_framework
+from kvcustody.audit.evidence.query.known_names import check_tenant
+from kvcustody.audit.reports.framework import NAMES, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
-from kvcustody.audit.copies.transfers import (
+from kvcustody.audit.evidence.copies.transfers import (
     ExplainedRequest,
     TransferFilter,
     explain_request,

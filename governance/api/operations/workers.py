@@ -14,11 +14,11 @@ from anyio.to_thread import run_sync
 from fastapi import Path, Query, Request
 from sqlalchemy import Connection
 
-from kvcustody.audit.erasure.requests_and_answers import Requested, completed, names, pending
-from kvcustody.audit.processes.enforcement import newest_order
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.query.key_orders import key_orders
-from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinkings
+from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, completed, names, pending
+from kvcustody.audit.evidence.processes.enforcement import newest_order
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.evidence.query.key_orders import key_orders
+from kvcustody.audit.evidence.subjects.subject_table import unknown_pseudonyms, unlinkings
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.clock import MICROSECONDS
 from kvcustody.compression import ENCODING, CompressionError, decompress

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import Clock
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_table import IssuedKey

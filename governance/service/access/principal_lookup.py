@@ -15,9 +15,9 @@ from typing import Any
 import structlog
 from sqlalchemy import Engine, select, update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.query.issuers import named_tenant
-from kvcustody.audit.schema.service import service_keys, service_principals
+from kvcustody.audit.evidence.query.issuers import named_tenant
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_keys, service_principals
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.access.api_key import KeyHasher, session_of
 from kvcustody.governance.service.access.principal_table import (

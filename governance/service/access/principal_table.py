@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, select
 
-from kvcustody.audit.schema.service import service_keys, service_sessions
+from kvcustody.audit.store.schema.service import service_keys, service_sessions
 from kvcustody.governance.service.access.api_key import session_of, source_of
 from kvcustody.governance.service.access.roles import Role
 

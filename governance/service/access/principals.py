@@ -28,9 +28,9 @@ from contextlib import suppress
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import Event, PrincipalChanged
-from kvcustody.audit.schema.service import service_keys, service_principals, service_sessions
+from kvcustody.audit.kinds import Event, PrincipalChanged
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_keys, service_principals, service_sessions
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, delete, insert, or_, select, update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.service import service_sessions
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_sessions
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.access.principal_table import valid_keys
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest, same

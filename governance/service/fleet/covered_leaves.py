@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
 

@@ -22,13 +22,13 @@ import structlog
 from sqlalchemy import Connection, Engine, exists, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import describe
-from kvcustody.audit.events import DECLARED, SILENCE, Event, WorkerClosingAsked
-from kvcustody.audit.processes.open_processes import OpenProcess, last_heard_us, open_processes
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, incarnations, workers
-from kvcustody.audit.schema.service import service_workers
-from kvcustody.audit.writer.crash_recovery import (
+from kvcustody.audit.evidence.processes.open_processes import OpenProcess, last_heard_us, open_processes
+from kvcustody.audit.kinds import DECLARED, SILENCE, Event, WorkerClosingAsked
+from kvcustody.audit.store.database.engine import describe
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, incarnations, workers
+from kvcustody.audit.store.schema.service import service_workers
+from kvcustody.audit.write.crash_recovery import (
     BY_SUCCESSOR,
     Closing,
     close_process,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.audit.processes import enforcement
+from kvcustody.audit.evidence.processes import enforcement
 from kvcustody.errors import LedgerError
 from kvcustody.governance.monitoring.enforcement import ENFORCE
 from kvcustody.governance.monitoring.ordering import enforcement_order

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.events import SYSTEM, log_of
-from kvcustody.audit.query.custody import classifications_held
-from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.evidence.query.custody import classifications_held
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.kinds import SYSTEM, log_of
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 from kvcustody.governance.service.problem_details import ProblemError

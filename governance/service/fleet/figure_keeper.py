@@ -18,9 +18,9 @@ from collections.abc import Callable
 import structlog
 from sqlalchemy import Engine
 
-from kvcustody.audit.counters.fold import DELTAS_MAX, fold
-from kvcustody.audit.counters.judge_hours import HourlyJudge
-from kvcustody.audit.processes.sequence_gaps import keep_spans
+from kvcustody.audit.evidence.counters.fold import DELTAS_MAX, fold
+from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge
+from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
 from kvcustody.clock import Clock
 from kvcustody.guarding_thread import GuardingThread
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvcustody.audit.events import KeysOrdered
-from kvcustody.audit.query.key_orders import DESTROY, KeyOrder, key_orders
-from kvcustody.audit.retention.purge_and_legal_hold import RetentionError
-from kvcustody.audit.retention.unlink_subject import UnlinkedSubject, unlink_subject
+from kvcustody.audit.evidence.query.key_orders import DESTROY, KeyOrder, key_orders
+from kvcustody.audit.keep.purge_and_legal_hold import RetentionError
+from kvcustody.audit.keep.unlink_subject import UnlinkedSubject, unlink_subject
+from kvcustody.audit.kinds import KeysOrdered
 from kvcustody.audit.tlog.log_break import LogBreak
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
 from kvcustody.audit.tlog.signing_key import SigningKeyError, read_signing_key

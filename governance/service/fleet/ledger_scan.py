@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
-from kvcustody.audit.events.block_runs import gather
-from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.leaf_tables import orphan_findings, orphan_scans
-from kvcustody.audit.schema.ledger import incarnations
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.evidence.query.orphans import dead_incarnations, gap_cause, new_gaps
+from kvcustody.audit.kinds import Event, OrphanFound, OrphanScanned
+from kvcustody.audit.kinds.block_runs import gather
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import orphan_findings, orphan_scans
+from kvcustody.audit.store.schema.ledger import incarnations
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import Clock
 from kvcustody.governance.service.fleet.scan_orders import ScanOrders
 from kvcustody.governance.service.jobs import Job, JobProgress, JobRunner

@@ -1,7 +1,7 @@
 """What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
 
-1. What the ledger says is read from its figures (`audit.counters`): no leaf and no row of evidence is looked at, and of
-   tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks.
+1. What the ledger says is read from its figures (`evidence.counters`): no leaf and no row of evidence is looked at, and
+   of tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks.
 2. A scrape waits for no database (`MetricsCollector`): what comes of it says how old it is, and whether reading fails.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 from sqlalchemy import Connection
 
-from kvcustody.audit.counters.hourly_coverage import judged_state, recent_sums
-from kvcustody.audit.counters.read_figures import denials_by_rule, largest_tenants, orphans_by_class
+from kvcustody.audit.evidence.counters.hourly_coverage import judged_state, recent_sums
+from kvcustody.audit.evidence.counters.read_figures import denials_by_rule, largest_tenants, orphans_by_class
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.clock import MICROSECONDS

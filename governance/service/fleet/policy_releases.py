@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from kvcustody.audit.events import ReleaseStep
+from kvcustody.audit.kinds import ReleaseStep
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import PolicyError
 from kvcustody.governance.decisions.authorize import authorize, decision_event, role_event

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Row, insert, select, tuple_, update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.processes.work_periods import ends, life_leaves, work_periods
-from kvcustody.audit.query.scans import scan_of
-from kvcustody.audit.schema.service import service_scan_orders, service_workers
+from kvcustody.audit.evidence.processes.work_periods import ends, life_leaves, work_periods
+from kvcustody.audit.evidence.query.scans import scan_of
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_scan_orders, service_workers
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 

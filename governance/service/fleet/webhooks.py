@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 from sqlalchemy import Engine
 
-from kvcustody.audit.events import Event, SinkChanged
-from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.kinds import Event, SinkChanged
 from kvcustody.audit.siem.delivery import DeliveryPump, Leaving
 from kvcustody.audit.siem.formats import open_shape
 from kvcustody.audit.siem.sink import SinkError, WebhookSink

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.erasure.requests_and_answers import request
-from kvcustody.audit.events import BARE, IssuerAssigned
-from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.audit.evidence.erasure.requests_and_answers import request
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.kinds import BARE, IssuerAssigned
 from kvcustody.errors import ConfigError, IdentityError, LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import selector_from

@@ -16,17 +16,17 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
+from kvcustody.audit.leaf.batch import LeafBatch
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events.batch import LeafBatch
-from kvcustody.audit.events.control_events import SIGNED
-from kvcustody.audit.processes.marked_processes import marked_processes
-from kvcustody.audit.processes.work_periods import about, at_work, ends, life_leaves, work_periods
-from kvcustody.audit.schema.ledger import incarnations, workers
-from kvcustody.audit.schema.service import service_workers
-from kvcustody.audit.writer.append_leaves import register
+from kvcustody.audit.evidence.processes.marked_processes import marked_processes
+from kvcustody.audit.evidence.processes.work_periods import about, at_work, ends, life_leaves, work_periods
+from kvcustody.audit.kinds.control_events import SIGNED
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.ledger import incarnations, workers
+from kvcustody.audit.store.schema.service import service_workers
+from kvcustody.audit.write.append_leaves import register
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.ingest.check_leaves import Sender
 from kvcustody.governance.service.problem_details import ProblemError, not_found

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvcustody.audit.cases.case_record import NEAR_US
+from kvcustody.audit.evidence.cases.case_record import NEAR_US
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.times import DAY_US, SECOND_US

@@ -16,12 +16,17 @@ from typing import NamedTuple
 from cryptography import x509
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.cases.case_record import CaseState, SubjectCase
-from kvcustody.audit.cases.read_cases import read_cases
-from kvcustody.audit.erasure.requests_and_answers import ErasureState, Requested, read_states_of, requests
-from kvcustody.audit.schema.service import service_keys, service_principals
+from kvcustody.audit.evidence.cases.case_record import CaseState, SubjectCase
+from kvcustody.audit.evidence.cases.read_cases import read_cases
+from kvcustody.audit.evidence.erasure.requests_and_answers import (
+    ErasureState,
+    Requested,
+    read_states_of,
+    requests,
+)
 from kvcustody.audit.siem.sink_folder import SinkTrouble
-from kvcustody.audit.witness.status import WitnessStatus, witness_status
+from kvcustody.audit.store.schema.service import service_keys, service_principals
+from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.declared_openings import OVER
 from kvcustody.governance.release.policies_in_effect import PoliciesInEffect

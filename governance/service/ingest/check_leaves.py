@@ -3,7 +3,7 @@
 1. A leaf has the fields and the types of its kind (`leaf_schema`), and its bytes are the canonical form of what they
    say: a forged, further, repeated or reordered key does not survive the comparison.
 2. A worker writes for its own incarnation alone.
-3. A worker hands in the kinds that are declared so (`audit.events.event`), and no other. What a field may name follows
+3. A worker hands in the kinds that are declared so (`audit.kinds.event`), and no other. What a field may name follows
    from its declared meaning. Here is checked what needs no ledger; `WorkerClaims` checks the rest.
 4. A tenant's leaf goes to that tenant's log, and to no other.
 5. No leaf has the character U+0000: PostgreSQL takes no such text, and a ledger may move there.
@@ -19,13 +19,14 @@ from operator import sub
 from typing import Any, NamedTuple
 
 import orjson
+from kvcustody.audit.leaf.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
+from kvcustody.audit.leaf.leaf_schema import SCHEMA_OF_NAME, WORKERS_KINDS
 
-from kvcustody.audit.events import LEAF_BYTES_MAX, log_of
-from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
-from kvcustody.audit.events.block_runs import EXACT
-from kvcustody.audit.events.event import FieldMeaning, OneOf
-from kvcustody.audit.events.leaf_schema import SCHEMA_OF_NAME, WORKERS_KINDS
-from kvcustody.audit.subjects.subject_table import is_proved, row_of
+from kvcustody.audit.evidence.subjects.subject_table import is_proved, row_of
+from kvcustody.audit.kinds import log_of
+from kvcustody.audit.kinds.block_runs import EXACT
+from kvcustody.audit.kinds.event import FieldMeaning, OneOf
+from kvcustody.audit.leaf import LEAF_BYTES_MAX
 from kvcustody.errors import LedgerError
 from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.service.problem_details import ProblemError

@@ -20,18 +20,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import anyio
+from kvcustody.audit.leaf.batch import merge_batches, part_of_batch
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import StoreGoneError, describe
-from kvcustody.audit.events.batch import merge_batches, part_of_batch
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, incarnations
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import unlinkings
-from kvcustody.audit.writer.committer import Committer, refused
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.subjects.subject_table import unlinkings
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import StoreGoneError, describe
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, incarnations
+from kvcustody.audit.write.committer import Committer, refused
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.ingest.check_leaves import Name, Received, Sender, read_batch, unwritable

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Final
 
-from kvcustody.audit.events import KINDS, LEAF_KEYS, Event
-from kvcustody.audit.events.registry import TRACE
-from kvcustody.audit.writer.event_writer import Awaited, EventWriter
+from kvcustody.audit.kinds import KINDS, Event
+from kvcustody.audit.kinds.registry import TRACE
+from kvcustody.audit.leaf import LEAF_KEYS
+from kvcustody.audit.write.event_writer import Awaited, EventWriter
 
 CURRENT: Final[ContextVar[str]] = ContextVar("kvcustody-trace", default="")  # of the request that is answered
 _TRACED: Final = frozenset(kind for kind, named in KINDS.items() if TRACE in LEAF_KEYS[named.name])

@@ -19,20 +19,20 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import structlog
+from kvcustody.audit.leaf.batch import LeafBatch, LeafGroup
+from kvcustody.audit.leaf.leaf_schema import CLAIMING_KINDS, SCHEMA_OF_NAME, SERVING_KINDS
 from sqlalchemy import Connection, Engine, exists, or_, select
 
-from kvcustody.audit.cases.case_record import StepKind
-from kvcustody.audit.cases.read_cases import read_case
-from kvcustody.audit.erasure.requests_and_answers import request
-from kvcustody.audit.events import OWN_ACTORS, log_of
-from kvcustody.audit.events.batch import LeafBatch, LeafGroup
-from kvcustody.audit.events.event import FieldMeaning
-from kvcustody.audit.events.leaf_schema import CLAIMING_KINDS, SCHEMA_OF_NAME, SERVING_KINDS
-from kvcustody.audit.processes.enforcement import ENFORCE, order_at
-from kvcustody.audit.processes.sequence_gaps import lacks_below
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events, incarnations, logs, workers
+from kvcustody.audit.evidence.cases.case_record import StepKind
+from kvcustody.audit.evidence.cases.read_cases import read_case
+from kvcustody.audit.evidence.erasure.requests_and_answers import request
+from kvcustody.audit.evidence.processes.enforcement import ENFORCE, order_at
+from kvcustody.audit.evidence.processes.sequence_gaps import lacks_below
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.kinds import OWN_ACTORS, log_of
+from kvcustody.audit.kinds.event import FieldMeaning
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
 from kvcustody.errors import LedgerError
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.ingest.check_leaves import Sender, refused_field

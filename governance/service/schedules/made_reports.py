@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, Engine, func, insert, or_, select
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.report.model import Report, ReportParameters
-from kvcustody.audit.schema.service import (
+from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import (
     service_report_deliveries,
     service_report_schedules,
     service_reports,

@@ -22,15 +22,15 @@ import orjson
 import structlog
 from sqlalchemy import Engine, Row, and_, or_, select, update
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import Event, ReportDelivery, ScheduledReportMade
-from kvcustody.audit.schema.service import (
+from kvcustody.audit.kinds import Event, ReportDelivery, ScheduledReportMade
+from kvcustody.audit.siem.sink import SinkError
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import (
     service_report_deliveries,
     service_report_schedules,
     service_reports,
 )
-from kvcustody.audit.siem.sink import SinkError
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.principal_table import PrincipalRecord

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Engine, func, insert, select, update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import Event, ReportDelivery, ReportScheduleChanged
-from kvcustody.audit.schema.service import (
+from kvcustody.audit.kinds import Event, ReportDelivery, ReportScheduleChanged
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import (
     service_report_deliveries,
     service_report_schedules,
     service_reports,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.schema.all_tables import has_leaf
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.signed_note import VerifierKey
 from kvcustody.audit.verify.report.verify_report import open_report, signature_problems
 from kvcustody.errors import LedgerError

@@ -35,7 +35,7 @@ import numpy as np
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
-from kvcustody.audit.coverage.conservation import TierCounts
+from kvcustody.audit.evidence.coverage.conservation import TierCounts
 from kvcustody.errors import IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.block_keys import LazyKeys

@@ -6,17 +6,17 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.kinds import (
     CustodyEnded,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.block_runs import flatten
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.kinds.block_runs import flatten
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.integrations.events.block_event import CLEARED, STORED, check_event, split_keys
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.testkit.conformance.case import (

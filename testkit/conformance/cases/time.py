@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.events import CustodyEnded
+from kvcustody.audit.kinds import CustodyEnded
 from kvcustody.testkit.conformance.case import (
     Bench,
     Case,

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
-from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded
+from kvcustody.audit.kinds import CustodyEnded, Event, ReceiptRecorded
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS
 from kvcustody.governance.tokens.scope_token import VerifiedToken

@@ -8,11 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.events import Context, PolicyActivated, ResidencyReleased, leaf
+from kvcustody.audit.evidence.processes.marked_processes import Marked, marked_processes
 from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.processes.marked_processes import Marked, marked_processes
-from kvcustody.audit.tlog.merkle import leaf_hash, leaf_hashes
+from kvcustody.audit.kinds import PolicyActivated, ResidencyReleased
+from kvcustody.audit.leaf import Context, leaf
+from kvcustody.audit.leaf.merkle import leaf_hash, leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles, TileSource, inclusion_proof
 from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening, root_checkpoint, seal
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint

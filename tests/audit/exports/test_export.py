@@ -22,7 +22,7 @@ from kvcustody.audit.exports import amalgamate
 from kvcustody.audit.exports import file_formats as chunks
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
-from kvcustody.audit.tlog.merkle import Frontier, TreeHead, leaf_hashes
+from kvcustody.audit.leaf.merkle import Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles
 from kvcustody.audit.tlog.signed_note import CannotCheckError, KeyKind, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -195,7 +195,7 @@ def test_two_histories_are_found_in_the_root_log(
     source._tiles["tenant/acme"] = tiles
     forged = type(source)({**source.content}, key, batches=1)
     forged_opening = next(found for found in forged.openings if found and found.name == "tenant/acme")
-    from kvcustody.audit.tlog.merkle import leaf_hash
+    from kvcustody.audit.leaf.merkle import leaf_hash
 
     source._latest["tenant/acme"] = len(source.openings)
     source.openings.append(forged_opening)

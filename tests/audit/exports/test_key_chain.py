@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.events import GapRecorded, SigningKeyRecorded
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.kinds import GapRecorded, SigningKeyRecorded
+from kvcustody.audit.leaf.merkle import TreeHead
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.key_rotation import parse_rotation, rotation_record
-from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.evidence.query.events import EventRow
 from kvcustody.audit.siem.ocsf import TABLE, ocsf
 
 _CRUD = {1: "Create", 2: "Read", 3: "Update", 4: "Delete"}

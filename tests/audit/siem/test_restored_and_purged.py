@@ -11,15 +11,15 @@ import orjson
 import pytest
 from sqlalchemy import Connection, Engine, delete, select
 
-from kvcustody.audit.database.append_only_triggers import triggers_lifted
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import KeyEvent
-from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.kinds import KeyEvent
 from kvcustody.audit.siem import cursor_reader
 from kvcustody.audit.siem.cursor_reader import SinkPositions, newest_positions, pull
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import open_shape
+from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from standins import builders
 from standins.sinks import Flaky
 

@@ -17,16 +17,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.ledger_identity import ledger_identity, own_origin
-from kvcustody.audit.events import KINDS, KeyEvent
-from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.kinds import KINDS, KeyEvent
 from kvcustody.audit.siem.cursor_reader import newest_positions, pull, read_positions, write_positions
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
 from kvcustody.audit.siem.sink import RejectedError, SinkError, WebhookSink, check_webhook
 from kvcustody.audit.siem.sink_folder import SinkFolder, find_troubles
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.tlog.ledger_identity import ledger_identity, own_origin
 from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerError

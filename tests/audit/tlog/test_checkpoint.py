@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcustody.audit.leaf.merkle import EMPTY, EMPTY_ROOT, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.checkpoint import (
     Checkpoint,
     check_witness_time,
@@ -19,7 +20,6 @@ from kvcustody.audit.tlog.checkpoint import (
     parse_checkpoint,
 )
 from kvcustody.audit.tlog.key_rotation import check_period, key_periods, parse_rotation, rotation_record
-from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles, ProofError, consistency_proof
 from kvcustody.audit.tlog.signed_note import (
     NOTE_BYTES_MAX,

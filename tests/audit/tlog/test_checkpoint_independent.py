@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kvcustody.audit.leaf.merkle import leaf_hashes
 from kvcustody.audit.tlog import backend, stdlib_backend
 from kvcustody.audit.tlog.checkpoint import Checkpoint, open_checkpoint
-from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles, check_consistency, consistency_proof, inclusion_proof
 from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, check_leaf, parse_leaf_proof, seal
 from kvcustody.audit.tlog.signed_note import KeyKind

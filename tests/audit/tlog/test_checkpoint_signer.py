@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, delete, select, update
 
-from kvcustody.audit.events import GapRecorded
-from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.kinds import GapRecorded
+from kvcustody.audit.store.schema.trees import checkpoints, root_leaves, signed_checkpoints
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, last_signed
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import NoteError
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 
 KEY = SigningKey.generate("ledger.test")

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, delete, select, update
 
-from kvcustody.audit.database import engine as store
-from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.schema.trees import checkpoints, root_leaves, signed_checkpoints, tree_nodes
+from kvcustody.audit.kinds import WorkerStarted
+from kvcustody.audit.leaf.merkle import EMPTY, HALF, TreeHead, leaf_hashes
+from kvcustody.audit.store.database import engine as store
+from kvcustody.audit.store.schema.ledger import events, logs
+from kvcustody.audit.store.schema.trees import checkpoints, root_leaves, signed_checkpoints, tree_nodes
 from kvcustody.audit.tlog import database_proofs as ledger_proofs
 from kvcustody.audit.tlog import database_tiles as stored_tiles
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.database_tiles import LogTiles
-from kvcustody.audit.tlog.merkle import EMPTY, HALF, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError, check_consistency, tree_root
 from kvcustody.audit.tlog.root_log import check_head, check_leaf, parse_leaf_proof, root_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 
 KEY = SigningKey.generate("ledger.test")
 Make = Callable[..., EventWriter]

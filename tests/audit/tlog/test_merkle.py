@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcustody.audit.tlog.merkle import (
+from kvcustody.audit.leaf.merkle import (
     EMPTY,
     EMPTY_ROOT,
     Frontier,

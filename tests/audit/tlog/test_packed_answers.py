@@ -17,9 +17,9 @@ from kvcustody.audit.siem.formats import BATCH_TYPE
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.witness.client import WitnessAddress, cosign
-from kvcustody.audit.witness.rfc3161_timestamp import TimestampAuthority, TimestampError, ask
-from kvcustody.audit.witness.state import WitnessError
+from kvcustody.audit.tlog.witness.client import WitnessAddress, cosign
+from kvcustody.audit.tlog.witness.rfc3161_timestamp import TimestampAuthority, TimestampError, ask
+from kvcustody.audit.tlog.witness.state import WitnessError
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access import jwks

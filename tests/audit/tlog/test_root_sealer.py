@@ -15,19 +15,19 @@ import pytest
 from sqlalchemy import Engine, delete, event, func, select
 from sqlalchemy.exc import IntegrityError
 
-from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.events import KeyEvent
-from kvcustody.audit.schema.ledger import logs
-from kvcustody.audit.schema.trees import checkpoints, root_leaves, unsealed_heads
+from kvcustody.audit.kinds import KeyEvent
+from kvcustody.audit.leaf.merkle import TreeError
+from kvcustody.audit.store.database.engine import WRITE, open_store
+from kvcustody.audit.store.schema.ledger import logs
+from kvcustody.audit.store.schema.trees import checkpoints, root_leaves, unsealed_heads
 from kvcustody.audit.tlog import root_sealer
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.root_sealer import RootSealer, Unsealed, seal_now, unsealed
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import MICROSECONDS, SystemClock, VirtualClock
 
 Make = Callable[..., Any]
@@ -188,7 +188,7 @@ SEALERS = 4
 DYING = """
 import sys, os, signal
 from sqlalchemy import event
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.root_sealer import seal_now
 engine = open_store(sys.argv[1], timeout_seconds=30)
 event.listen(engine, "commit", lambda connection: os.kill(os.getpid(), signal.SIGKILL) if connection.
@@ -200,9 +200,9 @@ import sys
 from pathlib import Path
 import structlog
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is what is told
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import KeyEvent
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.kinds import KeyEvent
+from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 writer = EventWriter(open_store(sys.argv[1], timeout_seconds=30), worker="killed", clock=SystemClock(),
     spill_directory=Path(sys.argv[2]), settings=WriterSettings(root_interval_seconds=3600.0), clear_names=True)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcustody.audit.leaf.merkle import EMPTY_ROOT, Frontier, TreeError, TreeHead, leaf_hash, leaf_hashes
 from kvcustody.audit.tlog.checkpoint import Checkpoint
 from kvcustody.audit.tlog.key_rotation import parse_rotation, rotation_record
-from kvcustody.audit.tlog.merkle import EMPTY_ROOT, Frontier, TreeError, TreeHead, leaf_hash, leaf_hashes
 from kvcustody.audit.tlog.proofs import (
     MemoryTiles,
     ProofError,

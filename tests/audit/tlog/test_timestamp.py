@@ -16,13 +16,19 @@ import pytest
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.schema.retention import timestamps
+from kvcustody.audit.kinds import KeyEvent
+from kvcustody.audit.store.schema.retention import timestamps
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.witness.rfc3161_timestamp import TimestampAuthority, TimestampError, ask, check, stamp
+from kvcustody.audit.tlog.witness.rfc3161_timestamp import (
+    TimestampAuthority,
+    TimestampError,
+    ask,
+    check,
+    stamp,
+)
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from standins.audit.verifiers import verify_both

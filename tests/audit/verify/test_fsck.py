@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Engine
 
-from kvcustody.audit.counters.count_events import count_events
-from kvcustody.audit.counters.packed_figures import pack_hour
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import GapRecorded, WorkerStarted
-from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.evidence.counters.count_events import count_events
+from kvcustody.audit.evidence.counters.packed_figures import pack_hour
+from kvcustody.audit.kinds import GapRecorded, WorkerStarted
+from kvcustody.audit.leaf.merkle import EMPTY, TreeHead, leaf_hashes
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.merkle import EMPTY, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.root_log import root_checkpoint, seal
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 
 KEY = SigningKey.generate("ledger.test")

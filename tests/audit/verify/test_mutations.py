@@ -33,9 +33,12 @@ from sqlalchemy import column as plain_column
 from sqlalchemy import table as plain_table
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from kvcustody.audit.counters.fold import fold
-from kvcustody.audit.counters.judge_hours import judge
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.counters.fold import fold
+from kvcustody.audit.evidence.counters.judge_hours import judge
+from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
+from kvcustody.audit.evidence.query.evidence_columns import read
+from kvcustody.audit.evidence.subjects.subject_table import unlink
+from kvcustody.audit.kinds import (
     CaseOpened,
     CaseStepped,
     CopiesDestroyed,
@@ -63,15 +66,12 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from kvcustody.audit.processes.sequence_gaps import keep_spans
-from kvcustody.audit.query.evidence_columns import read
-from kvcustody.audit.schema import service as service_schema
-from kvcustody.audit.schema.all_tables import MONTHLY, every_table, has_leaf, kinds_of, projections
-from kvcustody.audit.schema.leaf_tables import custody_ends, event_traces, receipts, releases
-from kvcustody.audit.schema.ledger import events, subjects
-from kvcustody.audit.schema.retention import cosignatures, timestamps
-from kvcustody.audit.schema.trees import signed_checkpoints
-from kvcustody.audit.subjects.subject_table import unlink
+from kvcustody.audit.store.schema import service as service_schema
+from kvcustody.audit.store.schema.all_tables import MONTHLY, every_table, has_leaf, kinds_of, projections
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, event_traces, receipts, releases
+from kvcustody.audit.store.schema.ledger import events, subjects
+from kvcustody.audit.store.schema.retention import cosignatures, timestamps
+from kvcustody.audit.store.schema.trees import signed_checkpoints
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -371,7 +371,7 @@ def test_the_list_names_what_there_is() -> None:
 
 def test_names_that_are_swapped_are_found_and_not_told(filled: Engine, unguarded: Make) -> None:
     """Two people of one tenant, their names exchanged: `subject show` would answer with the other's."""
-    from kvcustody.audit.subjects.subject_table import names_of
+    from kvcustody.audit.evidence.subjects.subject_table import names_of
     from kvcustody.errors import LedgerError
 
     with filled.connect() as connection:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvcustody.audit.schema.all_tables import projections
+from kvcustody.audit.store.schema.all_tables import projections
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("audit", "governance", "console", "integrations", "testkit")
@@ -29,31 +29,37 @@ PLACES = (
     "leaves at places that it takes from the log's own size: it hands their bytes on and draws no verdict"
 )
 EXEMPT = {
-    ("audit/coverage/recount_process.py", "begin"): "a size: whether a process of its own is worth its start",
-    ("audit/copies/transfers.py", "_in_own_log"): CONDITION,
-    ("audit/copies/transfers.py", "has_tiers"): "whether a page shows the section",
+    (
+        "audit/evidence/coverage/recount_process.py",
+        "begin",
+    ): "a size: whether a process of its own is worth its start",
+    ("audit/evidence/copies/transfers.py", "_in_own_log"): CONDITION,
+    ("audit/evidence/copies/transfers.py", "has_tiers"): "whether a page shows the section",
     ("audit/exports/ledger_source.py", "leaves"): PLACES,
     ("audit/exports/ledger_source.py", "span"): PLACES,
     ("audit/exports/ledger_source.py", "_purged_below"): PLACES,
-    ("audit/query/events.py", "_statement"): PLACES,
-    ("audit/query/events.py", "logs_of"): "which logs a page looks into",
-    ("audit/query/evidence_size.py", "evidence_size"): "what evidence takes on disk, strays included",
-    ("audit/erasure/requests_and_answers.py", "_ANSWERED"): CONDITION,
-    ("audit/report/activity.py", "_erasures"): HANDED,
-    ("audit/report/activity.py", "_findings"): HANDED,
-    ("audit/retention/drop_leaves.py", "_dropped_tiles"): PLACES,
-    ("audit/retention/purge_and_legal_hold.py", "_next_there"): PLACES,
+    ("audit/evidence/query/events.py", "_statement"): PLACES,
+    ("audit/evidence/query/events.py", "logs_of"): "which logs a page looks into",
     (
-        "audit/retention/sqlite_to_postgres.py",
+        "audit/evidence/query/evidence_size.py",
+        "evidence_size",
+    ): "what evidence takes on disk, strays included",
+    ("audit/evidence/erasure/requests_and_answers.py", "_ANSWERED"): CONDITION,
+    ("audit/reports/activity.py", "_erasures"): HANDED,
+    ("audit/reports/activity.py", "_findings"): HANDED,
+    ("audit/keep/drop_leaves.py", "_dropped_tiles"): PLACES,
+    ("audit/keep/purge_and_legal_hold.py", "_next_there"): PLACES,
+    (
+        "audit/keep/sqlite_to_postgres.py",
         "_firsts",
     ): "moves a ledger as it is: `fsck` of the copy finds them",
     ("audit/siem/commit_order_reader.py", "_between"): PLACES,
     ("audit/siem/cursor_reader.py", "_between"): PLACES,
     ("audit/siem/cursor_reader.py", "_foreign"): PLACES,
     ("audit/siem/cursor_reader.py", "newest_positions"): PLACES,
-    ("audit/subjects/subject_filter.py", "of_tenant"): CONDITION,
-    ("audit/subjects/subject_filter.py", "of_subjects"): CONDITION,
-    ("audit/subjects/subject_filter.py", "_each_span"): CONDITION,
+    ("audit/evidence/subjects/subject_filter.py", "of_tenant"): CONDITION,
+    ("audit/evidence/subjects/subject_filter.py", "of_subjects"): CONDITION,
+    ("audit/evidence/subjects/subject_filter.py", "_each_span"): CONDITION,
     ("audit/verify/ledger/fsck_ledger.py", "_opened_twice"): COMPARED,
     ("audit/verify/ledger/fsck_log.py", "__init__"): COMPARED,
     ("audit/verify/ledger/fsck_log.py", "finish"): COMPARED,
@@ -136,9 +142,11 @@ def readers(module: str, source: str) -> Iterator[Reader]:
     tables: dict[str, str] = {}
     schemas: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcustody.audit.schema"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "kvcustody.audit.store.schema"
+        ):
             for alias in node.names:
-                if node.module == "kvcustody.audit.schema":
+                if node.module == "kvcustody.audit.store.schema":
                     schemas.add(alias.asname or alias.name)
                 elif alias.name in EVIDENCE:
                     tables[alias.asname or alias.name] = alias.name
@@ -171,7 +179,7 @@ def every_reader() -> list[Reader]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             module = path.relative_to(ROOT).as_posix()
-            if module != "audit/schema/all_tables.py":
+            if module != "audit/store/schema/all_tables.py":
                 found += readers(module, path.read_text(encoding="utf-8"))
     return found
 
@@ -186,7 +194,7 @@ def test_every_reader_asks_for_the_leaf_or_says_why_not() -> None:
     assert not gone, "these ask for the leaf, or are gone"
 
 
-HEAD = "from kvcustody.audit.schema.ledger import receipts, releases\n"
+HEAD = "from kvcustody.audit.store.schema.ledger import receipts, releases\n"
 
 
 @pytest.mark.parametrize(

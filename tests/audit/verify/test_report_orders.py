@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine
 from typer.testing import CliRunner
 
+from kvcustody.audit.evidence.processes.orders import orders_to_sign
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.processes.orders import orders_to_sign
-from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.report.model import Report, ReportParameters
+from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.model import Report, ReportParameters
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
 from kvcustody.audit.verify.report.verify_report import ORDERS_NOT_CHECKED, verify_report

@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Connection, Engine, Table, delete, insert, select, true
 
-from kvcustody.audit.cases import read_cases as case_reader
-from kvcustody.audit.copies import copy_rows
-from kvcustody.audit.counters import read_figures
-from kvcustody.audit.coverage import block_uses
-from kvcustody.audit.erasure import erasure_state, preview
-from kvcustody.audit.erasure import requests_and_answers as erasing
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.cases import read_cases as case_reader
+from kvcustody.audit.evidence.copies import copy_rows
+from kvcustody.audit.evidence.counters import read_figures
+from kvcustody.audit.evidence.coverage import block_uses
+from kvcustody.audit.evidence.erasure import erasure_state, preview
+from kvcustody.audit.evidence.erasure import requests_and_answers as erasing
+from kvcustody.audit.evidence.processes import enforcement, orders, sequence_gaps
+from kvcustody.audit.evidence.processes.work_periods import read_work_periods
+from kvcustody.audit.evidence.query import attempts, issuers, narrowed_holds
+from kvcustody.audit.evidence.query import custody as block_custody
+from kvcustody.audit.keep import purge_and_legal_hold as keeping
+from kvcustody.audit.kinds import (
     AttemptsRefused,
     CaseOpened,
     CaseStepped,
@@ -35,15 +40,10 @@ from kvcustody.audit.events import (
     WorkerClosingAsked,
     WorkerStarted,
 )
-from kvcustody.audit.processes import enforcement, orders, sequence_gaps
-from kvcustody.audit.processes.work_periods import read_work_periods
-from kvcustody.audit.query import attempts, issuers, narrowed_holds
-from kvcustody.audit.query import custody as block_custody
-from kvcustody.audit.retention import purge_and_legal_hold as keeping
-from kvcustody.audit.schema import all_tables, recorded_losses
-from kvcustody.audit.schema.all_tables import MONTHLY
-from kvcustody.audit.schema.counters import counter_deltas
-from kvcustody.audit.schema.leaf_tables import (
+from kvcustody.audit.store.schema import all_tables, recorded_losses
+from kvcustody.audit.store.schema.all_tables import MONTHLY
+from kvcustody.audit.store.schema.counters import counter_deltas
+from kvcustody.audit.store.schema.leaf_tables import (
     case_steps,
     copy_steps,
     erasure_results,
@@ -54,7 +54,7 @@ from kvcustody.audit.schema.leaf_tables import (
     outages,
     residencies,
 )
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.governance.decisions import replay_decisions
 from kvcustody.governance.service.fleet import dead_workers
 

@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     DecisionRecorded,
     KeyEvent,
     ResidencyOpened,
@@ -29,13 +28,14 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import create_signing_key
-from kvcustody.audit.witness.client import WitnessAddress, read_addresses
-from kvcustody.audit.witness.submitter import WitnessSubmitter
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.tlog.witness.client import WitnessAddress, read_addresses
+from kvcustody.audit.tlog.witness.submitter import WitnessSubmitter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit import on_record
 from kvcustody.console.opening import reading

@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     CustodyEnded,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.main import app
 from kvcustody.migrations.upgrade import upgrade
 from standins import builders

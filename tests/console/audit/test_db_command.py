@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import SCHEMA_REVISION, open_store
-from kvcustody.audit.events import GapRecorded
+from kvcustody.audit.kinds import GapRecorded
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION, open_store
 from kvcustody.console.main import app
 from standins import builders
 
@@ -29,7 +29,7 @@ def ledger(tmp_path: Path) -> str:
 
 @pytest.mark.system("`db move` moves a ledger twice")
 def test_a_ledger_is_moved_once(ledger: str, tmp_path: Path) -> None:
-    """Between two files, which the library allows as well; tests/audit/retention/test_move.py moves into PostgreSQL."""
+    """Between two files, which the library allows as well; tests/audit/keep/test_move.py moves into PostgreSQL."""
     target = f"sqlite:///{tmp_path / 'other.db'}"
     done = RUN.invoke(app, ["db", "move", ledger, target, "--json"])
     assert done.exit_code == 0, done.output
@@ -47,6 +47,6 @@ def test_roles_of_a_file_are_refused_in_one_line(ledger: str) -> None:
 
 
 def test_a_file_has_no_months(ledger: str) -> None:
-    """On PostgreSQL: tests/audit/retention/test_partitions.py."""
+    """On PostgreSQL: tests/audit/keep/test_partitions.py."""
     done = RUN.invoke(app, ["db", "partitions", "--ledger", ledger])
     assert (done.exit_code, done.output) == (0, "this ledger has no months: it is one file\n")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import KeyEvent
+from kvcustody.audit.kinds import KeyEvent
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.command import following
 from standins import builders
 from standins.sinks import WebhookReceiver, until

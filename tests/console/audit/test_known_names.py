@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted
-from kvcustody.audit.query.events import EventFilter, find_events
+from kvcustody.audit.evidence.query.events import EventFilter, find_events
+from kvcustody.audit.kinds import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.clock import SystemClock
 from kvcustody.console import command
 from kvcustody.console.main import app

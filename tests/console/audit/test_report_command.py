@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     CustodyEnded,
     ErasureRequested,
     ReceiptRecorded,
@@ -23,7 +22,8 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import SystemClock, VirtualClock

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
-from kvcustody.audit.writer.record_operator_act import recorder
+from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.migrations.upgrade import upgrade

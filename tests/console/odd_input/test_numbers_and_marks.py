@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.witness.client import read_addresses
+from kvcustody.audit.tlog.witness.client import read_addresses
 from kvcustody.console.main import app
 from kvcustody.console.opening import key_texts
 from kvcustody.governance.control_plane.opening import read_verifier_keys

@@ -13,8 +13,8 @@ import structlog
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.console.main import app
 from kvcustody.policies import library
 

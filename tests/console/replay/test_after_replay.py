@@ -22,16 +22,16 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 import kvcustody
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.erasure.certificate import statement_text
-from kvcustody.audit.events import GENERATED, REPLAYED, WorkerStarted
-from kvcustody.audit.processes.marked_processes import marked_processes
-from kvcustody.audit.report.framework import NAMES
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.evidence.erasure.certificate import statement_text
+from kvcustody.audit.evidence.processes.marked_processes import marked_processes
+from kvcustody.audit.kinds import GENERATED, REPLAYED, WorkerStarted
+from kvcustody.audit.reports.framework import NAMES
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.command_table import every_command
 from kvcustody.console.main import app

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.coverage.leaf_record import LeafRecord
-from kvcustody.audit.coverage.leaf_sources import leaves_in_database
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
+from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.console.replay.run import golden_check as golden
 from kvcustody.console.replay.run.job import run_job

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kvcustody.audit.events import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.kinds import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.console.replay.charts import (
     Series,
     StackedBar,

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, func, select
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.schema.leaf_tables import erasure_results
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.store.schema.leaf_tables import erasure_results
+from kvcustody.audit.store.schema.ledger import events
 from standins.console.start_up import PROGRAM, start
 
 pytestmark = pytest.mark.system

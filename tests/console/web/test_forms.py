@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvcustody.audit.erasure.requests_and_answers import request, requests
+from kvcustody.audit.evidence.erasure.requests_and_answers import request, requests
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.erasure.selector import selector_from
 from kvcustody.governance.observability.serving_measures import ServingMeasures

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
-from kvcustody.audit.events import ErasureCompleted
+from kvcustody.audit.kinds import ErasureCompleted
 from kvcustody.audit.siem.sink import check_webhook
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from playwright.sync_api import expect
 
-from kvcustody.audit.erasure.certificate import SelectorOpening
+from kvcustody.audit.evidence.erasure.certificate import SelectorOpening
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys

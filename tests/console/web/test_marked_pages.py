@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import GENERATED, ResidencyOpened, WorkerStarted, WorkerStopped
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.kinds import GENERATED, ResidencyOpened, WorkerStarted, WorkerStopped
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.web.app import _PAGES as PAGES
 from kvcustody.console.web.rendering import environment

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from kvcustody.audit.counters.judge_hours import judge
-from kvcustody.audit.counters.read_figures import event_counts
+from kvcustody.audit.evidence.counters.judge_hours import judge
+from kvcustody.audit.evidence.counters.read_figures import event_counts
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release.replay_records import fold
 from kvcustody.governance.service.fleet import policy_releases

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from typer.testing import CliRunner
 
-from kvcustody.audit.events import HitCounters, WorkerStarted
+from kvcustody.audit.kinds import HitCounters, WorkerStarted
 from kvcustody.console.main import app
 from kvcustody.times import DAY_US, iso
 from standins.audit.falsified import OFFSET_US

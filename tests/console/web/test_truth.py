@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.service import service_workers
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_workers
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.main import app
 from kvcustody.console.web.app import Console

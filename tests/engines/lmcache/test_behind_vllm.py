@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.copies.copy_rows import copy_totals
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.copies.copy_rows import copy_totals
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations
 from standins.engines.lmcache.lmcache_server import GOVERNED, OURS, LMCacheServer
 from standins.engines.lmcache.lmcache_site import Site, freed_bytes, run, transfer, vouched
 from standins.engines.vllm.deployment import CONNECTOR

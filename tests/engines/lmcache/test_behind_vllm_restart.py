@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.processes.sequence_gaps import gaps
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.engines.lmcache.lmcache_server import LMCacheServer
 from standins.engines.lmcache.lmcache_site import SERVER, Site, transfer, vouched

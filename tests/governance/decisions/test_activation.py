@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.events import Event, PolicyActivated
+from kvcustody.audit.kinds import Event, PolicyActivated
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission

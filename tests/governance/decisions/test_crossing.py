@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvcustody.audit.events import DecisionRecorded, Event, HitCounted
+from kvcustody.audit.kinds import DecisionRecorded, Event, HitCounted
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify

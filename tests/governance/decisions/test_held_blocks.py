@@ -8,23 +8,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from coverage_oracle import History, judge
+from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import select
 
-from kvcustody.audit.counters import uncount
-from kvcustody.audit.counters.read_figures import tenant_totals, uneven_lives
-from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us, read_units, units_of
-from kvcustody.audit.coverage.leaf_record import LeafRecord
-from kvcustody.audit.coverage.leaf_sources import leaves_in_database
-from kvcustody.audit.coverage.summary import summary
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import CustodyEnded
-from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.events.ledger_events import GapRecorded
-from kvcustody.audit.schema.leaf_tables import custody_ends
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.counters import uncount
+from kvcustody.audit.evidence.counters.read_figures import tenant_totals, uneven_lives
+from kvcustody.audit.evidence.coverage.custody_units import (
+    CustodySelection,
+    last_event_us,
+    read_units,
+    units_of,
+)
+from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
+from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.summary import summary
+from kvcustody.audit.kinds import CustodyEnded
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.kinds.ledger_events import GapRecorded
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import custody_ends
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
 from kvcustody.governance.governor import sequence_events
 from kvcustody.times import DAY_US
 from standins.governance.offload_world import BLOCKS, PREFIX, SHARED, SharedWorld, prompt

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, select
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.query.issuers import known_issuers, named_tenant
-from kvcustody.audit.query.known_names import known_tenant
-from kvcustody.audit.report.subject_access import subject_page
-from kvcustody.audit.retention.purge_and_legal_hold import check_no_hold, place_hold
-from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import names_of
+from kvcustody.audit.evidence.query.issuers import known_issuers, named_tenant
+from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.subjects.subject_table import names_of
+from kvcustody.audit.keep.purge_and_legal_hold import check_no_hold, place_hold
+from kvcustody.audit.reports.subject_access import subject_page
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.events import GapRecorded
+from kvcustody.audit.kinds import GapRecorded
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.key_rotation import check_period, key_periods
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key, sign_checkpoint
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.keys.checkpoint_signing_key import (

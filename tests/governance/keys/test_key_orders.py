@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import KeysOrdered
-from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.audit.kinds import KeysOrdered
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import KeyOwner, group_owner, tenant_owner
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders, newest

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from kvcustody.audit.events import RequestMonitored, ResidencyOpened
+from kvcustody.audit.kinds import RequestMonitored, ResidencyOpened
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.decisions.staged_table import Stage, quotas_of

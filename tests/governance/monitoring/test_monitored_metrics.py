@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.events import HitCounted, RequestMonitored
+from kvcustody.audit.kinds import HitCounted, RequestMonitored
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, Enforcement

@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.processes.enforcement import (
+from kvcustody.audit.evidence.processes.enforcement import (
     forecasts,
     monitored_periods,
     qualification,
     worker_enforcement,
 )
-from kvcustody.audit.query.showback import showback
+from kvcustody.audit.evidence.query.showback import showback
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError

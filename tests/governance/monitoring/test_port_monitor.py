@@ -15,7 +15,7 @@ import pytest
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain
-from kvcustody.audit.events import EnforcementChanged, HitCounted, RequestMonitored, ResidencyOpened
+from kvcustody.audit.kinds import EnforcementChanged, HitCounted, RequestMonitored, ResidencyOpened
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.decisions.staged_table import Stage

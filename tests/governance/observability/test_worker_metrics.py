@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvcustody.allocator.pool.block_state import BlockState
-from kvcustody.audit.events import CustodyEnded
+from kvcustody.audit.kinds import CustodyEnded
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Deferred
 from kvcustody.governance.erasure.selector import Selector

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.events import TransferDecided
+from kvcustody.audit.kinds import TransferDecided
 from kvcustody.console.tier.wording import lines_of
 from kvcustody.errors import ConfigError
 from kvcustody.governance.admission_outcome import Admission

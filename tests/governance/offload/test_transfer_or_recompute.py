@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.events import TransferDecided
+from kvcustody.audit.kinds import TransferDecided
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
 from kvcustody.governance.tiers.run_transfers import TierWay

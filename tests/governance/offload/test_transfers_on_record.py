@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
-from kvcustody.audit.copies.transfers import (
+from kvcustody.audit.evidence.copies.transfers import (
     RecordedTransfer,
     TransferFilter,
     explain_request,
@@ -20,8 +20,8 @@ from kvcustody.audit.copies.transfers import (
     transfer_summary,
     transfers,
 )
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import metadata
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import metadata
 from kvcustody.console.tier.wording import decision_lines, error_share, lines_of
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
 from standins.governance.decided_world import DecidedWorld

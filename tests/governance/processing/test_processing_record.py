@@ -11,7 +11,9 @@ import pytest
 from sqlalchemy import Engine
 from typer.testing import CliRunner
 
-from kvcustody.audit.events import (
+from kvcustody.audit.exports.export_writer import write_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.kinds import (
     DecisionRecorded,
     GrantsRevoked,
     PolicyActivated,
@@ -19,10 +21,8 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from kvcustody.audit.exports.export_writer import write_export
-from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.report.build_report import newest_checkpoint
-from kvcustody.audit.report.signing.report_signature import sign_digest
+from kvcustody.audit.reports.build_report import newest_checkpoint
+from kvcustody.audit.reports.signing.report_signature import sign_digest
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report.verify_report import ReportCheck, verify_report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.events import HitCounted, ProcessingRestricted, ResidencyOpened
+from kvcustody.audit.kinds import HitCounted, ProcessingRestricted, ResidencyOpened
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
-from kvcustody.audit.coverage.conservation import PoolCounts, TierCounts, conservation
-from kvcustody.audit.coverage.custody_units import CustodySelection
-from kvcustody.audit.coverage.leaf_record import LeafRecord
-from kvcustody.audit.coverage.leaf_sources import leaves_in_database
-from kvcustody.audit.events import WorkerStarted, WorkerStopped
+from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverageRow, copies_from_leaves, copy_coverage
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts, TierCounts, conservation
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
+from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
+from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.kinds import WorkerStarted, WorkerStopped
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.orphans.ledger_join import WriterJoin
 from kvcustody.governance.orphans.scan_protocol import Held, TierCopies

@@ -16,9 +16,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.console.command import CustodyGroup
 from kvcustody.console.plugins import GROUP, add_command
 from kvcustody.errors import ConfigError

@@ -13,20 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from kvcustody.audit.counters.read_figures import tenant_totals
-from kvcustody.audit.coverage.conservation import PoolCounts, conservation
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import (
-    Event,
-    ObservationGap,
-    ObservedOverdue,
-    ObservedRemoved,
-    ObservedStored,
-)
-from kvcustody.audit.schema.ledger import events as leaves_table
-from kvcustody.audit.schema.ledger import incarnations
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.evidence.counters.read_figures import tenant_totals
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts, conservation
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.kinds import Event, ObservationGap, ObservedOverdue, ObservedRemoved, ObservedStored
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events as leaves_table
+from kvcustody.audit.store.schema.ledger import incarnations
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IdentityError, PolicyError
 from kvcustody.integrations.events.observed_engine import ObservedEngine

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner

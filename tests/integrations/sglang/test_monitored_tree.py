@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcustody.audit.events import RequestMonitored
+from kvcustody.audit.kinds import RequestMonitored
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.monitoring.enforcement import Enforcement
 from kvcustody.testkit.conformance.policy import policy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     BlocksAssigned,
     BlocksReleased,
     CustodyEnded,

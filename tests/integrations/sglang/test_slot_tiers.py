@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvcustody.allocator.prefix.key_chain import keys_of
-from kvcustody.audit.events import CopiesDestroyed, CopiesEnded, CopiesStored, TransferDecided
+from kvcustody.audit.kinds import CopiesDestroyed, CopiesEnded, CopiesStored, TransferDecided
 from kvcustody.errors import IsolationError, StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner

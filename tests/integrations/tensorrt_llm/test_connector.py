@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import IsolationError
 from kvcustody.governance.tiers.tier import SealedTier

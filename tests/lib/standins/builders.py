@@ -17,10 +17,10 @@ from sqlalchemy import Engine
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Event
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock, SystemClock, VirtualClock
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor

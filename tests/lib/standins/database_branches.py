@@ -1,7 +1,7 @@
 """Where a test enters code that differs between the two databases, and which suites run on both.
 
-1. Product code asks `kvcustody.audit.database.dialect` what its database can do. Each such question is a branch, named
-   by the file and function that ask and by what they ask: `audit/writer/append_leaves.py:append:arrays`.
+1. Product code asks `store.database.dialect` what its database can do. Each such question is a branch, named
+   by the file and function that ask and by what they ask: `audit/write/append_leaves.py:append:arrays`.
 2. `tests/databases.json` lists suites that together enter every branch which any suite on `any_store` enters. They run
    on both databases in `make test`; the others run on SQLite there, and on both in `make test-system`.
 3. A suite outside the table that enters a branch which the table does not list fails. `python tests/databases.py`
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcustody.audit.database import dialect
-from kvcustody.audit.database.dialect import Dialect
+from kvcustody.audit.store.database import dialect
+from kvcustody.audit.store.database.dialect import Dialect
 
 TESTS = Path(__file__).resolve().parents[2]
 TABLE = TESTS / "databases.json"

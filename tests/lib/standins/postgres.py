@@ -24,8 +24,8 @@ from typing import IO, Any
 import psycopg
 from sqlalchemy import Engine, event
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.postgres_roles import RoleGrants, set_up_roles
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.postgres_roles import RoleGrants, set_up_roles
 from kvcustody.migrations.upgrade import upgrade
 
 MEMORY = Path("/dev/shm")

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.tiers.seal.object_layout import read_header
 from standins import PLACE

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine
 from structlog.testing import capture_logs
 
-from kvcustody.audit.events import ErasureCompleted, ErasureRequested, WorkerStarted
+from kvcustody.audit.kinds import ErasureCompleted, ErasureRequested, WorkerStarted
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure

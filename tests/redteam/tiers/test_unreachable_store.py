@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.erasure.certificate import issue, new_opening
+from kvcustody.audit.evidence.erasure.certificate import issue, new_opening
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.errors import StoreError

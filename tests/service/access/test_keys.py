@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.governance.service.access import api_key
 from kvcustody.governance.service.access.api_key import KeyHasher, prefix_of
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.events import ResidencyOpened
-from kvcustody.audit.schema.ledger import subjects
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, is_tag
+from kvcustody.audit.kinds import ResidencyOpened
+from kvcustody.audit.store.schema.ledger import subjects
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import Worker, register, ship

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.query.events import EventRow
+from kvcustody.audit.kinds import SYSTEM
 from kvcustody.audit.siem.cursor_reader import SinkPositions, pull
 from kvcustody.audit.siem.delivery import DeliveryPump
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.errors import LedgerUnavailable, ServiceError
 from standins.service.control_plane_world import APART, ControlPlane, ask
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.copies.transfers import transfers
-from kvcustody.audit.counters.judge_hours import judge
-from kvcustody.audit.coverage import summary as coverage_module
-from kvcustody.audit.events import TransferDecided
-from kvcustody.audit.processes.work_periods import read_work_periods
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.copies.transfers import transfers
+from kvcustody.audit.evidence.counters.judge_hours import judge
+from kvcustody.audit.evidence.coverage import summary as coverage_module
+from kvcustody.audit.evidence.processes.work_periods import read_work_periods
+from kvcustody.audit.kinds import TransferDecided
 from kvcustody.errors import LedgerError
 from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.api.operations import custody as custody_api

@@ -10,12 +10,12 @@ import orjson
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.events import ErasureRequested
-from kvcustody.audit.schema.leaf_tables import residencies
-from kvcustody.audit.schema.ledger import subjects
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import committed_name, is_proved, session_names
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.subjects.subject_table import committed_name, is_proved, session_names
+from kvcustody.audit.kinds import ErasureRequested
+from kvcustody.audit.store.schema.leaf_tables import residencies
+from kvcustody.audit.store.schema.ledger import subjects
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import Batch, Worker, register, ship
 
@@ -124,7 +124,7 @@ def test_sessions_have_other_pseudonyms_once_their_subject_is_forgotten(dropped:
 def test_a_worker_that_names_very_many_forgets_those_that_are_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvcustody.audit.subjects.pseudonym_directory._CACHED_MAX", 10)
+    monkeypatch.setattr("kvcustody.audit.evidence.subjects.pseudonym_directory._CACHED_MAX", 10)
     directory = SubjectDirectory(clear_names=True)
     first = directory("acme", "user-0", "chat")
     directory.settle(directory.fresh())

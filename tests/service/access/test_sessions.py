@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.schema.service import service_sessions
+from kvcustody.audit.store.schema.service import service_sessions
 from kvcustody.governance.service.service import Service
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kvcustody.audit.events import BARE, QUALIFIED
+from kvcustody.audit.kinds import BARE, QUALIFIED
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages import custody as custody_pages
 from kvcustody.console.web.pages import deletion as deletion_pages

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from kvcustody.audit.schema.service import service_answers, service_keys
+from kvcustody.audit.store.schema.service import service_answers, service_keys
 from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.access.service_secret import ServiceSecret

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvcustody.audit.events import AccessRecorded
+from kvcustody.audit.kinds import AccessRecorded
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.service.access.roles import OF_TENANTS, Permission, Reach, Role, reach
 from standins.service.service_world import OFFSET_US, Worker, register, ship

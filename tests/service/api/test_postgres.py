@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
 from standins.postgres import durable_server

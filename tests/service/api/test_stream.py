@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.siem.commit_order_reader import START, read_in_commit_order
+from kvcustody.audit.store.schema.ledger import events, logs
 from standins.service.service_world import Worker, register, ship
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.retention.unlink_subject import unlink_subject
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import subject_names, unlinkings
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.subjects.subject_table import subject_names, unlinkings
+from kvcustody.audit.keep.unlink_subject import unlink_subject
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.errors import ServiceError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.control_plane import agent as agents

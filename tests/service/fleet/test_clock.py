@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.main import app
 from kvcustody.deadline_clock import DeadlineClock

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.retention.purge_and_legal_hold import lift_hold, place_hold
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.keep.purge_and_legal_hold import lift_hold, place_hold
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.tlog.signing_key import read_signing_key

@@ -9,24 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import (
-    BlocksAttached,
-    Event,
-    KeyEvent,
-    ResidencyOpened,
-    WorkerStarted,
-)
-from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import events, incarnations
-from kvcustody.audit.writer import database_sink
-from kvcustody.audit.writer.committer import Committer
-from kvcustody.audit.writer.event_writer import EventWriter, LedgerWriter, WriterSettings
-from kvcustody.audit.writer.outage import Spacing
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.kinds import BlocksAttached, Event, KeyEvent, ResidencyOpened, WorkerStarted
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events, incarnations
+from kvcustody.audit.write import database_sink
+from kvcustody.audit.write.committer import Committer
+from kvcustody.audit.write.event_writer import EventWriter, LedgerWriter, WriterSettings
+from kvcustody.audit.write.outage import Spacing
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection

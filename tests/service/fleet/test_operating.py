@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.events import ResidencyOpened
+from kvcustody.audit.kinds import ResidencyOpened
 from kvcustody.audit.siem.sink import check_webhook
-from kvcustody.audit.witness.status import UNWITNESSED
+from kvcustody.audit.tlog.witness.status import UNWITNESSED
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import Webhook
 from standins.service.service_world import Worker, register, ship

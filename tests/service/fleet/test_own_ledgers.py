@@ -8,9 +8,9 @@ from typing import Any
 import structlog
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.events.control_events import FROM_CONTROL_PLANE, SIGNED
-from kvcustody.audit.processes.orders import ALL_AUTHENTICATED, NOT_AUTHENTICATED, orders_followed
+from kvcustody.audit.evidence.processes.orders import ALL_AUTHENTICATED, NOT_AUTHENTICATED, orders_followed
+from kvcustody.audit.kinds import WorkerStarted
+from kvcustody.audit.kinds.control_events import FROM_CONTROL_PLANE, SIGNED
 from kvcustody.clock import SystemClock
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.settings import load_settings

@@ -21,13 +21,13 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from kvcustody.audit.schema.ledger import events, incarnations, logs
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.tlog.log_break import recorded_breaks
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer import spill_file
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.write import spill_file
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError
@@ -311,7 +311,7 @@ sys.path[:0] = sys.argv[4:]
 from pathlib import Path
 from standins.service.service_world import Worker
 from kvcustody.clock import SystemClock
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 address, key, folder = sys.argv[1:4]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import GENERATED, REPLAYED, PolicyActivated, PolicyText, WorkerStarted
-from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.audit.kinds import GENERATED, REPLAYED, PolicyActivated, PolicyText, WorkerStarted
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.console.web.app import Console

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.events import Context
+from kvcustody.audit.leaf import Context
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import is_away

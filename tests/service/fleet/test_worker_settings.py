@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 import pytest
+from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events.change_items import plain_bodies
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, CustodyError, ServiceError
 from kvcustody.governance.control_plane import agent, erasures, opening, remote_ledger

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.erasure.certificate import SelectorOpening
+from kvcustody.audit.evidence.erasure.certificate import SelectorOpening
 from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.governance.service.render_protocol import JsonDocuments

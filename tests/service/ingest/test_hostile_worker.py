@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from kvcustody.audit.leaf.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
 
-from kvcustody.audit.erasure.requests_and_answers import pending
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.erasure.requests_and_answers import pending
+from kvcustody.audit.evidence.processes.enforcement import newest_order
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.kinds import (
     KINDS,
     BlocksAssigned,
     CaseOpened,
@@ -20,10 +23,7 @@ from kvcustody.audit.events import (
     IssuerAssigned,
     ResidencyOpened,
 )
-from kvcustody.audit.events.event import FieldMeaning, OneOf
-from kvcustody.audit.events.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
-from kvcustody.audit.processes.enforcement import newest_order
-from kvcustody.audit.query.issuers import known_issuers
+from kvcustody.audit.kinds.event import FieldMeaning, OneOf
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.service.ingest import check_leaves, worker_claims
 from kvcustody.governance.service.ingest.worker_claims import WorkerClaims

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.subjects.subject_table import committed_name
+from kvcustody.audit.evidence.subjects.subject_table import committed_name
 from kvcustody.governance.service.ingest import ingest, reader_processes
 from kvcustody.governance.service.ingest.check_leaves import Received, Sender, read_batch
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, select
 
-from kvcustody.audit.database.dialect import dialect_of
-from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.events import DecisionRecorded, Event
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import events, incarnations, logs
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.kinds import DecisionRecorded, Event
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import WRITE, open_store
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.writer.append_leaves import FreeLeaves, register
+from kvcustody.audit.write.append_leaves import FreeLeaves, register
 from kvcustody.governance.service.ingest import commit_turns
 from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch
 from kvcustody.governance.service.ingest.commit_turns import TURN, CommitTurns

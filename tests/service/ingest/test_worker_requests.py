@@ -10,10 +10,10 @@ import orjson
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.erasure.requests_and_answers import pending, request
-from kvcustody.audit.events import BARE, QUALIFIED, ErasureRequested, IssuerAssigned, WorkerStarted
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import events, incarnations, workers
+from kvcustody.audit.evidence.erasure.requests_and_answers import pending, request
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.kinds import BARE, QUALIFIED, ErasureRequested, IssuerAssigned, WorkerStarted
+from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection

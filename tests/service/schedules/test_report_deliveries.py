@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.service import service_report_deliveries
 from kvcustody.audit.siem.sink import SinkError, check_webhook
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_report_deliveries
 from kvcustody.errors import ConfigError
 from kvcustody.files import publish_folder
 from kvcustody.governance.service.schedules import folder_delivery, report_scheduler, webhook_delivery

@@ -13,8 +13,8 @@ import orjson
 import pytest
 from sqlalchemy import event, select, update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.service import service_jobs, service_report_schedules, service_reports
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import service_jobs, service_report_schedules, service_reports
 from kvcustody.audit.verify.report.verify_report import open_report
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
@@ -206,8 +206,8 @@ def test_another_service_takes_over_where_a_lease_ran_out(world: World, tmp_path
         other.scheduler.turn()
         from sqlalchemy import update
 
-        from kvcustody.audit.database.engine import WRITE
-        from kvcustody.audit.schema.service import service_report_deliveries
+        from kvcustody.audit.store.database.engine import WRITE
+        from kvcustody.audit.store.schema.service import service_report_deliveries
 
         for _ in range(200):
             with other.engine.connect().execution_options(**WRITE) as connection, connection.begin():

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from kvcustody.audit.cases.case_record import GROUNDS, OUTCOMES, StepKind, SubjectRight
+from kvcustody.audit.evidence.cases.case_record import GROUNDS, OUTCOMES, StepKind, SubjectRight
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all

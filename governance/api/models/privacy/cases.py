@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from kvcustody.audit.cases.case_record import (
+from kvcustody.audit.evidence.cases.case_record import (
     ABOUT_CHARACTERS_MAX,
     REASON_CHARACTERS_MAX,
     CaseStep,
     StepKind,
     SubjectRight,
 )
-from kvcustody.audit.retention.purge_and_legal_hold import Hold
+from kvcustody.audit.keep.purge_and_legal_hold import Hold
 from kvcustody.governance.api.models.base import LARGE, Model, Name, TenantName, example
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.cases import show_case as views

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Optional
 
 from pydantic import Field
 
-from kvcustody.audit.report.signing.report_signature import KeyEnrolment, ReportSignature
+from kvcustody.audit.reports.signing.report_signature import KeyEnrolment, ReportSignature
 from kvcustody.governance.api.models.base import LARGE, Model, TenantName, example
 from kvcustody.governance.api.models.policies import Source
 from kvcustody.governance.api.models.shown import shown

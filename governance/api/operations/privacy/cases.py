@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from fastapi import Path, Response
 
-from kvcustody.audit.cases.case_record import CaseStep, StepKind, SubjectCase
-from kvcustody.audit.cases.read_cases import read_case, read_cases
-from kvcustody.audit.query.known_names import check_tenant
+from kvcustody.audit.evidence.cases.case_record import CaseStep, StepKind, SubjectCase
+from kvcustody.audit.evidence.cases.read_cases import read_case, read_cases
+from kvcustody.audit.evidence.query.known_names import check_tenant
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.audit.coverage.custody_units import last_event_us
-from kvcustody.audit.query.known_names import check_tenant
-from kvcustody.audit.report.build_report import newest_checkpoint, period
+from kvcustody.audit.evidence.coverage.custody_units import last_event_us
+from kvcustody.audit.evidence.query.known_names import check_tenant
+from kvcustody.audit.reports.build_report import newest_checkpoint, period
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.errors import ConfigError

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from kvcustody.audit.cases.read_cases import read_cases
+from kvcustody.audit.evidence.cases.read_cases import read_cases
 from standins.console.web_world import World
 
 SignIn = Callable[[str], httpx.Client]

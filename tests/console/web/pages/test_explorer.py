@@ -13,7 +13,7 @@ import httpx
 import orjson
 import pytest
 
-from kvcustody.audit.query.events import EventFilter, every_event
+from kvcustody.audit.evidence.query.events import EventFilter, every_event
 from kvcustody.governance.service.live_reads import PERIOD_US, LiveReads
 from kvcustody.times import HOUR_US
 from standins.console.web_world import World

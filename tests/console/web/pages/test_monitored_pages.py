@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvcustody.audit.events import EnforcementChanged, RequestMonitored
+from kvcustody.audit.kinds import EnforcementChanged, RequestMonitored
 from kvcustody.governance.service.fleet import enforcement_orders
 from standins.console.web_world import World, running
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import PROCESS_DEATH
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.kinds import PROCESS_DEATH
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, residencies
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.engines.sglang.sglang_workload import TENANTS, requests, run
 

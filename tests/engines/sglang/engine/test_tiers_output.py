@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.store.database.engine import open_store
 from standins.engines.sglang.sglang_tiers import SMALL, clean, tiered
 from standins.engines.sglang.sglang_workload import requests, run
 

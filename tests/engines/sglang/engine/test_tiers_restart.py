@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.engines.sglang.sglang_tiers import SMALL, WHOLE, clean, displace, prompt, tiered
 

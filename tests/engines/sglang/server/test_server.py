@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations
 from standins.engines.sglang.sglang_server import SglangServer
 from standins.engines.vllm.deployment import Deployment
 from standins.engines.vllm.tiny_model import words

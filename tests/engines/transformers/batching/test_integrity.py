@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvcustody.allocator.pool.block_state import QUARANTINED
-from kvcustody.audit.events import IntegrityMismatch
+from kvcustody.audit.kinds import IntegrityMismatch
 from standins.engines.transformers.continuous_world import (
     PAGE,
     Governed,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvcustody.audit.coverage.conservation import conservation
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.coverage.conservation import conservation
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching

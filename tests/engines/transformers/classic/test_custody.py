@@ -18,8 +18,8 @@ from transformers import DynamicCache
 
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.leaf_tables import releases
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import releases
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import AdmissionError, ConfigError, DeviceError, HandleError, IsolationError
 from kvcustody.governance.erasure.selector import Selector

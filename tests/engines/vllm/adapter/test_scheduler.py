@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import CapturingLogger
 
-from kvcustody.audit.events import ResidencyOpened, ResidencyReleased
+from kvcustody.audit.kinds import ResidencyOpened, ResidencyReleased
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.scheduler import scheduler_side

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvcustody.audit.processes.enforcement import forecasts
+from kvcustody.audit.evidence.processes.enforcement import forecasts
 from standins.engines.vllm.deployment import Deployment, Desk
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 

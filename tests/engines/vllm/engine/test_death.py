@@ -8,11 +8,11 @@ import time
 
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import PROCESS_DEATH
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.leaf_tables import custody_ends, releases, residencies
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.kinds import PROCESS_DEATH
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, residencies
+from kvcustody.audit.store.schema.ledger import incarnations
 from standins.engines.vllm.engine_probe import SOILED
 from standins.engines.vllm.local_engine import BLOCK, environment
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from standins.engines.vllm.deployment import POLICY, Deployment
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine, environment
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import func, select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.leaf_tables import receipts
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import receipts
 from standins.engines.vllm.local_engine import BLOCK, environment
 from standins.engines.vllm.workload import churn
 

@@ -13,8 +13,8 @@ from standins.integrations.observed_totals import observed_totals
 
 pytest.importorskip("zmq")
 
-from kvcustody.audit.coverage.summary import coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.integrations.events.observer import EngineObserver, WatchOptions, open_observer
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy

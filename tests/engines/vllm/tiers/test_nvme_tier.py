@@ -13,11 +13,11 @@ import orjson
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.copies.copy_coverage import copy_coverage
-from kvcustody.audit.copies.copy_rows import copy_totals
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.leaf_tables import releases, residencies
-from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.copies.copy_rows import copy_totals
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import releases, residencies
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.clock import SystemClock
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring

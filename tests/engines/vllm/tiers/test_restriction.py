@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import CaseOpened, CaseStepped
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.kinds import CaseOpened, CaseStepped
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
 from standins import builders

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.leaf_tables import orphan_findings, orphan_scans
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.leaf_tables import orphan_findings, orphan_scans
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 from standins.engines.vllm.tier_engines import (
     OBJECT,

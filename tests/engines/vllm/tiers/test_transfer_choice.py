@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from kvcustody.audit.copies.transfers import RecordedTransfer, TransferFilter, transfers
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.evidence.copies.transfers import RecordedTransfer, TransferFilter, transfers
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.governance.observability.prefill_cost import LEARNED_MIN
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 from standins.engines.vllm.tier_engines import PREFIX, deployment_with, displace, options, prompt, tier, until

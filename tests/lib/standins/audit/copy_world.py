@@ -6,7 +6,7 @@ import hashlib
 import random
 from typing import NamedTuple
 
-from kvcustody.audit.coverage.conservation import TierCounts
+from kvcustody.audit.evidence.coverage.conservation import TierCounts
 from kvcustody.governance.tiers.copy_event import CopyEvent
 
 SECOND = 1_000_000

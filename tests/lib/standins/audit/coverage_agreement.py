@@ -10,11 +10,16 @@ from typing import Any
 from coverage_oracle import Chosen, Custody, History, figures, judge, lag_us, population_digest, unaccounted
 from sqlalchemy import Connection
 
-from kvcustody.audit.coverage.custody_units import CustodySelection
-from kvcustody.audit.coverage.leaf_record import LeafRecord
-from kvcustody.audit.coverage.leaf_sources import leaves_in_database
-from kvcustody.audit.coverage.recount_process import Difference, RecountResult, differences, recounted
-from kvcustody.audit.coverage.summary import CoverageRow, CoverageSummary, coverage
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
+from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
+from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
+from kvcustody.audit.evidence.coverage.recount_process import (
+    Difference,
+    RecountResult,
+    differences,
+    recounted,
+)
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary, coverage
 
 
 def counted(leaves: list[bytes], **chosen: Any) -> RecountResult:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     CustodyEnded,
     Event,
     ReceiptRecorded,
@@ -14,7 +14,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.kinds.block_runs import Run
 
 WITHIN = 1000
 

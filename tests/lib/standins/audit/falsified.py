@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from coverage_oracle import History, judge
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     BlocksAttached,
-    Context,
     CustodyEnded,
     Event,
     HoldsNarrowed,
@@ -22,8 +22,8 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     ResidencyReleased,
 )
-from kvcustody.audit.events.batch_encoder import BatchEncoder
-from kvcustody.audit.events.block_runs import Run, Runs, flatten, gather
+from kvcustody.audit.kinds.block_runs import Run, Runs, flatten, gather
+from kvcustody.audit.leaf import Context
 
 OFFSET_US = 1_700_000_000_000_000
 Unit = tuple[int, int]  # block, generation

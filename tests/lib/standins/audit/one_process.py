@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import OrphanScanned, WorkerStopped
-from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.report.model import Report, ReportParameters
+from kvcustody.audit.kinds import OrphanScanned, WorkerStopped
+from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.audit.write.append_leaves import Appender
 from standins.audit import report_ledger
 from standins.audit.falsified import leaf_bytes
 

@@ -1,4 +1,4 @@
-"""Events of every kind as `tests/audit/events/recorded_leaves.jsonl` keeps them: `test_recorded` says what for."""
+"""Events of every kind as `tests/audit/leaf/recorded_leaves.jsonl` keeps them: `test_recorded` says what for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.audit.events import KINDS, Context, Event
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.events.change_items import CHANGED
-from kvcustody.audit.events.leaf_schema import ITEMS
+from kvcustody.audit.kinds import KINDS, Event
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.change_items import CHANGED
+from kvcustody.audit.leaf.leaf_schema import ITEMS
 
 PLACE = Path(__file__).parents[3] / "audit" / "events" / "recorded_leaves.jsonl"
 RECORDED: list[dict[str, Any]] = [json.loads(line) for line in PLACE.read_bytes().split(b"\n") if line]

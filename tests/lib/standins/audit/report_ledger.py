@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     CustodyEnded,
     ErasureCompleted,
     ErasureRequested,
@@ -25,13 +25,13 @@ from kvcustody.audit.events import (
     SpillStarted,
     WorkerStopped,
 )
-from kvcustody.audit.events.batch import read_leaves
-from kvcustody.audit.report.model import Report
-from kvcustody.audit.report.signing.report_signature import sign_digest
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.signing.report_signature import sign_digest
+from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.clock import VirtualClock
 from standins.audit import falsified
 

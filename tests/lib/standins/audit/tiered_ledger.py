@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Engine
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     PROCESS_DEATH,
     CaseOpened,
     CaseStepped,
@@ -39,12 +39,12 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from kvcustody.audit.events.batch import read_leaves
+from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.key_rotation import rotation_record
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.writer.append_leaves import Appender
+from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.audit.events import (
-    Context,
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.kinds import (
     CustodyEnded,
     DecisionRecorded,
     Event,
@@ -24,10 +24,9 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     ResidencyReleased,
     WorkerStarted,
-    leaves,
 )
-from kvcustody.audit.events.block_runs import gather
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.kinds.block_runs import gather
+from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.web.app import Console

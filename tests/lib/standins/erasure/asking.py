@@ -6,8 +6,8 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from kvcustody.audit.erasure.requests_and_answers import status
-from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.evidence.erasure.requests_and_answers import status
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.erasure.erasure_run import request_event

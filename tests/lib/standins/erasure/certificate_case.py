@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 from sqlalchemy import Engine
 
-from kvcustody.audit.erasure.certificate import issue, new_opening
-from kvcustody.audit.events import ReceiptRecorded
+from kvcustody.audit.evidence.erasure.certificate import issue, new_opening
+from kvcustody.audit.kinds import ReceiptRecorded
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.governance.erasure.selector import Selector

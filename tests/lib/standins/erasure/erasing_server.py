@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import structlog
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure.selector import Selector
 from standins.fork_server import serve

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.coverage.summary import CoverageRow, coverage
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, coverage
 from standins.audit.coverage_agreement import disagreements
 from standins.robust.custody_world import CustodyWorld
 

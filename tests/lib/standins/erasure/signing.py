@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.cases.restrictions import restrictions_in_force
-from kvcustody.audit.database.signed_orders import ORDERS_OPTION, OwnKey, SignedOrders
-from kvcustody.audit.events import (
+from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
+from kvcustody.audit.evidence.processes.enforcement import newest_order, order_at
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.evidence.query.key_orders import key_orders
+from kvcustody.audit.kinds import (
     BARE,
     CaseOpened,
     CaseStepped,
@@ -20,9 +22,7 @@ from kvcustody.audit.events import (
     KeysOrdered,
     LegalHoldChanged,
 )
-from kvcustody.audit.processes.enforcement import newest_order, order_at
-from kvcustody.audit.query.issuers import known_issuers
-from kvcustody.audit.query.key_orders import key_orders
+from kvcustody.audit.store.database.signed_orders import ORDERS_OPTION, OwnKey, SignedOrders
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.erasure_run import request_event

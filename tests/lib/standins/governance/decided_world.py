@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.events import TransferDecided
+from kvcustody.audit.kinds import TransferDecided
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.prefill_cost import DeclaredRate

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.schema.ledger import incarnations, workers
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.clock import SystemClock
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner

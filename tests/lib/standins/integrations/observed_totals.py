@@ -12,14 +12,8 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.events import (
-    KINDS,
-    ObservationGap,
-    ObservedOverdue,
-    ObservedRemoved,
-    ObservedStored,
-)
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.kinds import KINDS, ObservationGap, ObservedOverdue, ObservedRemoved, ObservedStored
+from kvcustody.audit.store.schema.ledger import events
 
 UNATTRIBUTED = "unattributed"
 

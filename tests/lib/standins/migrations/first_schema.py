@@ -169,7 +169,7 @@ def record(folder: Path) -> None:
     """Write the ledgers and their answers into `folder`; runs with that commit's code alone."""
     from builders import postgres_server
 
-    from kvcustody.audit.database.engine import open_store
+    from kvcustody.audit.store.database.engine import open_store
 
     found = {}
     url = f"sqlite:///{folder / 'ledger.db'}"
@@ -199,15 +199,15 @@ def _write(engine: Engine, folder: Path) -> None:
     from conftest import World
     from report_ledger import histories
 
-    from kvcustody.audit.counters.fold import fold
-    from kvcustody.audit.counters.judge_hours import judge
-    from kvcustody.audit.database.dialect import dialect_of
-    from kvcustody.audit.database.monthly_partitions import create_partitions
-    from kvcustody.audit.database.postgres_roles import set_up_roles
+    from kvcustody.audit.evidence.counters.fold import fold
+    from kvcustody.audit.evidence.counters.judge_hours import judge
     from kvcustody.audit.exports.export_writer import write_export
     from kvcustody.audit.exports.ledger_source import LedgerSource
-    from kvcustody.audit.retention.purge_and_legal_hold import place_hold, purge
-    from kvcustody.audit.retention.unlink_subject import unlink_subject
+    from kvcustody.audit.keep.purge_and_legal_hold import place_hold, purge
+    from kvcustody.audit.keep.unlink_subject import unlink_subject
+    from kvcustody.audit.store.database.dialect import dialect_of
+    from kvcustody.audit.store.database.monthly_partitions import create_partitions
+    from kvcustody.audit.store.database.postgres_roles import set_up_roles
     from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
     from kvcustody.audit.tlog.signed_note import KeyKind
     from kvcustody.audit.tlog.signing_key import SigningKey
@@ -255,7 +255,7 @@ def _write(engine: Engine, folder: Path) -> None:
 
 @contextmanager
 def _writer(engine: Engine, spill: Path, month: int) -> Iterator[Any]:
-    from kvcustody.audit.writer.event_writer import EventWriter
+    from kvcustody.audit.write.event_writer import EventWriter
     from kvcustody.clock import VirtualClock
 
     writer = EventWriter(
@@ -271,7 +271,7 @@ def _writer(engine: Engine, spill: Path, month: int) -> Iterator[Any]:
 
 
 def _with_key(events: list[Any], verifier: str) -> list[Any]:
-    from kvcustody.audit.events import SigningKeyRecorded
+    from kvcustody.audit.kinds import SigningKeyRecorded
 
     return [events[0], SigningKeyRecorded(events[0].at_us, "made", verifier, "", "governor"), *events[1:]]
 
@@ -288,7 +288,7 @@ def _of_worker(events: list[Any], month: int) -> list[Any]:
 
 def _more(at_us: int) -> list[Any]:
     """Copies in a tier, a decision and an erasure, after the last event of a history."""
-    from kvcustody.audit.events import (
+    from kvcustody.audit.kinds import (
         CopiesDestroyed,
         CopiesEnded,
         CopiesStored,
@@ -311,8 +311,8 @@ def _more(at_us: int) -> list[Any]:
 
 
 def _close(engine: Engine, clock: Any, incarnation: str) -> None:
-    from kvcustody.audit.events import DECLARED
-    from kvcustody.audit.writer.crash_recovery import Closing, close_process, closing_committer
+    from kvcustody.audit.kinds import DECLARED
+    from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
 
     with closing_committer(engine, clock) as committer:
         why = Closing(DECLARED, 90, 0, "operator", "dpo", "the machine is gone", spill_lost=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from kvcustody.audit.events import Event
+from kvcustody.audit.kinds import Event
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.tier_protocol import HeldCopy
 from kvcustody.governance.tiers.copy_event import CopyEvent

@@ -11,10 +11,10 @@ from sqlalchemy import Engine, insert, select
 
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased, WorkerStarted
-from kvcustody.audit.schema.ledger import events, incarnations, logs
-from kvcustody.audit.writer.append_leaves import register
+from kvcustody.audit.kinds import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased, WorkerStarted
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
+from kvcustody.audit.write.append_leaves import register
 from kvcustody.clock import Clock
 from kvcustody.governance.orphans.ledger_join import WriterJoin
 from kvcustody.governance.tiers.copy_event import CopyEvent

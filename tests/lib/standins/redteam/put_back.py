@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from kvcustody.audit.events import Event, OrphanFound
+from kvcustody.audit.kinds import Event, OrphanFound
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.erasure.erasure_run import ErasureRunner
 from standins.governance.tier_place import Place

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
-from kvcustody.audit.events import Event
+from kvcustody.audit.kinds import Event
 from kvcustody.clock import VirtualClock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.admission_outcome import Admission

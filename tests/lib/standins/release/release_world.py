@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.events import Event
+from kvcustody.audit.kinds import Event
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable

@@ -20,8 +20,8 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
-from kvcustody.audit.coverage.conservation import ConservationIdentity, conservation
-from kvcustody.audit.events import Event, WorkerStarted
+from kvcustody.audit.evidence.coverage.conservation import ConservationIdentity, conservation
+from kvcustody.audit.kinds import Event, WorkerStarted
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.identity.principal import Principal

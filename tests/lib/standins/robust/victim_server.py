@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import VirtualClock
 from standins.fork_server import serve
 from standins.robust.custody_world import TENANTS, CustodyWorld

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 from sqlalchemy import select, update
 
-from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.schema.service import service_report_schedules, service_reports
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.store.schema.service import service_report_schedules, service_reports
 from kvcustody.governance.service.service import Service
 from kvcustody.times import DAY_US
 

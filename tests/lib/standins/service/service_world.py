@@ -13,19 +13,18 @@ import orjson
 import uvicorn
 from sqlalchemy import select
 
-from kvcustody.audit.events import (
-    Context,
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.kinds import (
     CustodyEnded,
     Event,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
     WorkerStarted,
-    leaves,
 )
-from kvcustody.audit.events.block_runs import gather
-from kvcustody.audit.schema.ledger import events
-from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.kinds.block_runs import gather
+from kvcustody.audit.leaf import Context, leaves
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.ingest.check_leaves import write_batch
 from kvcustody.governance.service.service import Service

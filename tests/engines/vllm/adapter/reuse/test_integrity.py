@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvcustody.allocator.pool.block_state import BlockState
-from kvcustody.audit.events import CustodyEnded, IntegrityMismatch, ReceiptRecorded
-from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.kinds import CustodyEnded, IntegrityMismatch, ReceiptRecorded
+from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.testkit.conformance.deployment import table
 from standins.engines.vllm.scheduler_rig import BLOCK_TOKENS, Rig, prompt

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Engine, Select, and_, func, select
 
-from kvcustody.audit.processes.sequence_gaps import gaps
-from kvcustody.audit.schema.leaf_tables import outages, receipts, releases, residencies
-from kvcustody.audit.schema.ledger import events, incarnations, workers
+from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.store.schema.leaf_tables import outages, receipts, releases, residencies
+from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from standins.audit.crash.crash_content import check_content, unknown_operations
 

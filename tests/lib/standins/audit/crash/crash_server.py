@@ -26,8 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import (
+from kvcustody.audit.kinds import (
     BlocksAttached,
     CustodyEnded,
     DecisionRecorded,
@@ -39,8 +38,9 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.events.block_runs import Run
-from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.audit.kinds.block_runs import Run
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerUnavailable
 

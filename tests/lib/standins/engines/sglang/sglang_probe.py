@@ -235,8 +235,8 @@ def _indexed(scheduler: Any) -> list[tuple[str, int, list[int]]]:
 
 def _conservation(scheduler: Any) -> list[str]:
     """The identities that do not hold between the ledger and the pool's own counters, at a quiet moment."""
-    from kvcustody.audit.coverage.conservation import conservation
-    from kvcustody.audit.database.engine import open_store
+    from kvcustody.audit.evidence.coverage.conservation import conservation
+    from kvcustody.audit.store.database.engine import open_store
 
     cache = scheduler.tree_cache
     counts = cache.custody.port.counts()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.erasure.certificate import issue, new_opening
+from kvcustody.audit.evidence.erasure.certificate import issue, new_opening
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.errors import LedgerError

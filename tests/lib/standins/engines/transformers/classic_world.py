@@ -20,9 +20,9 @@ from transformers import (
     StaticCache,
 )
 
-from kvcustody.audit.coverage.conservation import conservation
-from kvcustody.audit.coverage.summary import CoverageSummary, coverage
-from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.evidence.coverage.conservation import conservation
+from kvcustody.audit.evidence.coverage.summary import CoverageSummary, coverage
+from kvcustody.audit.store.database.engine import open_store
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.settings import Settings

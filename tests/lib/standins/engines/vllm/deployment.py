@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 from sqlalchemy import select
 
-from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.events import Event
-from kvcustody.audit.processes.enforcement import newest_order, worker_enforcement
-from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.evidence.processes.enforcement import newest_order, worker_enforcement
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import SystemClock
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.monitoring.ordering import enforcement_order

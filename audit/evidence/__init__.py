@@ -1,0 +1,1 @@
+"""What the ledger answers: each question is a function of a connection, with a typed answer."""

@@ -1,0 +1,434 @@
+"""Coverage of copies off the device, by tier: which were due to end, and what proves in time that they are gone.
+
+1. The unit is a copy: (incarnation, tier, number). `due` is what its first leaf says, or sooner where its end does; an
+   end that claims a later one is disputed, and covers nothing.
+2. It is covered where nothing found it any more, and the first evidence that its bytes are gone (zeroed, unlinked) or
+   cannot be opened (its key destroyed) came, by `due` and the tier's `within`. Evidence of another name is none.
+3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any. What lay in
+   files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
+   what it says of that one (number 0). So it is of what an orderly stop left in files: it is due when it was, and in no
+   figure before.
+4. Every copy that is due has one verdict: covered, late, open (no end or no evidence on record yet), unproven (its
+   process died, or no leaf says that it was stored) or disputed. Copies that live and are not due are in no figure.
+5. Leaves are read through their rows (`read_copies`), or alone (`LeafRecord.copies`); the arithmetic is one.
+6. The digest is SHA-256 over each incarnation's id in ASCII and its tier, a newline each, and for each copy, by number,
+   four big-endian 64-bit integers: number, due (boot-time microseconds), bytes, verdict (its place in `VERDICTS`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from sqlalchemy import Connection, and_, or_, select
+
+from kvcustody.audit.evidence.coverage.custody_units import (
+    DEVICE_TIER,
+    CustodySelection,
+    check_tier,
+    last_event_us,
+    lives_of,
+)
+from kvcustody.audit.evidence.coverage.leaf_record import COPY_STEPS, LeafRecord
+from kvcustody.audit.kinds import END_UNRECORDED, EVIDENCE, ORDERLY_STOP, PROCESS_DEATH
+from kvcustody.audit.kinds.block_runs import Int64s
+from kvcustody.audit.store.database.snapshot import AsOf, is_in
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.store.schema.leaf_tables import copy_steps
+from kvcustody.audit.store.schema.ledger import events
+
+VERDICTS = ("covered", "late", "open", "unproven", "disputed")
+UNPROVEN_CAUSES = (PROCESS_DEATH, END_UNRECORDED)
+Body = Mapping[str, Any]
+Flags = NDArray[np.bool_]
+_STORED, _ENDED, _DESTROYED = COPY_STEPS
+_NEVER = np.int64(1) << 62
+
+
+class CopyCoverageRow(NamedTuple):
+    """Copies of one tenant and classification in one tier that were due: how many have which verdict, and evidence.
+
+    `waiting` of `open` have ended. A copy may have more than one kind of evidence. `bytes` are sealed ones, of copies
+    with evidence. `lag_us_max`: the longest time from due to the first evidence.
+    """
+
+    tier: str
+    tenant: str
+    classification: str
+    due: int = 0
+    covered: int = 0
+    late: int = 0
+    open: int = 0
+    unproven: int = 0
+    disputed: int = 0
+    waiting: int = 0
+    zeroed: int = 0
+    unlinked: int = 0
+    key_destroyed: int = 0
+    bytes: int = 0
+    lag_us_max: int = 0
+
+    @property
+    def coverage(self) -> float:
+        """The covered share of what was due; 1.0 when nothing was."""
+        return self.covered / self.due if self.due else 1.0
+
+
+class CopyCoverage(NamedTuple):
+    """Rows by tier, tenant and classification, and the digest of what was counted (rule 6)."""
+
+    rows: tuple[CopyCoverageRow, ...] = ()
+    digest: str = hashlib.sha256().hexdigest()
+
+    def by_tier(self) -> tuple[CopyCoverageRow, ...]:
+        """One row for each tier."""
+        tiers = dict.fromkeys(row.tier for row in self.rows)
+        return tuple(add_copy_rows(tier, (row for row in self.rows if row.tier == tier)) for tier in tiers)
+
+
+class CopyLife(NamedTuple):
+    """What is known of an incarnation: what turns its boot time into UTC, and its worker's name, where it said it."""
+
+    offset_us: int
+    worker: str
+
+
+def add_copy_rows(tier: str, rows: Iterable[CopyCoverageRow]) -> CopyCoverageRow:
+    """One row that adds up others of a tier; of lags it keeps the longest."""
+    total = [0] * (len(CopyCoverageRow._fields) - 3)
+    for row in rows:
+        *counts, lag = row[3:]
+        total = [*(one + more for one, more in zip(total, counts, strict=False)), max(total[-1], lag)]
+    return CopyCoverageRow(tier, "*", "*", *total)
+
+
+def copy_coverage(
+    connection: Connection,
+    chosen: CustodySelection = CustodySelection(),  # noqa: B008 - all of it, and never changed
+    *,
+    as_of: AsOf | None = None,
+    as_of_us: int | None = None,
+    with_system: bool = True,
+    keep: list[JudgedCopies] | None = None,
+) -> CopyCoverage:
+    """Coverage of copies; open ones without an end are those due before `as_of_us` (UTC; the last event).
+
+    `keep` gets every copy that was counted.
+    `with_system`: with what stands in the system log (rule 3), which a tenant that reads its own log does not see.
+
+    Nothing says which model a copy is of: selected by model there is none. Raises `LedgerError` for an unknown tier.
+    """
+    now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
+    if not _may_have_copies(chosen):
+        return CopyCoverage()
+    lives = {life.uuid: CopyLife(life.offset_us, "") for life in lives_of(connection)}
+    kind = events.c.kind == ("worker-started" if with_system else "")
+    for leaf in connection.scalars(select(events.c.leaf).where(kind, is_in(as_of, events), has_leaf(events))):
+        body = orjson.loads(leaf)
+        if body["incarnation"] in lives:
+            lives[body["incarnation"]] = lives[body["incarnation"]]._replace(worker=body["worker"])
+    return judge_copies(_read(connection, chosen, as_of, with_system), lives, chosen, now_us, keep)
+
+
+def copies_from_leaves(record: LeafRecord, chosen: CustodySelection, now_us: int) -> CopyCoverage:
+    """The same from leaves alone."""
+    if not _may_have_copies(chosen):
+        return CopyCoverage()
+    lives = {life.uuid: CopyLife(life.offset_us, record.worker(life.uuid)) for life in record.lives()}
+    return judge_copies(record.copies, lives, chosen, now_us)
+
+
+def _may_have_copies(chosen: CustodySelection) -> bool:
+    check_tier(chosen.tier)
+    return chosen.model is None and chosen.tier != DEVICE_TIER
+
+
+def _read(
+    connection: Connection, chosen: CustodySelection, as_of: AsOf | None, with_system: bool
+) -> list[Body]:
+    """The leaves of the chosen copies, and of what was found that nobody could say the owner of."""
+    column, where = copy_steps.c, [is_in(as_of, copy_steps)]
+    if not with_system:
+        where.append(column.tenant.is_not(None))
+    if chosen.tier is not None:
+        where.append(column.tier == chosen.tier)
+    for each, wanted in ((column.tenant, chosen.tenant), (column.classification, chosen.classification)):
+        if wanted is not None:
+            where.append(or_(each == wanted, column.tenant.is_(None)))
+    query = select(events.c.leaf).select_from(copy_steps.join(events, is_leaf_of(copy_steps)))
+    return [orjson.loads(leaf) for leaf in connection.scalars(query.where(and_(*where)))]
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+class _Listed(NamedTuple):
+    """Copies that leaves of one kind list, laid flat, each number once: the first leaf that lists it counts."""
+
+    leaf: Int64s
+    numbers: Int64s
+    names: NDArray[np.bytes_]
+    due: Int64s
+    at: Int64s
+    bytes: Int64s
+    leaves: Sequence[Body]
+
+    def said(self, key: str) -> list[Any]:
+        """What the leaf of each copy says."""
+        return [self.leaves[place][key] for place in self.leaf.tolist()]
+
+
+class JudgedCopies(NamedTuple):
+    """Copies of one tier of one incarnation that are due, by number."""
+
+    tier: str
+    uuid: str
+    who: list[tuple[str, str]]
+    causes: list[str]  # of their ends; empty where none is on record
+    numbers: Int64s
+    due: Int64s
+    verdict: Int64s
+    waiting: Flags
+    proof: dict[str, Flags]
+    bytes: Int64s
+    lag: Int64s
+
+    def at(self, places: Int64s) -> JudgedCopies:
+        """Those at these places, in this order."""
+        return self._replace(
+            who=[self.who[place] for place in places.tolist()],
+            causes=[self.causes[place] for place in places.tolist()],
+            numbers=self.numbers[places],
+            due=self.due[places],
+            verdict=self.verdict[places],
+            waiting=self.waiting[places],
+            proof={kind: flags[places] for kind, flags in self.proof.items()},
+            bytes=self.bytes[places],
+            lag=self.lag[places],
+        )
+
+
+def judge_copies(
+    leaves: Iterable[Body],
+    lives: Mapping[str, CopyLife],
+    chosen: CustodySelection,
+    now_us: int,
+    keep: list[JudgedCopies] | None = None,
+) -> CopyCoverage:
+    """Verdicts of the chosen copies, from their leaves in whatever order; `keep` gets those that were counted."""
+    found: dict[tuple[str, str], dict[str, list[Body]]] = {}
+    left: dict[tuple[str, str], list[tuple[str, str, int, str]]] = {}
+    for body in leaves:
+        if body["kind"] == _DESTROYED and not any(body["numbers"]):
+            _take_left(left, body, lives)
+            continue
+        about = body.get("of_incarnation") or body["incarnation"]
+        found.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
+    digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyCoverageRow]]()
+    for uuid, tier in sorted(found):
+        life = lives.get(uuid, CopyLife(0, ""))
+        later = left.get((life.worker, tier), []) if life.worker else []
+        judged = _judge(found[uuid, tier], uuid, tier, life, [one for one in later if one[1] != uuid], now_us)
+        judged = _selected(judged, life, chosen)
+        if not len(judged.numbers):
+            continue
+        if keep is not None:
+            keep.append(judged)
+        digest.update(f"{uuid}\n{tier}\n".encode())
+        columns = (judged.numbers, judged.due, judged.bytes, judged.verdict)
+        digest.update(np.stack(columns, axis=1).astype(">i8").tobytes())
+        for row in _rows(judged):
+            rows.setdefault(row[:3], []).append(row)
+    made = (
+        add_copy_rows(key[0], rows[key])._replace(tenant=key[1], classification=key[2])
+        for key in sorted(rows)
+    )
+    return CopyCoverage(tuple(made), digest.hexdigest())
+
+
+def _take_left(
+    left: dict[tuple[str, str], list[tuple[str, str, int, str]]], body: Body, lives: Mapping[str, CopyLife]
+) -> None:
+    """What a process found that one before it had left: name, who found it, when (UTC), and how it was destroyed."""
+    uuid = body["incarnation"]
+    life = lives.get(uuid, CopyLife(0, ""))
+    each = left.setdefault((life.worker, body["tier"]), [])
+    for name, at in zip(body["names"], body["destroyed_boot_us"], strict=True):
+        each.append((name, uuid, int(at) + life.offset_us, body["cause"]))
+
+
+def _listed(leaves: list[Body], uuid: str, moment: str) -> _Listed:
+    """Copies that these leaves list; of two of one number the incarnation's own comes first, then by sequence."""
+    leaves = sorted(
+        leaves, key=lambda body: (body["incarnation"] != uuid, int(body["sequence"]), body["part"])
+    )
+
+    def flat(key: str) -> Int64s:
+        return np.array(list(chain.from_iterable(body[key] for body in leaves)), np.int64)
+
+    numbers = flat("numbers")
+    _, first = np.unique(numbers, return_index=True)
+    owner = np.repeat(np.arange(len(leaves)), [len(body["numbers"]) for body in leaves])
+    names = np.array(list(chain.from_iterable(body["names"] for body in leaves)), np.bytes_)
+    due = flat("due_boot_us") if leaves and "due_boot_us" in leaves[0] else np.zeros_like(numbers)
+    at, sizes = flat(moment), flat("bytes_each")
+    return _Listed(owner[first], numbers[first], names[first], due[first], at[first], sizes[first], leaves)
+
+
+def _place(known: _Listed, wanted: _Listed) -> tuple[Int64s, Flags]:
+    """Where each wanted copy is among the known ones, and whether it is there, under the same name."""
+    if not len(known.numbers):
+        return np.zeros(len(wanted.numbers), np.int64), np.zeros(len(wanted.numbers), np.bool_)
+    place = np.minimum(np.searchsorted(known.numbers, wanted.numbers), len(known.numbers) - 1)
+    same: Flags = (known.numbers[place] == wanted.numbers) & (known.names[place] == wanted.names)
+    return place, same
+
+
+def _judge(
+    steps: dict[str, list[Body]],
+    uuid: str,
+    tier: str,
+    life: CopyLife,
+    left: list[tuple[str, str, int, str]],
+    now_us: int,
+) -> JudgedCopies:
+    stored = _listed(steps.get(_STORED, []), uuid, "stored_boot_us")
+    ended = _listed(steps.get(_ENDED, []), uuid, "ended_boot_us")
+    place, is_stored = _place(stored, ended)
+    _, has_end = _place(ended, stored)
+    overdue = np.flatnonzero(~has_end & (stored.due < now_us - life.offset_us))
+    # Copies whose end is on record come first, then those that are due and have none; then all by number.
+    causes = ended.said("cause")
+    died = np.array([cause in UNPROVEN_CAUSES for cause in causes], np.bool_)
+    promised = np.array(stored.said("within_us"), np.int64)
+    within = np.array(ended.said("within_us"), np.int64)
+    if died.any():
+        within = np.where(died & is_stored, promised[place] if len(promised) else within, within)
+    said = np.where(is_stored, stored.due[place] if len(stored.due) else ended.due, ended.due)
+    numbers = np.concatenate((ended.numbers, stored.numbers[overdue]))
+    names = np.concatenate((ended.names, stored.names[overdue])) if len(numbers) else np.array([], np.bytes_)
+    is_ended = np.arange(len(numbers)) < len(ended.numbers)
+    nothing = np.zeros(len(overdue), np.bool_)
+    died = np.concatenate((died, nothing))
+    known = np.concatenate((is_stored, ~nothing))
+    proof, first = _evidence(steps.get(_DESTROYED, []), uuid, numbers, names)
+    stopped = np.array([cause == ORDERLY_STOP for cause in causes], np.bool_)
+    stayed = stopped & (first[: len(stopped)] == _NEVER)
+    due = np.concatenate((np.where(stayed, said, np.minimum(said, ended.due)), stored.due[overdue]))
+    if left:
+        since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
+        _found_later(left, life, names, np.where(known, since, _NEVER), proof, first)
+        is_left = ~is_ended & (first < _NEVER)
+        is_ended, died = is_ended | is_left, died | is_left
+    by = due + np.concatenate((within, promised[overdue]))
+    ended_by = np.concatenate((ended.at, np.full(len(overdue), _NEVER)))
+    in_time = (first <= by) & (died | (ended_by <= by))
+    proved = first < _NEVER
+    disputed = known & is_ended & np.concatenate((ended.due > said, nothing))
+    verdict = np.select(
+        [disputed, ~known, ~is_ended, proved & in_time, proved, died],
+        [4, 3, 2, 0, 1, 3],
+        2,
+    ).astype(np.int64)
+    who = [(body["tenant"], body["classification"]) for body in _leaves_of(ended, stored, overdue)]
+    sizes = np.concatenate((ended.bytes, stored.bytes[overdue]))
+    lag = np.where(proved, np.maximum(0, first - due), 0)
+    waiting = (verdict == VERDICTS.index("open")) & is_ended
+    judged = JudgedCopies(
+        tier, uuid, who, [*causes, *[""] * len(overdue)], numbers, due, verdict, waiting, proof, sizes, lag
+    )
+    later = np.concatenate((stayed, nothing)) & ~proved & (due >= now_us - life.offset_us)
+    order = np.argsort(numbers, kind="stable")
+    return judged.at(order[~later[order]])
+
+
+def _leaves_of(ended: _Listed, stored: _Listed, overdue: Int64s) -> Iterable[Body]:
+    """The leaf that says whose each copy is."""
+    yield from (ended.leaves[place] for place in ended.leaf.tolist())
+    yield from (stored.leaves[place] for place in stored.leaf[overdue].tolist())
+
+
+def _evidence(
+    leaves: list[Body], uuid: str, numbers: Int64s, names: NDArray[np.bytes_]
+) -> tuple[dict[str, Flags], Int64s]:
+    """Of each copy which kinds of evidence there are, and when the first came."""
+    proof, first = (
+        {kind: np.zeros(len(numbers), np.bool_) for kind in EVIDENCE},
+        np.full(len(numbers), _NEVER),
+    )
+    order = np.argsort(numbers, kind="stable")
+    for kind in EVIDENCE:
+        found = _listed([body for body in leaves if body["cause"] == kind], uuid, "destroyed_boot_us")
+        if not len(found.numbers):
+            continue
+        place = np.minimum(np.searchsorted(found.numbers, numbers[order]), len(found.numbers) - 1)
+        same = (found.numbers[place] == numbers[order]) & (found.names[place] == names[order])
+        proof[kind][order] = same
+        first[order] = np.where(same, np.minimum(first[order], found.at[place]), first[order])
+    return proof, first
+
+
+def _found_later(
+    left: list[tuple[str, str, int, str]],
+    life: CopyLife,
+    names: NDArray[np.bytes_],
+    since: Int64s,
+    proof: dict[str, Flags],
+    first: Int64s,
+) -> None:
+    """What a later process of the worker destroyed under the name of a copy whose own process did not (rule 3).
+
+    `since`: when the copy was stored; never for one that is not asked about.
+    """
+    known: dict[str, list[tuple[int, str]]] = {}
+    for name, _, at_us, cause in left:
+        known.setdefault(name, []).append((at_us - life.offset_us, cause))
+    for place in np.flatnonzero((since < _NEVER) & (first == _NEVER)).tolist():
+        later = sorted(one for one in known.get(names[place].decode(), ()) if one[0] >= since[place])
+        for at, cause in later:
+            if cause in proof:
+                proof[cause][place] = True
+                first[place] = min(at, first[place])
+
+
+def _selected(judged: JudgedCopies, life: CopyLife, chosen: CustodySelection) -> JudgedCopies:
+    """The copies that were due in the period, of the chosen tenant and classification."""
+    at_us = judged.due + life.offset_us
+    kept = np.ones(len(at_us), np.bool_)
+    if chosen.since_us is not None:
+        kept &= at_us >= chosen.since_us
+    if chosen.until_us is not None:
+        kept &= at_us < chosen.until_us
+    wanted = (chosen.tenant, chosen.classification)
+    if wanted != (None, None) or chosen.tier not in (None, judged.tier):
+        fits = [all(want in (None, has) for want, has in zip(wanted, who, strict=True)) for who in judged.who]
+        kept &= np.array(fits, np.bool_) & (chosen.tier in (None, judged.tier))
+    return judged if kept.all() else judged.at(np.flatnonzero(kept))
+
+
+def _rows(judged: JudgedCopies) -> Iterable[CopyCoverageRow]:
+    codes = {who: code for code, who in enumerate(dict.fromkeys(judged.who))}
+    code = np.array([codes[who] for who in judged.who], np.int64)
+    is_proved = np.logical_or.reduce([judged.proof[kind] for kind in EVIDENCE])
+    for (tenant, classification), number in codes.items():
+        mine = code == number
+        verdicts = {
+            name: int((mine & (judged.verdict == place)).sum()) for place, name in enumerate(VERDICTS)
+        }
+        proofs = {kind.replace("-", "_"): int((mine & flags).sum()) for kind, flags in judged.proof.items()}
+        yield CopyCoverageRow(
+            judged.tier,
+            tenant,
+            classification,
+            due=int(mine.sum()),
+            waiting=int((mine & judged.waiting).sum()),
+            bytes=int(judged.bytes[mine & is_proved].sum()),
+            lag_us_max=int(judged.lag[mine].max()),
+            **verdicts,
+            **proofs,
+        )

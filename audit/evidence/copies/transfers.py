@@ -1,0 +1,329 @@
+"""What was decided about moving copies, for people: newest first by page, summed up by tier, and of one request.
+
+    transfers(connection, TransferFilter(tier="nvme", outcome="failed"), limit=50)
+    transfer_summary(connection, since_us, until_us)
+    explain_request(connection, 17)
+
+1. Rows of decisions alone are read, in pages; no leaf is. With a tenant, only those in that tenant's own log.
+2. Of a restore that brought a part, blocks and bytes are those that came.
+3. Predictions are judged by transfers that were done and that had one (`transfer_us` above 0). What a restore saved is
+   what computing its tokens was predicted to take less what it took: negative where it lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select, tuple_
+
+from kvcustody.audit.evidence.copies.copy_rows import DecidedTransfer, transfers_of
+from kvcustody.audit.evidence.counters.read_figures import TierTotals, tier_totals
+from kvcustody.audit.evidence.subjects.subject_filter import of_tenant
+from kvcustody.audit.kinds import log_of
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import residencies, transfer_decisions
+from kvcustody.audit.store.schema.ledger import incarnations, logs, workers
+
+NO_OUTCOME = "none"  # how a filter names decisions after which nothing moved
+_SHOWN_MAX = 100
+_DECISION = DecidedTransfer._fields
+
+
+class TransferFilter(NamedTuple):
+    """Which decisions; None is any. `residency`: the request that blocks were restored for, 0 for stores."""
+
+    tenant: str | None = None
+    tier: str | None = None
+    action: str | None = None
+    choice: str | None = None
+    outcome: str | None = None
+    residency: int | None = None
+    incarnation: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+
+
+_EVERYTHING = TransferFilter()
+
+
+class RecordedTransfer(NamedTuple):
+    """One decision about moving copies, of one process: what either way was predicted to take, and what came of it.
+
+    `latency_class` is the request's. A prediction of 0 is none yet. `actual_us` was measured, 0 where nothing moved.
+    """
+
+    incarnation: str
+    tenant: str
+    action: str
+    tier: str
+    residency: int
+    blocks: int
+    bytes: int
+    transfer_us: int
+    recompute_us: int
+    choice: str
+    outcome: str
+    actual_us: int
+    reason: str
+    part_blocks: int
+    latency_class: str
+    at_us: int
+
+
+class TransferPage(NamedTuple):
+    """Some decisions, newest first, and where the next page begins (None: there is none)."""
+
+    transfers: tuple[RecordedTransfer, ...]
+    next: tuple[int, int, int] | None
+
+
+class TransferSummary(NamedTuple):
+    """Stores or restores of one tier in a period.
+
+    `blocks` and `bytes` are those that were moved. `predicted` of these had a prediction, of `predicted_us`
+    together, and took `predicted_actual_us`; `error` is what each was wrong by, as a share of that: None where there
+    was none. `against` counts decisions after which nothing moved, by reason. `saved_us` is of restores,
+    those included that failed or came in part: None for stores.
+    """
+
+    tier: str
+    action: str
+    decisions: int
+    transfers: int
+    partial: int
+    failed: int
+    blocks: int
+    bytes: int
+    measured_us: int
+    predicted: int
+    predicted_us: int
+    predicted_actual_us: int
+    error: float | None
+    saved_us: int | None
+    against: dict[str, int]
+
+
+class TierSummary(NamedTuple):
+    """One tier: its copies of all time, and what was decided about it in a period.
+
+    `net_us` is what its restores saved against computing, less what its stores took: whether the tier paid in sum.
+    """
+
+    tier: str
+    stored: int
+    stored_bytes: int
+    ended: int
+    ended_bytes: int
+    living: int
+    net_us: int
+    transfers: tuple[TransferSummary, ...]
+
+
+class ExplainedRequest(NamedTuple):
+    """A request, what it attached on the device and was handed, and each decision about restoring what was missing."""
+
+    incarnation: str
+    residency: int
+    tenant: str
+    classification: str
+    opened_us: int
+    attached_blocks: int
+    written_blocks: int
+    decisions: tuple[DecidedTransfer, ...]
+
+
+def transfers(
+    connection: Connection,
+    wanted: TransferFilter = _EVERYTHING,
+    *,
+    after: tuple[int, int, int] | None = None,
+    limit: int = 100,
+) -> TransferPage:
+    """Decisions, newest first (of one tenant: as its log has them); `after` is the place of the page before's last."""
+    column = transfer_decisions.c
+    place: tuple[ColumnElement[int], ...] = (column.at_us, column.log, column.idx)
+    query: Select[Any] = select(incarnations.c.uuid, *(column[name] for name in _DECISION), *place)
+    query = _chosen(query.join(incarnations, incarnations.c.id == column.incarnation), wanted)
+    order = place
+    if wanted.tenant is not None:
+        order = (column.idx,)
+        query = query.where(column.idx < after[2]) if after is not None else query
+    elif after is not None:
+        query = query.where(column.at_us <= after[0], tuple_(*place) < after)
+    ordered = query.order_by(*(part.desc() for part in order)).limit(limit + 1)
+    rows = connection.execute(ordered).all()
+    last = rows[limit - 1] if len(rows) > limit else None
+    following = None if last is None else (int(last[-3]), int(last[-2]), int(last[-1]))
+    return TransferPage(tuple(RecordedTransfer(*row[:-3]) for row in rows[:limit]), following)
+
+
+def transfer_summary(
+    connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
+) -> tuple[TransferSummary, ...]:
+    """Decisions of a period by tier and action, in name order."""
+    column = transfer_decisions.c
+    key = (column.tier, column.action, column.choice, column.outcome, column.reason)
+    known, is_part = column.transfer_us > 0, and_(column.outcome == "partial", column.blocks > 0)
+    came = case(  # of what would have been computed, the part that did not have to be
+        (is_part, column.recompute_us * column.part_blocks // column.blocks),
+        (column.outcome.in_(("failed", "partial")), 0),
+        else_=column.recompute_us,
+    )
+    sums = (
+        func.count(),
+        _sum(case((is_part, column.part_blocks), else_=column.blocks)),
+        _sum(case((is_part, column.bytes * column.part_blocks // column.blocks), else_=column.bytes)),
+        _sum(column.actual_us),
+        _sum(case((known, 1), else_=0)),
+        _sum(case((known, column.transfer_us), else_=0)),
+        _sum(case((known, column.actual_us), else_=0)),
+        _sum(case((known, func.abs(column.transfer_us - column.actual_us)), else_=0)),
+        _sum(case((column.recompute_us > 0, came - column.actual_us), else_=0)),
+    )
+    query = _chosen(
+        select(*key, *sums).join(incarnations, incarnations.c.id == column.incarnation),
+        TransferFilter(tenant, since_us=since_us, until_us=until_us),
+    )
+    found: defaultdict[tuple[str, str], _Sums] = defaultdict(_Sums)
+    for tier, action, choice, outcome, reason, *values in connection.execute(query.group_by(*key)):
+        found[tier, action].add(choice, outcome, reason, list(map(int, values)))
+    return tuple(found[key].summary(*key) for key in sorted(found))
+
+
+def tier_summaries(
+    connection: Connection, since_us: int, until_us: int, *, tenant: str | None = None
+) -> tuple[TierSummary, ...]:
+    """Every tier that the ledger knows of, in name order; decisions are those of the period."""
+    totals = {row.tier: row for row in tier_totals(connection, tenant=tenant)}
+    decided = transfer_summary(connection, since_us, until_us, tenant=tenant)
+    made = []
+    for tier in sorted(totals.keys() | {row.tier for row in decided}):
+        total = totals.get(tier, TierTotals(tier, 0, 0, 0, 0, 0))
+        mine = tuple(row for row in decided if row.tier == tier)
+        copies = (total.stored, total.stored_bytes, total.ended, total.ended_bytes, total.living)
+        net_us = sum(-row.measured_us if row.saved_us is None else row.saved_us for row in mine)
+        made.append(TierSummary(tier, *copies, net_us, mine))
+    return tuple(made)
+
+
+def explain_request(
+    connection: Connection,
+    residency: int,
+    *,
+    incarnation: str | None = None,
+    worker: str | None = None,
+    tenant: str | None = None,
+) -> tuple[ExplainedRequest, ...]:
+    """The requests of this number, newest first: one where the process is said, as each process counts its own."""
+    column, life = residencies.c, incarnations.c
+    query: Select[Any] = (
+        select(life.uuid, column.residency, column.tenant, column.classification, column.opened_us)
+        .add_columns(column.attached_blocks, column.written_blocks)
+        .join(incarnations, life.id == column.incarnation)
+        .where(column.residency == residency, column.part == 1, has_leaf(residencies))
+        .order_by(column.opened_us.desc(), life.uuid)
+        .limit(_SHOWN_MAX)
+    )
+    if incarnation is not None:
+        query = query.where(life.uuid == incarnation)
+    if worker is not None:
+        query = query.join(workers, workers.c.id == life.worker).where(workers.c.name == worker)
+    if tenant is not None:
+        query = query.where(of_tenant(tenant))
+    return tuple(
+        ExplainedRequest._make((*row, transfers_of(connection, row.uuid, residency, tenant=tenant)))
+        for row in connection.execute(query).all()
+    )
+
+
+def has_tiers(connection: Connection, *, tenant: str | None = None) -> bool:
+    """Whether anything was ever stored in a tier, or decided about one."""
+    column = transfer_decisions.c
+    query = select(column.idx).limit(1)
+    if tenant is not None:
+        query = query.where(_in_own_log(tenant))
+    return connection.scalar(query) is not None or bool(tier_totals(connection, tenant=tenant))
+
+
+class _Sums:
+    """What rows of one tier and action add up to."""
+
+    def __init__(self) -> None:
+        self.decisions = self.transfers = self.partial = self.failed = self.blocks = self.bytes = 0
+        self.measured_us = self.predicted = self.predicted_us = self.judged_us = self.wrong_us = 0
+        self.saved_us = 0
+        self.against: dict[str, int] = {}
+
+    def add(self, choice: str, outcome: str, reason: str, values: list[int]) -> None:
+        """Rows that are alike: how many, and the sums of the query."""
+        count, blocks, size, actual_us, predicted, predicted_us, judged_us, wrong_us, saved_us = values
+        self.decisions += count
+        if choice != "transfer":
+            self.against[reason] = self.against.get(reason, 0) + count
+            return
+        self.transfers += count
+        self.measured_us += actual_us
+        self.saved_us += saved_us
+        if outcome == "partial":
+            self.partial += count
+            self.blocks += blocks
+            self.bytes += size
+        elif outcome == "failed":
+            self.failed += count
+        else:
+            self.blocks += blocks
+            self.bytes += size
+            self.predicted += predicted
+            self.predicted_us += predicted_us
+            self.judged_us += judged_us
+            self.wrong_us += wrong_us
+
+    def summary(self, tier: str, action: str) -> TransferSummary:
+        """The row that is shown."""
+        return TransferSummary(
+            tier,
+            action,
+            self.decisions,
+            self.transfers,
+            self.partial,
+            self.failed,
+            self.blocks,
+            self.bytes,
+            self.measured_us,
+            self.predicted,
+            self.predicted_us,
+            self.judged_us,
+            self.wrong_us / self.judged_us if self.judged_us else None,
+            self.saved_us if action == "restore" else None,
+            dict(sorted(self.against.items())),
+        )
+
+
+def _sum(what: ColumnElement[Any]) -> ColumnElement[Any]:
+    return func.coalesce(func.sum(what), 0)
+
+
+def _in_own_log(tenant: str) -> ColumnElement[bool]:
+    log = select(logs.c.id).where(logs.c.name == log_of(tenant)).scalar_subquery()
+    return transfer_decisions.c.log == log
+
+
+def _chosen(query: Select[Any], wanted: TransferFilter) -> Select[Any]:
+    column = transfer_decisions.c
+    query = query.where(has_leaf(transfer_decisions))
+    for name in ("tier", "action", "choice", "residency"):
+        value = getattr(wanted, name)
+        if value is not None:
+            query = query.where(column[name] == value)
+    if wanted.outcome is not None:
+        query = query.where(column.outcome == ("" if wanted.outcome == NO_OUTCOME else wanted.outcome))
+    if wanted.incarnation is not None:
+        query = query.where(incarnations.c.uuid == wanted.incarnation)
+    if wanted.tenant is not None:
+        query = query.where(_in_own_log(wanted.tenant))
+    if wanted.since_us is not None:
+        query = query.where(column.at_us >= wanted.since_us)
+    if wanted.until_us is not None:
+        query = query.where(column.at_us < wanted.until_us)
+    return query

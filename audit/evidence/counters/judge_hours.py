@@ -1,0 +1,305 @@
+"""Verdicts by hour kept up to date: a pass reads the leaves that were sealed since the last one, and no others.
+
+    judging = HourlyJudge(reading, writing)
+    judging.judge(now_us=clock.utc_us())     # a step; `behind` says whether there is more
+
+1. What is kept between passes is the leaves of custody that has no final verdict yet, of those who use it, and of whole
+   processes. All of it is judged again at each pass, by the one implementation of coverage.
+2. A verdict is final where custody ended, was proved or never can be (in time, late, unproven); of what is wrong or
+   missing it is final when its hour is not shown any more. It is added to its hour once, and its leaves are let go of.
+3. A leaf that names custody whose verdict was final (a late spill, evidence on record before what it is about), and
+   leaves read that retention drops, begin everything anew: what is stored is always what a judge of the whole state
+   would store (`hourly_coverage.judged_rows`), and `fsck` compares.
+4. A step takes a bounded number of leaves, up to a checkpoint; while there are more, it is judged as of that
+   checkpoint's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import compress, groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.evidence.counters.hourly_coverage import (
+    JUDGING,
+    HourRow,
+    JudgedState,
+    drop_verdicts,
+    first_hour,
+    hour_rows,
+    judged_state,
+    stored_rows,
+)
+from kvcustody.audit.evidence.coverage.block_uses import NEVER, Flags
+from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, LifeUnits, units_of
+from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows
+from kvcustody.audit.evidence.coverage.verdicts import VERDICTS
+from kvcustody.audit.evidence.query.evidence_columns import GENERATION_MASK
+from kvcustody.audit.kinds.block_runs import Int64s
+from kvcustody.audit.store.database.bulk_insert import insert_rows
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.database.gc_pause import gc_paused
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.counters import coverage_hours, coverage_pass
+from kvcustody.audit.store.schema.leaf_tables import retention_purges
+from kvcustody.audit.store.schema.ledger import events, logs
+from kvcustody.audit.store.schema.trees import checkpoints, root_leaves
+
+STEP_LEAVES = 200_000  # of one step, unless one seal has more
+_SEALS = 20_000  # root leaves that one step looks at
+_FINAL = [VERDICTS.index(name) for name in ("in_time", "late", "unproven")]
+_log = structlog.get_logger(__name__)
+
+
+class Spans:
+    """A set of whole numbers that mostly follow each other."""
+
+    def __init__(self) -> None:
+        self._first: Int64s = np.empty(0, np.int64)
+        self._below: Int64s = np.empty(0, np.int64)
+
+    def has(self, values: Int64s) -> Flags:
+        """Of each value whether it is in the set."""
+        place = np.searchsorted(self._first, values, side="right") - 1
+        found: Flags = place >= 0
+        found[found] = values[found] < self._below[place[found]]
+        return found
+
+    def add(self, values: Int64s) -> None:
+        """Add values."""
+        first, below = np.concatenate((self._first, values)), np.concatenate((self._below, values + 1))
+        order = np.argsort(first, kind="stable")
+        first, reached = first[order], np.maximum.accumulate(below[order])
+        begins = np.ones(len(first), np.bool_)
+        begins[1:] = first[1:] > reached[:-1]
+        ends = np.ones(len(first), np.bool_)
+        ends[:-1] = begins[1:]
+        self._first, self._below = first[begins], reached[ends]
+
+
+class _Grown(NamedTuple):
+    """Up to where a step goes: a checkpoint, its time, and the new size of every log that grew."""
+
+    size: int
+    at_us: int
+    logs: dict[int, int]
+    more: bool
+
+
+def judge(reader: Engine, writer: Engine, *, now_us: int) -> JudgedState | None:
+    """Judge everything, from the first leaf on; the state that is stored then."""
+    judging = HourlyJudge(reader, writer)
+    state = judging.judge(now_us=now_us)
+    while judging.behind:
+        state = judging.judge(now_us=now_us)
+    return state
+
+
+class HourlyJudge:
+    """What is known between two passes; for one thread."""
+
+    def __init__(self, reader: Engine, writer: Engine) -> None:
+        self._reader, self._writer = reader, writer
+        self._leading: Connection | None = None
+        self.behind = False  # there was more than one step takes
+        self._stored: JudgedState | None = None
+        self._hours: dict[int, list[HourRow]] = {}  # the rows of that state
+        self._forget()
+
+    def leads(self) -> bool:
+        """Whether this is the one that judges: of all on a ledger one is, for as long as its connection lasts."""
+        try:
+            if self._leading is None:
+                made = self._reader.connect()
+                self._leading = made.execution_options(isolation_level="AUTOCOMMIT")
+            return dialect_of(self._leading).leads(self._leading, JUDGING)
+        except SQLAlchemyError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another one judge; may be called again."""
+        leading, self._leading = self._leading, None
+        if leading is not None:
+            leading.invalidate()  # the pool's next user must not lead
+            leading.close()
+
+    def _forget(self) -> None:
+        """Begin anew."""
+        self._size = 0  # root leaves, of the state that was judged
+        self._last_us = 0  # the latest time of its leaves
+        self._read: dict[int, int] = {}  # by log: how far
+        self._first: dict[int, int] = {}  # by log: the first leaf that was there
+        self._kept: list[bytes] = []
+        self._over: dict[str, Spans] = {}  # by process: custody whose verdict is final
+        self._shards: dict[str, int] = {}
+        self._final: dict[tuple[int, str, str], tuple[CoverageRow, int]] = {}
+
+    def judge(self, *, now_us: int) -> JudgedState | None:
+        """A step; the state that is stored then, None where there is none. Raises what the databases raise."""
+        try:
+            with self._reader.connect() as connection, connection.begin():
+                dialect_of(connection).begin_reading(connection)
+                dialect_of(connection).as_long_as_it_takes(connection)
+                before = judged_state(connection)
+                grown = self._grown(connection)
+                if grown is None:
+                    return before
+                leaves = self._leaves(connection, grown)
+                ids = {name: log for log, name in connection.execute(select(logs.c.id, logs.c.name))}
+            self.behind = grown.more
+            state = JudgedState(grown.size, grown.at_us if grown.more else now_us)
+            with gc_paused():
+                rows = self._judged(leaves, state, ids)
+        except BaseException:
+            self._forget()  # some of it may be done
+            raise
+        if rows is None:
+            _log.warning("evidence came after the verdict on it; verdicts by hour are made anew")
+            self._forget()
+            self.behind = True
+            return before
+        self._size = grown.size
+        with self._writer.connect().execution_options(**WRITE) as connection, connection.begin():
+            dialect_of(connection).one_at_a_time(connection, JUDGING)
+            before = judged_state(connection)
+            if self._has_purged(connection):  # rule 3
+                self._forget()
+                self.behind = True
+                return before
+            if before is not None and before > state:
+                return before
+            self._store(connection, rows, state, mine=before is not None and before == self._stored)
+        self._stored = state
+        return state
+
+    def _store(self, connection: Connection, rows: list[HourRow], state: JudgedState, *, mine: bool) -> None:
+        """Replace what is stored; where it is `mine`, the hours alone that say something else now."""
+        hours = {hour: list(some) for hour, some in groupby(rows, key=itemgetter(0))}
+        there = self._hours if mine else {}
+        changed = [hour for hour in there.keys() | hours.keys() if there.get(hour) != hours.get(hour)]
+        if mine:
+            connection.execute(delete(coverage_hours).where(coverage_hours.c.hour_us.in_(changed)))
+            connection.execute(update(coverage_pass).values(state._asdict()))
+        else:
+            drop_verdicts(connection)
+            connection.execute(insert(coverage_pass).values(id=1, **state._asdict()))
+        insert_rows(
+            connection, coverage_hours, [row for hour in sorted(changed) for row in hours.get(hour, ())]
+        )
+        self._hours = hours
+
+    def _grown(self, connection: Connection) -> _Grown | None:
+        """The next state; None where nothing is sealed, the present one where nothing was added."""
+        column = checkpoints.c
+        query = select(column.size, column.at_us)
+        newest = connection.execute(query.order_by(column.size.desc()).limit(1)).first()
+        if newest is None:
+            return None
+        seals = connection.execute(
+            select(root_leaves.c.idx, root_leaves.c.log, root_leaves.c.size)
+            .where(root_leaves.c.idx >= self._size, root_leaves.c.idx < newest.size)
+            .order_by(root_leaves.c.idx)
+            .limit(_SEALS)
+        ).all()
+        leaves, place, read = 0, self._size, dict(self._read)
+        for idx, log, size in seals:
+            leaves += size - read.get(log, 0)
+            if leaves > STEP_LEAVES:
+                break
+            read[log], place = size, idx + 1
+        whole = place == newest.size
+        if not whole:  # as far as a checkpoint goes, one at least
+            below = query.where(column.size <= place, column.size > self._size).order_by(column.size.desc())
+            above = query.where(column.size > self._size).order_by(column.size)
+            found = connection.execute(below.limit(1)).first() or connection.execute(above.limit(1)).one()
+        else:
+            found = newest
+        sizes = (
+            select(root_leaves.c.log, func.max(root_leaves.c.size).label("size"))
+            .where(root_leaves.c.idx >= self._size, root_leaves.c.idx < found.size)
+            .group_by(root_leaves.c.log)
+        )
+        grown = {row.log: row.size for row in connection.execute(sizes)}
+        return _Grown(found.size, found.at_us, grown, found.size < newest.size)
+
+    def _leaves(self, connection: Connection, grown: _Grown) -> list[bytes]:
+        """The leaves of a step, log by log."""
+        spans = [(log, self._read.get(log, 0), size) for log, size in sorted(grown.logs.items())]
+        span = dialect_of(connection).spans(connection, spans)
+        inside = (events.c.log == span.c.log) & (events.c.idx >= span.c.first) & (events.c.idx < span.c.below)
+        query = select(events.c.log, events.c.idx, events.c.leaf).select_from(span.join(events, inside))
+        query = query.where(has_leaf(events))
+        made = []
+        for log, idx, leaf in connection.execute(query, execution_options={"yield_per": 10_000}):
+            made.append(bytes(leaf))
+            if idx < self._first.get(log, 1 << 62):
+                self._first[log] = idx
+        self._read |= grown.logs
+        return made
+
+    def _has_purged(self, connection: Connection) -> bool:
+        """Whether retention drops, or has dropped, leaves that were read. It says so before the first one goes."""
+        column = retention_purges.c
+        query = select(logs.c.id, func.max(column.below)).join(logs, logs.c.name == column.of_log)
+        query = query.where(has_leaf(retention_purges))
+        return any(
+            below > self._first.get(log, 1 << 62)
+            for log, below in connection.execute(query.group_by(logs.c.id))
+        )
+
+    def _judged(
+        self, leaves: Iterable[bytes], state: JudgedState, ids: dict[str, int]
+    ) -> list[HourRow] | None:
+        """The rows of a state; None where something that was final is not (rule 3)."""
+        old = len(self._kept)
+        every = [*self._kept, *leaves]
+        record = LeafRecord(every)
+        if record.asked_before(old, self._last_us):
+            return None
+        since_us = first_hour(state.at_us)
+        self._final = {key: value for key, value in self._final.items() if key[0] >= since_us}
+        needed, pending = [np.array(record.told, np.int64)], list[LifeUnits]()
+        for each in units_of(record, CustodySelection(until_us=state.at_us), now_us=state.at_us):
+            life, over = each.life, self._over.setdefault(each.life.uuid, Spans())
+            if (
+                record.names_any(life, old, over.has)
+                or self._shards.get(life.uuid, life.shards) != life.shards
+            ):
+                return None
+            self._shards[life.uuid] = life.shards
+            units = each.units.kept(~over.has(each.units.keys))
+            claimed = each.ends.column("due_boot_us")[units.row]
+            at_us = np.where(units.due < NEVER, units.due, claimed) + life.offset_us
+            final = np.isin(units.verdict, _FINAL) | (at_us < since_us)
+            nobody = each.overdue.kept(np.zeros(len(each.overdue.keys), np.bool_))
+            ended = each._replace(units=units.kept(final), overdue=nobody)
+            for key, row, lag in hour_rows([ended], since_us):
+                there, longest = self._final.get(key, (CoverageRow("", ""), 0))
+                self._final[key] = (add_rows((there, row)), max(longest, lag))
+            over.add(units.keys[final])
+            overdue = each.overdue.kept(~over.has(each.overdue.keys))
+            pending.append(each._replace(units=units.kept(~final), overdue=overdue))
+
+            def is_over(keys: Int64s, over: Spans = over) -> Flags:
+                made: Flags = over.has(keys) | (keys & GENERATION_MASK == 0)
+                return made
+
+            needed.append(record.needed(life, is_over, since_us - life.offset_us))
+        kept = np.zeros(len(every), np.bool_)
+        kept[np.concatenate(needed)] = True
+        self._kept, self._last_us = list(compress(every, kept.tolist())), max(self._last_us, record.last_us)
+        return self._rows(pending, since_us, ids)
+
+    def _rows(self, pending: list[LifeUnits], since_us: int, ids: dict[str, int]) -> list[HourRow]:
+        """Rows as they are stored: of what is final, and of the rest."""
+        every = [(key, *value) for key, value in self._final.items()]
+        return stored_rows([*every, *hour_rows(pending, since_us)], ids)

@@ -1,0 +1,85 @@
+"""How an erasure stands, in one word that pages, commands, the API, metrics and reports all use.
+
+1. `open`: before its deadline, and some worker that owes an answer has not said that all is gone. `missed`: the same
+   past the deadline. `complete`: every one has said so by the deadline. `late`: every one has, some after it.
+2. Who owes an answer, and who has given it, is as `requests_and_answers` has it. Nothing here reads a clock.
+3. A worker said that all is gone when it first said so, unless it said later that something is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.evidence.erasure.who_owes import owing
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import erasure_results
+from kvcustody.audit.store.schema.ledger import incarnations, workers
+
+_AT_ONCE = 500  # erasures in one statement
+
+
+class ErasureState(StrEnum):
+    """Rule 1."""
+
+    OPEN = "open"
+    MISSED = "missed"
+    COMPLETE = "complete"
+    LATE = "late"
+
+
+class AskedErasure(NamedTuple):
+    """An erasure, when it was asked for and by when it is due; UTC microseconds."""
+
+    erasure: str
+    at_us: int
+    deadline_us: int
+
+
+def state_of(asked: AskedErasure, owed: Sequence[str], done: Mapping[str, int], now_us: int) -> ErasureState:
+    """The state: `owed` are workers, `done` says when one said first that all is gone."""
+    if not all(name in done for name in owed):
+        return ErasureState.MISSED if now_us > asked.deadline_us else ErasureState.OPEN
+    last_us = max((done[name] for name in owed), default=asked.at_us)
+    return ErasureState.LATE if last_us > asked.deadline_us else ErasureState.COMPLETE
+
+
+def completed_by(answers: Iterable[tuple[str, str, str, int]]) -> dict[str, dict[str, int]]:
+    """By erasure: the workers that said that all is gone, and when (rule 3).
+
+    `answers` are erasure, worker, outcome and moment, in order.
+    """
+    done: dict[str, dict[str, int]] = {}
+    for erasure, worker, outcome, at_us in answers:
+        said = done.setdefault(erasure, {})
+        if outcome == "complete":
+            said.setdefault(worker, at_us)
+        else:
+            said.pop(worker, None)
+    return done
+
+
+def read_states(
+    connection: Connection, asked: Sequence[AskedErasure], now_us: int, periods: Mapping[str, WorkPeriod]
+) -> dict[str, ErasureState]:
+    """The state of each of these erasures, by its id."""
+    found: dict[str, ErasureState] = {}
+    for place in range(0, len(asked), _AT_ONCE):
+        part = asked[place : place + _AT_ONCE]
+        result = erasure_results.c
+        query = (
+            select(result.erasure, workers.c.name, result.outcome, result.at_us)
+            .join(incarnations, incarnations.c.id == result.incarnation)
+            .join(workers, workers.c.id == incarnations.c.worker)
+            .where(result.erasure.in_([one.erasure for one in part]), has_leaf(erasure_results))
+            .order_by(result.at_us, result.log, result.idx)
+        )
+        done = completed_by(tuple(row) for row in connection.execute(query))
+        for one in part:
+            owed = owing(periods, one.at_us)
+            found[one.erasure] = state_of(one, owed, done.get(one.erasure, {}), now_us)
+    return found

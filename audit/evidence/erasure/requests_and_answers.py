@@ -1,0 +1,293 @@
+"""Erasures as the ledger has them: what was asked for, which workers owe an answer, and what each has said.
+
+1. A worker owes an answer when one of its processes had memory when the erasure was requested. A later process of the
+   same worker may give it: what the earlier one held is closed as unproven when it died. Who had memory follows from
+   signed leaves (`who_owes`), from no row.
+2. An erasure is complete when every worker that owes an answer says so; until then it is partial, and those that have
+   not answered by the deadline are named as unreachable.
+3. Nothing here reads a clock: `now_us` is UTC, and passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from sqlalchemy import Connection, bindparam, exists, select
+
+from kvcustody.audit.evidence.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
+from kvcustody.audit.evidence.erasure.who_owes import owing
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, read_work_periods
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, is_tag
+from kvcustody.audit.evidence.subjects.subject_table import named_row
+from kvcustody.audit.store.database.signed_orders import SignedOrders, orders_of
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of, kinds_of
+from kvcustody.audit.store.schema.leaf_tables import (
+    erasure_effects,
+    erasure_remains,
+    erasure_rereads,
+    erasure_results,
+    erasures,
+)
+from kvcustody.audit.store.schema.ledger import events, incarnations, workers
+from kvcustody.errors import LedgerError
+
+
+class Requested(NamedTuple):
+    """One erasure's request. Times are UTC microseconds; `subject` and `session` are pseudonyms."""
+
+    erasure: str
+    tenant: str | None
+    selector: str
+    subject: str | None
+    session: str | None
+    actor: str
+    at_us: int
+    deadline_us: int
+    detail: str
+
+    @property
+    def asked(self) -> AskedErasure:
+        """What its state is counted from."""
+        return AskedErasure(self.erasure, self.at_us, self.deadline_us)
+
+
+class ErasureAnswer(NamedTuple):
+    """What one worker has said of an erasure; `outcome` is `complete`, `partial` or empty: nothing yet."""
+
+    worker: str
+    incarnation: str
+    outcome: str
+    at_us: int
+    residencies: int
+    blocks: int
+    remaining: int
+    reason: str
+    reread_blocks: int
+    reread_nonzero: int
+
+
+class Status(NamedTuple):
+    """An erasure over all workers."""
+
+    request: Requested
+    answers: tuple[ErasureAnswer, ...]
+    waiting: tuple[str, ...]
+    unreachable: tuple[str, ...]
+    state: ErasureState
+
+    @property
+    def outcome(self) -> str:
+        """`complete` when every worker that owes an answer has said so (rule 2)."""
+        done = not (self.waiting or self.unreachable)
+        return (
+            "complete" if done and all(answer.outcome == "complete" for answer in self.answers) else "partial"
+        )
+
+
+class SelectorNames(NamedTuple):
+    """Who is behind the pseudonyms of a request, where the link is still there."""
+
+    subject: str | None
+    session: str | None
+
+
+(_KIND,) = kinds_of(erasures)
+_REQUEST = (
+    select(
+        erasures.c.erasure,
+        erasures.c.tenant,
+        erasures.c.selector,
+        erasures.c.subject,
+        erasures.c.session,
+        erasures.c.actor,
+        erasures.c.at_us,
+        (erasures.c.deadline_boot_us + incarnations.c.offset_us).label("deadline_us"),
+        erasures.c.detail,
+    )
+    .join(incarnations, incarnations.c.id == erasures.c.incarnation)
+    .where(has_leaf(erasures))
+)
+_ANSWERED = exists().where(
+    erasure_results.c.erasure == erasures.c.erasure,
+    erasure_results.c.outcome == "complete",
+    has_leaf(erasure_results),
+    erasure_results.c.incarnation.in_(
+        select(incarnations.c.id).where(incarnations.c.uuid.in_(bindparam("lives", expanding=True)))
+    ),
+)
+_PENDING = _REQUEST.where(~_ANSWERED, erasures.c.at_us >= bindparam("first_us")).order_by(erasures.c.at_us)
+
+
+def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requested, ...]:
+    """Every erasure, newest first."""
+    query = _REQUEST.order_by(erasures.c.at_us.desc(), erasures.c.log, erasures.c.idx.desc())
+    if tenant is not None:
+        query = query.where(erasures.c.tenant == tenant)
+    return tuple(Requested(*row) for row in connection.execute(query))
+
+
+def request(connection: Connection, erasure: str) -> Requested:
+    """The request of one erasure; raises `LedgerError` where the ledger has none."""
+    row = connection.execute(_REQUEST.where(erasures.c.erasure == erasure)).first()
+    if row is None:
+        raise LedgerError(f"erasure `{erasure}` is not in the ledger", erasure=erasure)
+    return Requested(*row)
+
+
+def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
+    """Erasures that this worker has not answered as complete, oldest first: after a crash, those it must take up.
+
+    Only those that were requested since the worker's first process began, as its leaf says.
+    """
+    lives = {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
+    if not lives:
+        return ()
+    first_us = min(one.started_us for one in lives.values())
+    found = connection.execute(_PENDING, {"lives": list(lives), "first_us": first_us})
+    return _to_follow(connection, [Requested(*row) for row in found])
+
+
+def completed(connection: Connection, worker: str) -> tuple[Requested, ...]:
+    """Erasures of a subject or tenant that this worker has answered as complete, oldest first."""
+    lives = [life for life, one in read_work_periods(connection).items() if one.worker == worker]
+    query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(
+        erasures.c.at_us
+    )
+    found = connection.execute(query, {"lives": lives}) if lives else ()
+    return _to_follow(connection, [Requested(*row) for row in found])
+
+
+def _to_follow(connection: Connection, rows: list[Requested]) -> tuple[Requested, ...]:
+    """The requests that a process acts on: all, or those whose signed leaf says what the row says."""
+    signed = orders_of(connection)
+    if signed is None:
+        return tuple(rows)
+    return tuple(row for row in rows if row in _signed_requests(connection, signed, row.erasure))
+
+
+def _signed_requests(connection: Connection, signed: SignedOrders, erasure: str) -> Iterator[Requested]:
+    """What signed leaves say of an erasure of this id."""
+    query = (
+        select(events.c.leaf)
+        .select_from(events)
+        .join(erasures, is_leaf_of(erasures))
+        .where(erasures.c.erasure == erasure)
+    )
+    for leaf in connection.scalars(query):
+        body = signed.accepted(bytes(leaf), _KIND)
+        if body is not None:
+            utc = int(body["at_us"]) - int(body["boot_us"])
+            said = body | {"at_us": int(body["at_us"]), "deadline_us": int(body["deadline_boot_us"]) + utc}
+            yield Requested(*(said[name] for name in Requested._fields))
+
+
+def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:
+    """The subject and session of a request by name; None where their link was destroyed.
+
+    Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
+    """
+    found: list[str | None] = []
+    for pseudonym, place in ((asked.subject, 2), (asked.session, 3)):  # of the name in a row
+        if pseudonym is None:
+            found.append(None)
+            continue
+        row = named_row(connection, pseudonym)
+        name = None if row is None else row[place]
+        if name is not None and is_tag(name):
+            kept = None if keys is None else keys.named(pseudonym)
+            name = None if kept is None else kept[place - 1]
+        if name is None:
+            return None
+        found.append(name)
+    return SelectorNames(*found)
+
+
+def status(
+    connection: Connection, erasure: str, now_us: int, periods: Mapping[str, WorkPeriod] | None = None
+) -> Status:
+    """Who has answered, who has not, and who has not by the deadline (rule 2).
+
+    `periods`: who was at work, read beforehand by a connection that sees the system log; None: this one sees it.
+    """
+    asked = request(connection, erasure)
+    if periods is None:
+        periods = read_work_periods(connection)
+    answers = tuple(_answer(connection, erasure, *worker) for worker in _owing(connection, asked, periods))
+    silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
+    late = now_us > asked.deadline_us
+    done = {answer.worker: answer.at_us for answer in answers if answer.outcome == "complete"}
+    state = state_of(asked.asked, [answer.worker for answer in answers], done, now_us)
+    return Status(asked, answers, () if late else silent, silent if late else (), state)
+
+
+def read_states_of(
+    connection: Connection,
+    asked: Iterable[Requested],
+    now_us: int,
+    periods: Mapping[str, WorkPeriod] | None = None,
+) -> dict[str, ErasureState]:
+    """The state of each request, by its id; `periods` as for `status`."""
+    periods = read_work_periods(connection) if periods is None else periods
+    return read_states(connection, [one.asked for one in asked], now_us, periods)
+
+
+def _owing(
+    connection: Connection, asked: Requested, periods: Mapping[str, WorkPeriod]
+) -> list[tuple[int, str]]:
+    """Workers with memory when the erasure was requested, by name (rule 1)."""
+    names = owing(periods, asked.at_us)
+    rows = connection.execute(select(workers.c.id, workers.c.name)).all()
+    ids = {row.name: row.id for row in rows}
+    return [(ids.get(name, -1), name) for name in names]
+
+
+def _answer(connection: Connection, erasure: str, worker: int, name: str) -> ErasureAnswer:
+    result, life = erasure_results.c, incarnations.c
+    query = (
+        select(erasure_results, life.uuid)
+        .join(incarnations, life.id == result.incarnation)
+        .where(result.erasure == erasure, life.worker == worker, has_leaf(erasure_results))
+        .order_by(result.outcome == "complete", result.at_us, result.idx)
+    )
+    rows = connection.execute(query).all()
+    if not rows:
+        return ErasureAnswer(name, "", "", 0, 0, 0, 0, "", 0, 0)
+    row = rows[-1]
+    read = connection.execute(
+        select(erasure_rereads.c.checked, erasure_rereads.c.nonzero).where(
+            erasure_rereads.c.erasure == erasure,
+            erasure_rereads.c.incarnation == row.incarnation,
+            has_leaf(erasure_rereads),
+        )
+    ).all()
+    return ErasureAnswer(
+        name,
+        row.uuid,
+        row.outcome,
+        row.at_us,
+        row.residencies,
+        row.blocks,
+        row.remaining,
+        row.reason,
+        sum(one.checked for one in read),
+        sum(one.nonzero for one in read),
+    )
+
+
+__all__ = [
+    "ErasureAnswer",
+    "ErasureState",
+    "Requested",
+    "SelectorNames",
+    "Status",
+    "completed",
+    "erasure_effects",
+    "erasure_remains",
+    "names",
+    "pending",
+    "read_states_of",
+    "request",
+    "requests",
+    "status",
+]

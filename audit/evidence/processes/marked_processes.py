@@ -1,0 +1,76 @@
+"""Which processes of a ledger served nobody's traffic: replays, generators of it, and workers that serve it simulated.
+
+1. The one answer, from signed leaves alone: the `origin` of a process's `worker-started` leaf. Whoever shows what a
+   process recorded asks here, and says what `history` says. Leaves of earlier versions have none: they are not marked.
+2. A mark leaves nothing out and counts nothing differently: what a marked process recorded is evidence of what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from kvcustody.audit.evidence.processes.work_periods import LIVES, STARTED, Body, about, ends, life_leaves
+from kvcustody.audit.kinds import ORIGINS
+from kvcustody.times import SECOND_US, iso
+
+_NAMED = 4
+
+
+class MarkedProcess(NamedTuple):
+    """One process that replayed or generated what it recorded; times are UTC microseconds, None: it has not ended."""
+
+    incarnation: str
+    worker: str
+    origin: str
+    started_us: int
+    ended_us: int | None
+
+
+Marked = tuple[MarkedProcess, ...]
+
+
+def marked_processes(bodies: Iterable[Body]) -> Marked:
+    """Those among the leaves about processes' lives, in the order of their starts; other leaves are passed over."""
+    every = [body for body in bodies if body["kind"] in LIVES]
+    over = ends(every)
+    starts = {about(body): body for body in reversed(every) if body["kind"] == STARTED and body.get("origin")}
+    made = [
+        MarkedProcess(
+            life,
+            str(body["worker"]),
+            str(body["origin"]) if str(body["origin"]) in ORIGINS else "of unknown origin",
+            int(body["at_us"]),
+            over[life][0] if life in over else None,
+        )
+        for life, body in starts.items()
+    ]
+    return tuple(sorted(made, key=lambda one: (one.started_us, one.incarnation)))
+
+
+def read_marked(connection: Connection) -> Marked:
+    """Those of a ledger; raises as `life_leaves` where a connection sees the rows of one tenant alone."""
+    return marked_processes(leaf.body for leaf in life_leaves(connection))
+
+
+@lru_cache(maxsize=8)
+def history(marked: Marked) -> str:
+    """What is said wherever their records are shown; empty where there are none."""
+    if not marked:
+        return ""
+    named = "; ".join(
+        f"{one.worker} {one.incarnation[:12]} ({one.origin}, {_second(one.started_us)} to {_second(one.ended_us)})"
+        for one in marked[:_NAMED]
+    )
+    more = f"; and {len(marked) - _NAMED:,} more" if len(marked) > _NAMED else ""
+    text = f"Holds replayed or generated history, which is of nobody's traffic: {named}{more}."
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _second(at_us: int | None) -> str:
+    if at_us is None:
+        return "no end on record"
+    return iso(at_us // SECOND_US * SECOND_US)

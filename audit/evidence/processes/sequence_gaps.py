@@ -1,0 +1,259 @@
+"""Sequences of processes that no leaf has; what was looked at once is not looked at again.
+
+    gaps(connection)           # what is missing, and known to be
+    lacks_below(connection, incarnation, sequence)      # whether something before a leaf is missing
+    keep_spans(engine)         # what is whole goes on record: the next look goes on from there
+
+1. A process numbers what it records from 1 on, over all logs. What is below its highest sequence, in no leaf and in no
+   loss that its writer recorded, is missing.
+2. `sequence_spans` has the ranges that were found whole. Beside them only what came later is read, and what was missing
+   when they were kept: that may have come since.
+3. Retention keeps them before it drops a leaf (`purge_and_legal_hold`): what went in order is not missing.
+4. Where a range has as many sequences as lie between its lowest and highest, none is looked at by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select
+
+from kvcustody.audit.store.database.bulk_insert import insert_rows
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.database.postgres_roles import sees_one_tenant
+from kvcustody.audit.store.database.snapshot import AsOf, is_in
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import outages
+from kvcustody.audit.store.schema.ledger import events, incarnations
+from kvcustody.audit.store.schema.recorded_losses import (
+    LOSING_FUNCTION,
+    REFUSED,
+    losing_processes,
+    recorded_gaps,
+)
+from kvcustody.audit.store.schema.sequences import sequence_spans
+
+NO_LEAF, TORN = "no leaf has these sequences", "a continuation leaf is missing"
+_KEEPING = 7_215_414  # the number of the lock
+_AT_ONCE = 1 << 18  # sequences of one question
+
+Span = tuple[int, int]
+"""First and last of consecutive sequences."""
+
+
+class Gap(NamedTuple):
+    """Evidence that is missing and known to be: an incomplete leaf set, or a recorded loss."""
+
+    incarnation: str
+    first_sequence: int
+    last_sequence: int
+    cause: str
+
+
+class _Life(NamedTuple):
+    """A process: its highest sequence, and the ranges that were found whole."""
+
+    id: int
+    uuid: str
+    highest: int
+    kept: list[Span]
+
+
+def gaps(connection: Connection) -> tuple[Gap, ...]:
+    """Leaf sets that lack a part, sequences that are nowhere, and losses that the writer recorded."""
+    known = _recorded_gaps(connection)
+    found = [gap for gap in known if gap.cause != REFUSED]
+    for life in _lives(connection):
+        whole, torn = _look(connection, life)
+        found += [Gap(life.uuid, number, number, TORN) for number in torn]
+        there = [*whole, *((number, number) for number in torn)]
+        there += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == life.uuid]
+        found += [Gap(life.uuid, *hole, NO_LEAF) for hole in holes_in(there)]
+    return tuple(sorted(found))
+
+
+def recorded_losses(connection: Connection) -> set[str]:
+    """The processes that lost events by a record of their writer; sequences that are nowhere are not looked for."""
+    if sees_one_tenant(connection):
+        return set(connection.exec_driver_sql(f"SELECT {LOSING_FUNCTION}()").scalars())
+    return set(connection.scalars(losing_processes()))
+
+
+def _recorded_gaps(connection: Connection) -> list[Gap]:
+    return [Gap(*row) for row in connection.execute(recorded_gaps())]
+
+
+def keep_spans(engine: Engine) -> int:
+    """Put on record what is whole, one process a transaction; how many of them had something new."""
+    with engine.connect() as connection:
+        lives = [life for life in _lives(connection) if not _is_done(life)]
+    return sum(_keep(engine, life.id) for life in lives)
+
+
+def kept_spans(connection: Connection, incarnation: int) -> list[Span]:
+    """The ranges of one process that were found whole, ascending."""
+    column = sequence_spans.c
+    query = select(column.first_sequence, column.last_sequence).where(column.incarnation == incarnation)
+    return [(row[0], row[1]) for row in connection.execute(query.order_by(column.first_sequence))]
+
+
+def lacks_below(connection: Connection, incarnation: str, sequence: int) -> bool:
+    """Whether some sequence of a process before this one was never here; only what is not kept as whole is read."""
+    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
+    if life is None:
+        return sequence > 1
+    kept = kept_spans(connection, life)
+    for first, last in holes_in([*kept, (sequence, sequence)]):
+        for low in range(first, min(last, sequence - 1) + 1, _AT_ONCE):
+            high = min(last, sequence - 1, low + _AT_ONCE - 1)
+            if _recorded(connection, life, low, high) != [(low, high)]:
+                return True
+    return False
+
+
+def lacks_leaves(connection: Connection, incarnation: int, as_of: AsOf) -> bool:
+    """Whether a leaf was missing below the highest sequence that a process had in a state; refused events have none."""
+    here = (events.c.incarnation == incarnation, has_leaf(events), is_in(as_of, events))
+    sets = select(events.c.sequence, (func.max(events.c.parts) - func.count()).label("lacking")).where(*here)
+    each = sets.group_by(events.c.sequence, events.c.log).subquery()
+    highest, there, lacking = connection.execute(
+        select(func.max(each.c.sequence), func.count(each.c.sequence.distinct()), func.sum(each.c.lacking))
+    ).one()
+    length = outages.c.last_sequence - outages.c.first_sequence + 1
+    refused = select(func.sum(length)).where(outages.c.incarnation == incarnation, outages.c.kind == "gap")
+    refused = refused.where(outages.c.cause == REFUSED, has_leaf(outages), is_in(as_of, outages))
+    return bool(lacking) or (highest or 0) > there + int(connection.scalar(refused) or 0)
+
+
+def dropped_spans(connection: Connection, incarnation: int) -> list[Span]:
+    """The ranges of one process that were found whole, and have no leaf any more: retention dropped them."""
+    kept = kept_spans(connection, incarnation)
+    there: list[Span] = []
+    for first, last in kept:
+        for low in range(first, last + 1, _AT_ONCE):
+            there += _recorded(connection, incarnation, low, min(last, low + _AT_ONCE - 1))
+    return list(_minus(kept, _merged(there)))
+
+
+def holes_in(spans: Iterable[Span]) -> Iterator[Span]:
+    """The ranges between 1 and the highest of these that none of them has."""
+    reached = 0
+    for first, last in sorted(spans):
+        if first > reached + 1:
+            yield reached + 1, first - 1
+        reached = max(reached, last)
+
+
+def _keep(engine: Engine, incarnation: int) -> bool:
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        dialect_of(connection).one_at_a_time(connection, _KEEPING)
+        (life,) = _lives(connection, incarnations.c.id == incarnation)
+        whole, _ = _look(connection, life)
+        if whole == life.kept:
+            return False
+        connection.execute(delete(sequence_spans).where(sequence_spans.c.incarnation == incarnation))
+        insert_rows(connection, sequence_spans, [(incarnation, *span) for span in whole])
+    return True
+
+
+def _lives(connection: Connection, *which: ColumnElement[bool]) -> list[_Life]:
+    highest = select(events.c.sequence).where(events.c.incarnation == incarnations.c.id, has_leaf(events))
+    highest = highest.order_by(events.c.sequence.desc()).limit(1)
+    query = select(incarnations.c.id, incarnations.c.uuid, highest.scalar_subquery().label("highest"))
+    rows = connection.execute(query.where(*which).order_by(incarnations.c.id)).all()
+    column = sequence_spans.c
+    spans = select(sequence_spans).order_by(column.incarnation, column.first_sequence)
+    if which:
+        spans = spans.where(column.incarnation.in_([row.id for row in rows]))
+    kept = {
+        life: [(row.first_sequence, row.last_sequence) for row in of_life]
+        for life, of_life in groupby(connection.execute(spans), key=lambda row: int(row.incarnation))
+    }
+    return [_Life(row.id, row.uuid, row.highest or 0, kept.get(row.id, [])) for row in rows]
+
+
+def _is_done(life: _Life) -> bool:
+    """Whether there is nothing to look at: all that there can be was found whole."""
+    return not life.highest or (
+        len(life.kept) == 1 and life.kept[0][0] == 1 <= life.highest <= life.kept[0][1]
+    )
+
+
+def _look(connection: Connection, life: _Life) -> tuple[list[Span], list[int]]:
+    """The ranges that are whole now, and the sequences that lack a part."""
+    if _is_done(life):
+        return life.kept, []
+    spans, torn = list(life.kept), list[int]()
+    reached = max((last for _, last in life.kept), default=0)
+    open_ended = [(reached + 1, life.highest)] if life.highest > reached else []
+    for first, last in [*holes_in(life.kept), *open_ended]:
+        for low in range(first, last + 1, _AT_ONCE):
+            high = min(last, low + _AT_ONCE - 1)
+            lacking = _torn(connection, life.id, low, high)
+            torn += lacking
+            spans += _minus(_recorded(connection, life.id, low, high), [(each, each) for each in lacking])
+    return _merged(spans), sorted(torn)
+
+
+def _inside(life: int, low: int, high: int) -> tuple[ColumnElement[bool], ...]:
+    column = events.c
+    return column.incarnation == life, column.sequence >= low, column.sequence <= high, has_leaf(events)
+
+
+def _torn(connection: Connection, life: int, low: int, high: int) -> list[int]:
+    column = events.c
+    query = (
+        select(column.sequence)
+        .where(*_inside(life, low, high), column.parts > 1)
+        .group_by(column.sequence, column.log, column.parts)
+        .having(func.count() != column.parts)
+    )
+    return sorted(set(connection.scalars(query)))
+
+
+def _recorded(connection: Connection, life: int, low: int, high: int) -> list[Span]:
+    """Every range of consecutive sequences with a leaf, ascending; an event of several leaves counts once."""
+    there = select(events.c.sequence).where(*_inside(life, low, high)).distinct().subquery()
+    sequence = there.c.sequence
+    count, first, last = connection.execute(
+        select(func.count(), func.min(sequence), func.max(sequence)).select_from(there)
+    ).one()
+    if not count:
+        return []
+    if count == last - first + 1:
+        return [(first, last)]
+    before = func.lag(sequence).over(order_by=sequence).label("before")
+    steps = select(before, sequence).subquery()
+    jumps = select(steps).where(steps.c.sequence > steps.c.before + 1).order_by(steps.c.sequence)
+    ends, starts = zip(*connection.execute(jumps).all(), strict=True)
+    return list(zip((first, *starts), (*ends, last), strict=True))
+
+
+def _minus(spans: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
+    """What is in ranges and not in others; both ascending, neither overlapping itself."""
+    left = iter(others)
+    other = next(left, None)
+    for first, last in spans:
+        at = first
+        while other is not None and other[0] <= last:
+            if at < other[0]:
+                yield at, other[0] - 1
+            at = max(at, other[1] + 1)
+            if other[1] > last:
+                break
+            other = next(left, None)
+        if at <= last:
+            yield at, last
+
+
+def _merged(spans: list[Span]) -> list[Span]:
+    made: list[Span] = []
+    for first, last in sorted(spans):
+        if made and first <= made[-1][1] + 1:
+            made[-1] = (made[-1][0], max(made[-1][1], last))
+        else:
+            made.append((first, last))
+    return made

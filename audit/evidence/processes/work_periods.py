@@ -1,0 +1,108 @@
+"""Which processes are at work, and which were when, from signed leaves alone.
+
+1. A process is at work from its `worker-started` leaf until the last `worker-stopped` or `worker-died` leaf about it,
+   unless a `worker-returned` leaf behind that says that it was taken for dead.
+   No row of `incarnations` counts: whoever edits one changes nothing here, and `audit fsck` names the row.
+2. Processes that announced no memory, as those of commands and of the control plane, are at no work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.store.database.postgres_roles import sees_one_tenant
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, logs
+from kvcustody.errors import LedgerError
+
+STARTED = "worker-started"
+RETURNED = "worker-returned"
+ENDS = ("worker-stopped", "worker-died")
+LIVES = (STARTED, *ENDS, RETURNED)  # the kinds of leaves about processes' lives
+Body = Mapping[str, Any]
+
+
+_LIFE_LEAVES = (
+    select(events.c.idx, events.c.leaf)
+    .join(logs, logs.c.id == events.c.log)
+    .where(logs.c.name == SYSTEM, events.c.kind.in_(LIVES), has_leaf(events))
+    .order_by(events.c.idx)
+)
+
+
+class WorkPeriod(NamedTuple):
+    """One process of a worker: from `started_us` to `ended_us` (UTC; None: no end on record), and how it ended."""
+
+    worker: str
+    started_us: int
+    ended_us: int | None
+    end: str | None = None
+
+    def at_work(self, at_us: int) -> bool:
+        """Whether it had memory at a moment."""
+        return self.started_us <= at_us and (self.ended_us is None or self.ended_us >= at_us)
+
+
+def about(body: Body) -> str:
+    """The process that a leaf about a life is of: its recorder's, unless it names another."""
+    return str(body.get("of_incarnation") or body["incarnation"])
+
+
+def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
+    """The processes that started, by incarnation (rule 1); other leaves are passed over."""
+    every = list(bodies)
+    starts: dict[str, Body] = {}
+    for body in every:
+        if body["kind"] == STARTED:
+            starts.setdefault(about(body), body)
+    over = ends(every)
+    return {
+        life: WorkPeriod(body["worker"], int(body["at_us"]), *over.get(life, (None, None)))
+        for life, body in starts.items()
+    }
+
+
+def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
+    """The processes that ended, whether they announced memory or not: when, and how. Leaves are in their order."""
+    found: dict[str, tuple[int, str]] = {}
+    for body in bodies:
+        if body["kind"] in ENDS:
+            end = (int(body["at_us"]), str(body["kind"]).removeprefix("worker-"))
+            found[about(body)] = max(end, found.get(about(body), end))
+        elif body["kind"] == RETURNED:
+            found.pop(about(body), None)
+    return found
+
+
+def at_work(periods: Mapping[str, WorkPeriod]) -> list[str]:
+    """The processes whose end is not on record, by incarnation."""
+    return [life for life, period in periods.items() if period.ended_us is None]
+
+
+def read_work_periods(connection: Connection) -> dict[str, WorkPeriod]:
+    """The processes that started, by incarnation, as the system log has them; raises as `life_leaves`."""
+    return work_periods(leaf.body for leaf in life_leaves(connection))
+
+
+class LifeLeaf(NamedTuple):
+    """A leaf about a process's life, and its place in the system log."""
+
+    idx: int
+    body: Body
+
+
+def life_leaves(connection: Connection) -> list[LifeLeaf]:
+    """Every start and end of a worker's process, in order. The system log is never purged.
+
+    Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
+    """
+    if sees_one_tenant(connection):
+        raise LedgerError(
+            "who was at work is in the system log, which a connection of one tenant does not see"
+        )
+    return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in connection.execute(_LIFE_LEAVES)]

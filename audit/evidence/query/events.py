@@ -1,0 +1,519 @@
+"""Pages of leaves by what they say: filters, a stable order, cursors, and the ledger as it was at a checkpoint.
+
+1. The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
+   checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's
+   log.
+2. A filter on what a leaf says is applied to its canonical bytes in the database, and checked again on the decoded
+   leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
+   against the leaves.
+3. One call looks at no more than `scan_max` leaves. A page that ends there is short and has a cursor all the same.
+4. Of many logs a search by kind looks into those alone that have the kind, as the figures say (`schema.counters`, held
+   against the leaves by `fsck`); small logs are searched together.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import orjson
+from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
+from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exists, func, literal, or_, select
+
+from kvcustody.audit.evidence.counters.read_figures import logs_with
+from kvcustody.audit.kinds import log_of
+from kvcustody.audit.kinds.block_runs import blocks_at, names_block
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.schema.all_tables import is_leaf_of
+from kvcustody.audit.store.schema.leaf_tables import (
+    attachments,
+    custody_ends,
+    event_traces,
+    receipts,
+    releases,
+    residencies,
+)
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.errors import LedgerError
+
+_WINDOW = 20_000
+_LOGS_TOGETHER = 1000
+_ONE_LOG = "SELECT id, name, size FROM logs WHERE name = ?"
+_BEFORE_ALL = -(1 << 62)  # a time before that of any leaf
+_OUTCOMES = ("outcome", "effect", "result")
+_RULES = ("rule", "reasons")
+_GRANTS = ("grant", "via", "ids", "reasons")
+
+
+class BlockRef(NamedTuple):
+    """One block of one incarnation's pool, at one generation."""
+
+    incarnation: str
+    block: int
+    generation: int
+    pool: int = 0
+
+
+class EventFilter(NamedTuple):
+    """Which leaves; None and empty mean any. Times are UTC µs, `until_us` is exclusive.
+
+    `logs` restricts what can be seen at all (a tenant's own log); `tenant` is that tenant's log. `rule` and `grant`
+    are ids among what determined a decision; `outcome` is an outcome, effect or result; `trace` is a W3C trace id.
+    `reader` is the tenant that asked for blocks of `owner`; `generation` is the number of a hand-out, in any pool.
+    """
+
+    logs: tuple[str, ...] | None = None
+    tenant: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    kinds: tuple[str, ...] = ()
+    outcome: str | None = None
+    actor: str | None = None
+    rule: str | None = None
+    grant: str | None = None
+    revision: int | None = None
+    residency: int | None = None
+    incarnation: str | None = None
+    block: BlockRef | None = None
+    trace: str | None = None
+    reader: str | None = None
+    owner: str | None = None
+    generation: int | None = None
+
+
+class Cursor(NamedTuple):
+    """After this leaf: of the log with this id, at this time and idx."""
+
+    log: int
+    at_us: int
+    idx: int
+
+    def to_text(self) -> str:
+        """The cursor as text; not signed."""
+        return base64.urlsafe_b64encode(b"%d.%d.%d" % self).decode().rstrip("=")
+
+    @classmethod
+    def from_text(cls, text: str) -> Cursor:
+        """What `to_text` made; raises `LedgerError` for anything else."""
+        try:
+            padded = text + "=" * (-len(text) % 4)
+            log, at_us, idx = (int(part) for part in base64.urlsafe_b64decode(padded).split(b"."))
+        except ValueError:
+            raise LedgerError(f"cursor `{text[:40]}` is not one; start again without it") from None
+        return cls(log, at_us, idx)
+
+
+@dataclass(slots=True)
+class EventRow:
+    """One leaf as it stands; `decoded` None: it is when somebody looks, for a page of the API gives the bytes alone."""
+
+    log: str
+    idx: int
+    at_us: int
+    kind: str
+    decoded: dict[str, Any] | None = field(compare=False, repr=False)
+    leaf: bytes
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The leaf decoded."""
+        if self.decoded is None:
+            self.decoded = orjson.loads(self.leaf)
+        return self.decoded
+
+
+class LeafPage(NamedTuple):
+    """Some leaves, and where the next page begins (None: there is none)."""
+
+    rows: tuple[EventRow, ...]
+    next: Cursor | None
+    scanned: int
+
+
+def find_events(
+    connection: Connection,
+    wanted: EventFilter,
+    *,
+    after: Cursor | None = None,
+    limit: int = 100,
+    as_of: int | None = None,
+    scan_max: int = 1_000_000,
+) -> LeafPage:
+    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves."""
+    sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
+    rows: list[EventRow] = []
+    scanned = 0
+    conditions = conditions_of(connection, wanted)
+    searched = bool(conditions) and wanted.trace is None
+    for together in _together(logs_of(connection, wanted, after), searched):
+        log, name, _ = together[0]
+        place = after if after is not None and after.log == log else None
+        if len(together) > 1:
+            found, full = _of_several(
+                connection, together, wanted, conditions, sizes, place, limit - len(rows)
+            )
+            rows += found
+            if full is not None:
+                return LeafPage(tuple(rows), full, scanned)
+            scanned += sum(each.size for each in together)
+            if scanned >= scan_max:
+                return LeafPage(tuple(rows), Cursor(together[-1].id + 1, _BEFORE_ALL, -1), scanned)
+            continue
+        below = None if sizes is None else sizes.get(name, 0)
+        if (
+            not conditions and wanted.trace is None
+        ):  # every leaf of the period: nothing to search for, so no window
+            plain = [
+                row_of(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))
+            ]
+            rows += plain
+            scanned += len(plain)
+            if len(rows) == limit:
+                return LeafPage(tuple(rows), Cursor(log, rows[-1].at_us, rows[-1].idx), scanned)
+            continue
+        while True:
+            window = _Window(connection, log, wanted, below, place)
+            for row in window.rows(conditions, limit - len(rows)):
+                made = row_of(name, row)
+                if says(made.body, wanted):
+                    rows.append(made)
+                place = Cursor(log, row.at_us, row.idx)
+                if len(rows) == limit:
+                    return LeafPage(tuple(rows), place, scanned)
+            if window.is_clipped:
+                continue  # more matches in this window than were asked for, and some did not hold
+            scanned += window.size
+            if window.end is None:
+                break
+            place = window.end
+            if scanned >= scan_max:
+                return LeafPage(tuple(rows), place, scanned)
+    return LeafPage(tuple(rows), None, scanned)
+
+
+def every_event(
+    connection: Connection, wanted: EventFilter, *, as_of: int | None = None, page: int = 1000
+) -> Iterator[EventRow]:
+    """All leaves of a filter, page by page, with bounded memory."""
+    after: Cursor | None = None
+    while True:
+        found = find_events(connection, wanted, after=after, limit=page, as_of=as_of)
+        yield from found.rows
+        if found.next is None:
+            return
+        after = found.next
+
+
+def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 20) -> tuple[EventRow, ...]:
+    """The last leaves of a filter over all its logs, oldest first."""
+    found: list[EventRow] = []
+    conditions = conditions_of(connection, wanted)
+    for log, name, _ in logs_of(connection, wanted, None):
+        column = _ordered(wanted)
+        query = (
+            _leaves(wanted)
+            .where(*_inside(log, wanted, None, None), *conditions)
+            .order_by(column.at_us.desc(), column.idx.desc())
+        )
+        kept = 0
+        for row in connection.execution_options(stream_results=True).execute(query):
+            made = row_of(name, row)
+            if says(made.body, wanted):
+                found.append(made)
+                kept += 1
+            if kept == limit:
+                break
+    return tuple(sorted(found, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
+
+
+class Log(NamedTuple):
+    """A log: its id, its name, and how many leaves it has."""
+
+    id: int
+    name: str
+    size: int
+
+
+def _together(every: Sequence[Log], searched: bool) -> Iterator[list[Log]]:
+    """The logs in order, in lists that are searched at once: small ones together, where there is something to find."""
+    some: list[Log] = []
+    leaves = 0
+    for log in every:
+        if some and (not searched or leaves + log.size > _WINDOW or len(some) == _LOGS_TOGETHER):
+            yield some
+            some, leaves = [], 0
+        some.append(log)
+        leaves += log.size
+    if some:
+        yield some
+
+
+def _of_several(
+    connection: Connection,
+    together: Sequence[Log],
+    wanted: EventFilter,
+    conditions: Sequence[ColumnElement[bool]],
+    sizes: Mapping[str, int] | None,
+    place: Cursor | None,
+    limit: int,
+) -> tuple[list[EventRow], Cursor | None]:
+    """The leaves of small logs that are wanted; and where they end, where there may be more than `limit`."""
+    column, names, found = events.c, {log.id: log.name for log in together}, list[EventRow]()
+    query = select(column.log, column.at_us, column.idx, column.kind, column.leaf)
+    query = query.where(column.log.in_(names), *_times(wanted), *conditions)
+    query = query.order_by(column.log, column.at_us, column.idx).limit(limit)
+    while True:
+        asked = query
+        if place is not None:
+            later = or_(column.at_us > place.at_us, and_(column.at_us == place.at_us, column.idx > place.idx))
+            asked = query.where(or_(column.log > place.log, and_(column.log == place.log, later)))
+        rows = connection.execute(asked).all()
+        for log, *of in rows:
+            made = row_of(names[log], of)
+            place = Cursor(log, made.at_us, made.idx)
+            if (sizes is None or made.idx < sizes.get(made.log, 0)) and says(made.body, wanted):
+                found.append(made)
+                if len(found) == limit:
+                    return found, place
+        if len(rows) < limit:
+            return found, None
+
+
+def _next(
+    connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None, limit: int
+) -> Sequence[Any]:
+    """The next leaves of a log in a period, whatever they say."""
+    at_us, idx = (None, None) if place is None else (place.at_us, place.idx)
+    asked = {"log": log, "since": wanted.since_us, "until": wanted.until_us, "below": below}
+    asked |= {"at_us": at_us, "idx": idx, "limit": limit}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return connection.execute(_statement(frozenset(given)), given).all()
+
+
+@cache
+def _statement(given: frozenset[str]) -> Select[Any]:
+    """The query of `_next` with these parameters; building it anew takes as long as running it."""
+    column = events.c
+    made: list[ColumnElement[bool]] = [column.log == bindparam("log")]
+    if "since" in given:
+        made.append(column.at_us >= bindparam("since"))
+    if "until" in given:
+        made.append(column.at_us < bindparam("until"))
+    if "below" in given:
+        made.append(column.idx < bindparam("below"))
+    if "at_us" in given:
+        past = or_(column.at_us > bindparam("at_us"), column.idx > bindparam("idx"))
+        made += [column.at_us >= bindparam("at_us"), past]
+    query = select(column.at_us, column.idx, column.kind, column.leaf).where(*made)
+    return query.order_by(column.at_us, column.idx).limit(bindparam("limit"))
+
+
+def _inside(
+    log: int, wanted: EventFilter, below: int | None, place: Cursor | None
+) -> list[ColumnElement[bool]]:
+    """What keeps to a log, a trace, a period, a checkpoint, and behind a place."""
+    column = _ordered(wanted)
+    made = [column.log == log, *_times(wanted)]
+    if wanted.trace is not None:
+        made.append(event_traces.c.trace == wanted.trace)
+    if below is not None:
+        made.append(column.idx < below)
+    if place is not None:
+        past = or_(column.at_us > place.at_us, column.idx > place.idx)
+        made += [column.at_us >= place.at_us, past]
+    return made
+
+
+def _ordered(wanted: EventFilter) -> Any:
+    """The columns that pages are in the order of: those of a trace's own table have an index for it."""
+    return events.c if wanted.trace is None else event_traces.c
+
+
+def _leaves(wanted: EventFilter) -> Select[Any]:
+    """Leaves as they are shown; conditions are on the columns of `_ordered`."""
+    query = select(events.c.at_us, events.c.idx, events.c.kind, events.c.leaf)
+    if wanted.trace is None:
+        return query
+    return query.select_from(events).join(event_traces, is_leaf_of(event_traces))
+
+
+class _Window:
+    """The next so many leaves of a log in order, or of a trace in it, whatever they say."""
+
+    def __init__(
+        self, connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None
+    ) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        column = _ordered(wanted)
+        inside = _inside(log, wanted, below, place)
+        ordered = (
+            select(column.at_us, column.idx).where(*inside).order_by(column.at_us, column.idx).limit(_WINDOW)
+        )
+        edge = ordered.subquery()
+        self.size, last = connection.execute(
+            select(func.count(), func.max(edge.c.at_us)).select_from(edge)
+        ).one()
+        self.end: Cursor | None = None
+        self._inside = inside
+        if self.size == _WINDOW:
+            idx = connection.scalar(select(func.max(edge.c.idx)).where(edge.c.at_us == last))
+            self.end = Cursor(log, last, idx)
+            self._inside.append(or_(column.at_us < last, and_(column.at_us == last, column.idx <= idx)))
+        self._taken = 0
+        self._asked = 0
+
+    def rows(self, conditions: Sequence[ColumnElement[bool]], limit: int) -> Iterator[Any]:
+        """At most `limit` leaves of the window whose bytes match."""
+        column = _ordered(self._wanted)
+        query = (
+            _leaves(self._wanted)
+            .where(*self._inside, *conditions)
+            .order_by(column.at_us, column.idx)
+            .limit(limit)
+        )
+        self._asked = limit
+        for row in self._connection.execute(query):
+            self._taken += 1
+            yield row
+
+    @property
+    def is_clipped(self) -> bool:
+        """The window may hold more matches than it was asked for."""
+        return self._taken == self._asked
+
+
+def _only_log(wanted: EventFilter) -> str | None:
+    """The log that a filter names, where it names just one and nothing else that chooses among logs."""
+    if wanted.trace is not None:
+        return None
+    if wanted.logs is None:
+        return None if wanted.tenant is None else log_of(wanted.tenant)
+    return wanted.logs[0] if wanted.tenant is None and len(wanted.logs) == 1 else None
+
+
+def logs_of(connection: Connection, wanted: EventFilter, after: Cursor | None = None) -> list[Log]:
+    """The logs that a filter looks into, by id, behind a place."""
+    first = 0 if after is None else after.log
+    only = _only_log(wanted)
+    if only is not None:
+        found = fetch_all(connection, _ONE_LOG, (only,))
+        return [log for log in map(Log._make, found) if log.id >= first]
+    query = select(logs.c.id, logs.c.name, logs.c.size).order_by(logs.c.id)
+    if wanted.logs is not None:
+        query = query.where(logs.c.name.in_(wanted.logs))
+    if wanted.tenant is not None:
+        query = query.where(logs.c.name == log_of(wanted.tenant))
+    if wanted.trace is not None:
+        query = query.where(
+            exists().where(event_traces.c.trace == wanted.trace, event_traces.c.log == logs.c.id)
+        )
+    if wanted.kinds:
+        query = query.where(logs.c.id.in_(logs_with(wanted.kinds)))
+    query = query.where(logs.c.id >= first)
+    return [Log(*row) for row in connection.execute(query)]
+
+
+def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
+    made: list[ColumnElement[bool]] = []
+    column = _ordered(wanted)
+    if wanted.since_us is not None:
+        made.append(column.at_us >= wanted.since_us)
+    if wanted.until_us is not None:
+        made.append(column.at_us < wanted.until_us)
+    return made
+
+
+def conditions_of(connection: Connection, wanted: EventFilter) -> list[ColumnElement[bool]]:
+    """Conditions on what leaves say: necessary, and checked again by `says` (rule 2)."""
+    made: list[ColumnElement[bool]] = []
+    if wanted.kinds:
+        held = [LIST_OF_KIND[kind] for kind in wanted.kinds if kind in LIST_OF_KIND]
+        of_items = (_holds(connection, b'"%s":[' % key.encode()) for key in held)
+        of_kind = events.c.kind.in_(wanted.kinds)
+        made.append(or_(of_kind, and_(events.c.kind == CHANGED, or_(*of_items))) if held else of_kind)
+    if wanted.incarnation is not None:
+        life = select(incarnations.c.id).where(incarnations.c.uuid == wanted.incarnation).scalar_subquery()
+        made.append(events.c.incarnation == life)
+    texts = (wanted.outcome, wanted.actor, wanted.rule, wanted.grant, wanted.reader, wanted.owner)
+    made += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
+    if wanted.revision is not None:
+        made.append(_holds(connection, b'"revision":%d' % wanted.revision))
+    if wanted.residency is not None:  # an item says the number alone
+        named = _holds(connection, b'"residency":%d' % wanted.residency)
+        listed = _holds(connection, b",%d," % wanted.residency)
+        made.append(or_(named, and_(events.c.kind == CHANGED, listed)))
+    if wanted.block is not None:
+        made.append(_touching(wanted.block.generation))
+    if wanted.generation is not None:
+        made.append(_touching(wanted.generation))
+    return made
+
+
+def _holds(connection: Connection, part: bytes) -> ColumnElement[bool]:
+    """The leaf's bytes contain these."""
+    return dialect_of(connection).contains(events.c.leaf, literal(part))
+
+
+def _touching(generation: int) -> ColumnElement[bool]:
+    return or_(
+        *(
+            exists().where(
+                is_leaf_of(table),
+                table.c.low <= generation,
+                table.c.high >= generation,
+            )
+            for table in (residencies, attachments, releases, custody_ends, receipts)
+        )
+    )
+
+
+def says(body: dict[str, Any], wanted: EventFilter) -> bool:
+    """Whether a leaf, or one of its items, says all that is wanted."""
+    every = not wanted.kinds or body["kind"] in wanted.kinds
+    return any(
+        _says_itself(item, wanted) for item in plain_bodies(body) if every or item["kind"] in wanted.kinds
+    )
+
+
+def _says_itself(body: Mapping[str, Any], wanted: EventFilter) -> bool:
+    checks: tuple[tuple[Any, Callable[[Any], bool]], ...] = (
+        (wanted.outcome, lambda value: any(body.get(key) == value for key in _OUTCOMES)),
+        (wanted.actor, lambda value: body.get("actor") == value),
+        (wanted.rule, lambda value: _among(body, _RULES, value)),
+        (wanted.grant, lambda value: _among(body, _GRANTS, value)),
+        (wanted.revision, lambda value: body.get("revision") == value),
+        (wanted.residency, lambda value: body.get("residency") == value),
+        (wanted.block, lambda value: _names(body, value)),
+        (wanted.trace, lambda value: body.get("trace") == value),
+        (wanted.reader, lambda value: "owner" in body and body.get("reader", body.get("tenant")) == value),
+        (wanted.owner, lambda value: body.get("owner") == value),
+        (wanted.generation, lambda value: any(blocks_at(_runs(body), value))),
+    )
+    return all(value is None or check(value) for value, check in checks)
+
+
+def _among(body: Mapping[str, Any], keys: Sequence[str], value: str) -> bool:
+    return any(value == body.get(key) or value in (body.get(key) or ()) for key in keys if key in body)
+
+
+def _names(body: Mapping[str, Any], block: BlockRef) -> bool:
+    if block.incarnation not in (body["incarnation"], body.get("of_incarnation")):
+        return False
+    return names_block(_runs(body), block.block, block.generation, block.pool)
+
+
+def _runs(body: Mapping[str, Any]) -> list[Any]:
+    return [*body.get("runs", ()), *body.get("written", ())]
+
+
+def row_of(name: str, row: Any) -> EventRow:
+    """A leaf of a log, of its time, idx, kind and bytes."""
+    at_us, idx, kind, leaf = row
+    return EventRow(name, idx, at_us, kind, None, bytes(leaf))

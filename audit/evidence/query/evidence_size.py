@@ -1,0 +1,36 @@
+"""How much the evidence in a ledger is, for planning: leaves, their bytes, and what the database takes for them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.schema.leaf_tables import residencies
+from kvcustody.audit.store.schema.ledger import events
+
+
+class EvidenceSize(NamedTuple):
+    """All leaves of a ledger; `kinds` has (kind, leaves, bytes), the largest first. `requests` are openings."""
+
+    requests: int
+    leaves: int
+    leaf_bytes: int
+    disk_bytes: int  # with rows, trees and indexes
+    kinds: tuple[tuple[str, int, int], ...]
+
+
+def evidence_size(connection: Connection) -> EvidenceSize:
+    """Counts every leaf: the caller asked for history."""
+    size = func.sum(func.length(events.c.leaf))
+    query = select(events.c.kind, func.count(), size).group_by(events.c.kind).order_by(size.desc())
+    kinds = tuple((kind, int(leaves), int(total)) for kind, leaves, total in connection.execute(query))
+    requests = connection.scalar(select(func.count()).select_from(residencies).where(residencies.c.part == 1))
+    return EvidenceSize(
+        int(requests or 0),
+        sum(leaves for _, leaves, _ in kinds),
+        sum(total for _, _, total in kinds),
+        dialect_of(connection).size_bytes(connection),
+        kinds,
+    )

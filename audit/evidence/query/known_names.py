@@ -1,0 +1,80 @@
+"""Names that a question or an act is about, checked where a typo costs: nothing is found, held or ended under one.
+
+1. A name that the ledger does not know is refused, with the nearest one that it knows. Names that it knows are counted
+   as known wherever they stand in it, not in the period or log that was asked about alone.
+2. Only what may be told is suggested: a caller behind a tenant's wall is never given this check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from sqlalchemy import Connection, exists, select
+
+from kvcustody.audit.evidence.query.events import EventFilter, find_events, newest_events
+from kvcustody.audit.evidence.query.issuers import named_tenant
+from kvcustody.audit.kinds import log_of
+from kvcustody.audit.store.schema.ledger import logs, tenants
+from kvcustody.errors import ConfigError
+from kvcustody.ids import TenantId
+
+OUTCOME_PARTS = ("outcome", "effect", "result")
+_NAMES_MAX = 2_000  # that a suggestion is chosen from
+_LEAVES_MAX = 5_000
+_SHOWN_MAX = 8
+
+
+def known_tenant(connection: Connection, said: str | None) -> TenantId | None:
+    """The name of the tenant that somebody calls so; None is any.
+
+    Raises `ConfigError` for a tenant that the ledger has never seen, and for an id that several issuers may have given.
+    """
+    if said is None:
+        return None
+    tenant = named_tenant(connection, said)
+    check_tenant(connection, tenant)
+    return tenant
+
+
+def check_tenant(connection: Connection, tenant: str | None) -> None:
+    """Raise `ConfigError` where the ledger has never seen the tenant of this name; None is any."""
+    if tenant is None:
+        return
+    known = exists().where(tenants.c.tenant == tenant)
+    logged = exists().where(logs.c.name == log_of(tenant))
+    if not connection.scalar(select(known | logged)):
+        listed = connection.scalars(select(tenants.c.tenant).order_by(tenants.c.tenant).limit(_NAMES_MAX))
+        raise _unknown("tenant", tenant, listed)
+
+
+def check_said(connection: Connection, wanted: EventFilter) -> None:
+    """Raise `ConfigError` where no leaf of the ledger names the actor or outcome that nothing was found for."""
+    asked: tuple[tuple[str, str | None, EventFilter, tuple[str, ...]], ...] = (
+        ("actor", wanted.actor, EventFilter(actor=wanted.actor), ("actor",)),
+        ("outcome", wanted.outcome, EventFilter(outcome=wanted.outcome), OUTCOME_PARTS),
+    )
+    for name, value, alone, parts in asked:
+        if value is None or find_events(connection, alone, limit=1).rows:
+            continue
+        newest = newest_events(connection, EventFilter(), limit=_LEAVES_MAX)
+        said = {row.body.get(part) for row in newest for part in parts}
+        raise _unknown(name, value, sorted(text for text in said if isinstance(text, str) and text))
+
+
+def _unknown(what: str, value: str, known: Iterable[str]) -> ConfigError:
+    """The refusal of a name, with the nearest that is known."""
+    names = list(known)
+    close = get_close_matches(value, names, n=1, cutoff=0.6)
+    if close:
+        more = f"did you mean `{_shown(close[0])}`?"
+    elif names:
+        more = "there are " + ", ".join(f"`{_shown(name)}`" for name in names[:_SHOWN_MAX])
+        more += ", …" if len(names) > _SHOWN_MAX else ""
+    else:
+        more = "it knows none"
+    return ConfigError(f"the ledger knows no {what} `{_shown(value)}`: {more}", **{what: value})
+
+
+def _shown(name: str) -> str:
+    return "".join(char if char.isprintable() and char != "`" else "?" for char in name)[:128]

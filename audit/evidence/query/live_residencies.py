@@ -1,0 +1,126 @@
+"""What is held now: residencies that run or whose hold has not ended, by what their own leaves record.
+
+1. A residency is live while its process is at work, by the leaves about its start and end, and it runs, or its last
+   hold is after `now_us`.
+2. An eviction or an erasure may have ended its blocks before: `report.subject` counts those, block by block.
+3. No clock is read. People appear as pseudonyms.
+4. A hold that a narrowing act shortened ends when that act says (`narrowed`). What still runs shows the limit that it
+   began with: no leaf says more before its release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, or_, select, tuple_
+
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, at_work, read_work_periods
+from kvcustody.audit.evidence.query.narrowed_holds import read_narrowed
+from kvcustody.audit.evidence.subjects.subject_filter import of_tenant
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import releases, residencies
+from kvcustody.audit.store.schema.ledger import incarnations
+
+NEVER_US = 1 << 62
+
+
+class Live(NamedTuple):
+    """A live residency. Times are UTC µs; `until_us` is its hold's end, or its limit while it runs (0: none)."""
+
+    incarnation: str
+    residency: int
+    tenant: str
+    classification: str
+    subject: str | None
+    opened_us: int
+    running: bool
+    until_us: int
+
+    def used_share(self, now_us: int) -> float:
+        """How much of its time has passed; above 1 it is past its deadline, 0 where it has none."""
+        allowed = self.until_us - self.opened_us
+        return (now_us - self.opened_us) / allowed if self.until_us and allowed > 0 else 0.0
+
+
+def live_residencies(
+    connection: Connection,
+    *,
+    now_us: int,
+    tenant: str | None = None,
+    after: tuple[int, str, int] | None = None,
+    limit: int = 5000,
+    periods: Mapping[str, WorkPeriod] | None = None,
+) -> tuple[Live, ...]:
+    """Live residencies, oldest first, at most `limit`; `after`: opened_us, incarnation and residency of one.
+
+    `periods`: who was at work, where this connection does not see the system log.
+    """
+    running = at_work(read_work_periods(connection) if periods is None else periods)
+    made: list[Live] = []
+    while len(made) < limit:
+        rows = _read(connection, running, now_us=now_us, tenant=tenant, after=after, limit=limit)
+        narrowed = _narrowed(connection, rows)
+        found = [_live(row, narrowed.get((row.id, row.residency), NEVER_US)) for row in rows]
+        made += [one for one in found if one.running or one.until_us > now_us]
+        if len(rows) < limit:
+            break
+        after = (rows[-1].opened_us, rows[-1].uuid, rows[-1].residency)
+    return tuple(made[:limit])
+
+
+def _read(
+    connection: Connection,
+    processes: Sequence[str],
+    *,
+    now_us: int,
+    tenant: str | None,
+    after: tuple[int, str, int] | None,
+    limit: int,
+) -> Sequence[Any]:
+    """Residencies that are live by what they and their releases say."""
+    into, out, life = residencies.c, releases.c, incarnations.c
+    final = and_(
+        out.incarnation == into.incarnation,
+        out.residency == into.residency,
+        out.final,
+        out.part == 1,
+        has_leaf(releases),
+    )
+    query = (
+        select(into.residency, into.tenant, into.classification, into.subject, into.opened_us)
+        .add_columns(life.id, life.uuid, life.offset_us)
+        .add_columns(into.absolute_boot_us, out.released_us, out.hold_boot_us)
+        .join(incarnations, life.id == into.incarnation)
+        .outerjoin(releases, final)
+        .where(into.part == 1, life.uuid.in_(processes), has_leaf(residencies))
+        .where(or_(out.released_us.is_(None), out.hold_boot_us + life.offset_us > now_us))
+        .order_by(into.opened_us, life.uuid, into.residency)
+        .limit(limit)
+    )
+    if after is not None:
+        query = query.where(tuple_(into.opened_us, life.uuid, into.residency) > after)
+    if tenant is not None:
+        query = query.where(of_tenant(tenant))
+    return connection.execute(query).all()
+
+
+def _narrowed(connection: Connection, rows: Sequence[Any]) -> dict[tuple[int, int], int]:
+    """By incarnation and residency: when a narrowing act made its hold end at the latest, in boot time (rule 4)."""
+    held: dict[int, list[int]] = {}
+    for row in rows:
+        if row.released_us is not None:
+            held.setdefault(row.id, []).append(row.residency)
+    return {
+        (life, residency): until_us
+        for life, among in held.items()
+        for residency, until_us in read_narrowed(connection, life, among=among).items()
+    }
+
+
+def _live(row: Any, latest_us: int) -> Live:
+    running = row.released_us is None
+    end_boot_us = row.absolute_boot_us if running else min(row.hold_boot_us, latest_us)
+    until_us = end_boot_us + row.offset_us if end_boot_us else 0
+    who = (row.uuid, row.residency, row.tenant, row.classification, row.subject)
+    return Live(*who, row.opened_us, running, until_us)

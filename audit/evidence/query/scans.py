@@ -1,0 +1,87 @@
+"""Scans for orphans as the ledger records them: who scanned, what was looked at, what was found.
+
+1. A scan is named by its process's incarnation and its number there; a finding by its scan and its number in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, select, tuple_
+
+from kvcustody.audit.evidence.query.custody import OrphanFinding
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import orphan_findings, orphan_scans
+from kvcustody.audit.store.schema.ledger import incarnations, workers
+
+
+class Scan(NamedTuple):
+    """One scan. Times are UTC µs."""
+
+    incarnation: str
+    scan: int
+    worker: str
+    mode: str
+    started_us: int
+    ended_us: int
+    residencies: int
+    blocks: int
+    findings: int
+
+
+class ScanPage(NamedTuple):
+    """Some scans, newest first, and where the next page begins (None: there is none)."""
+
+    scans: tuple[Scan, ...]
+    next: tuple[int, int, int] | None
+
+
+def scans(connection: Connection, *, after: tuple[int, int, int] | None = None, limit: int = 100) -> ScanPage:
+    """Scans of all processes, newest first; `after` is the place of the last one of the page before."""
+    column = orphan_scans.c
+    place = tuple_(column.at_us, column.log, column.idx)
+    query = _scans().add_columns(column.at_us, column.log, column.idx)
+    if after is not None:
+        query = query.where(place < after)
+    ordered = query.order_by(column.at_us.desc(), column.log.desc(), column.idx.desc()).limit(limit + 1)
+    rows = connection.execute(ordered).all()
+    following = (rows[limit - 1][-3], rows[limit - 1][-2], rows[limit - 1][-1]) if len(rows) > limit else None
+    return ScanPage(tuple(Scan(*row[:-3]) for row in rows[:limit]), following)
+
+
+def scan_of(
+    connection: Connection, incarnation: str, scan: int
+) -> tuple[Scan, tuple[OrphanFinding, ...]] | None:
+    """One scan with its findings; None where the ledger has none."""
+    query = _scans().where(incarnations.c.uuid == incarnation, orphan_scans.c.scan == scan).limit(1)
+    row = connection.execute(query).first()
+    if row is None:
+        return None
+    column = orphan_findings.c
+    life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
+    found = (
+        select(*(column[name] for name in OrphanFinding._fields))
+        .where(column.incarnation == life, column.scan == scan, has_leaf(orphan_findings))
+        .order_by(column.finding)
+    )
+    return Scan(*row), tuple(OrphanFinding(*one) for one in connection.execute(found))
+
+
+def _scans() -> Select[Any]:
+    column, life = orphan_scans.c, incarnations.c
+    return (
+        select(
+            life.uuid,
+            column.scan,
+            workers.c.name,
+            column.mode,
+            (column.started_boot_us + life.offset_us).label("started_us"),
+            (column.ended_boot_us + life.offset_us).label("ended_us"),
+            column.residencies,
+            column.blocks,
+            column.findings,
+        )
+        .join(incarnations, life.id == column.incarnation)
+        .join(workers, workers.c.id == life.worker)
+        .where(has_leaf(orphan_scans))
+    )

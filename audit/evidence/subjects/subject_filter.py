@@ -1,0 +1,48 @@
+"""Whose residency it is, as conditions on `residencies`: a tenant's, or those of a tenant's subjects.
+
+1. A tenant's residencies are in that tenant's log, and in no other.
+2. The index of subjects has each log in spans of as many leaves, one span after the other, and is ordered by subject
+   within a span. An opening then changes pages of the last span of its log alone, which are in memory. Ordered by
+   subject alone it changed another page for each subject, and a ledger took in openings the slower the larger it was.
+3. Who asks looks into every span of the log: one search for each thousand leaves that the tenant has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, any_, false, func, literal, select
+
+from kvcustody.audit.kinds import log_of
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.schema.leaf_tables import SPAN_LEAVES, residencies, span_of
+from kvcustody.audit.store.schema.ledger import logs
+
+
+def of_tenant(tenant: str) -> ColumnElement[bool]:
+    """The tenant's residencies (rule 1)."""
+    log = select(logs.c.id).where(logs.c.name == log_of(tenant)).scalar_subquery()
+    return residencies.c.log == log
+
+
+def of_subjects(connection: Connection, tenant: str, names: Sequence[str]) -> list[ColumnElement[bool]]:
+    """The residencies of a tenant's subjects, given by pseudonyms: three conditions, the columns of the index."""
+    query = select(logs.c.id, logs.c.size).where(logs.c.name == log_of(tenant))
+    found = connection.execute(query).first()
+    if found is None or not names:
+        return [false()]
+    column = residencies.c
+    spans = _each_span(connection, found.size // SPAN_LEAVES)
+    return [column.log == found.id, spans, column.subject.in_(names)]
+
+
+def _each_span(connection: Connection, last: int) -> ColumnElement[bool]:
+    """In one of the spans from the first to the last."""
+    span = span_of(residencies.c.idx)
+    if dialect_of(connection).arrays:
+        numbers: Select[Any] = select(func.generate_series(0, last))
+        return span == any_(func.array(numbers.scalar_subquery()))
+    first = select(literal(0).label("number")).cte("spans", recursive=True)
+    each = first.union_all(select(first.c.number + 1).where(first.c.number < last))
+    return span.in_(select(each.c.number))

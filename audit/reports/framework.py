@@ -1,0 +1,256 @@
+"""Frameworks: which controls our evidence can serve, what each is served by, and how far that reaches.
+
+1. `controls.toml` beside this module is the library: what evidence shows, once, and which controls of which frameworks
+   it serves. None claims that a control is met.
+2. Users add a framework by a file (`read_framework`), of the same form as one of the library, that names what evidence
+   shows by the library's names.
+3. Whatever a file says that the form has not is an error that names the control.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from kvcustody.audit.reports.wording import refused_words
+from kvcustody.errors import ConfigError
+
+SECTIONS = {
+    "checkpoint": "System boundary",
+    "policies": "Policies",
+    "release": "Steps of the policy's release",
+    "proof": "Policy proof",
+    "population": "Population",
+    "reconciliation": "Reconciliation",
+    "coverage": "Coverage",
+    "timeliness": "Timeliness",
+    "recount": "Recount from leaves",
+    "sample": "Sample",
+    "exceptions": "Units not covered",
+    "decisions": "Decisions",
+    "erasures": "Erasures",
+    "cases": "Requests of persons",
+    "findings": "Orphan findings",
+    "activity": "Recorded events",
+    "losses": "Gaps and spills",
+    "witness": "Witnesses",
+    "storage": "Storage limitation",
+    "opinion": "Opinion",
+    "read_back": "Read-back",
+    "tiers": "Tiers",
+    "keys": "Recorded events: keys",
+}
+NAMES = (
+    *("nist-800-53", "nist-800-88", "cc-fdp-rip", "iso-27001", "iso-27701", "iso-27018", "iso-42001", "soc2"),
+    *(
+        "gdpr",
+        "hipaa",
+        "pci-dss",
+        "dora",
+        "nis2",
+        "eu-ai-act",
+        "csa-ccm",
+        "csa-aicm",
+        "c5",
+        "owasp-llm",
+        "owasp-aisvs",
+    ),
+    "nist-ai-rmf",
+)
+OURS, NOT_OURS, NOT_ADDRESSED = "ours", "not-ours", "not-addressed"
+SCOPES = (OURS, NOT_OURS, NOT_ADDRESSED)
+CONTROLS_MAX = 2000
+ANSWER_DEADLINE = "answer-deadline"  # what shows that people were answered in time
+_ABOUT = ("title", "edition", "ids_from", "ids_taken")
+
+
+class Showing(NamedTuple):
+    """Something that evidence shows: the sections that it needs, those that are cited beside them, and its limit."""
+
+    name: str
+    supports: str
+    needs: tuple[str, ...]
+    also: tuple[str, ...]
+    limit: str
+    clock: bool  # about a clock, which replayed history has none of
+
+
+class Control(NamedTuple):
+    """One control: whose it is, what we have for it, and what that does not show."""
+
+    id: str
+    title: str
+    scope: str
+    shows: tuple[Showing, ...]
+    own_limit: str
+
+    @property
+    def supports(self) -> str:
+        """What there is."""
+        return " ".join(each.supports for each in self.shows)
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The sections that may be cited."""
+        return tuple(dict.fromkeys(name for each in self.shows for name in (*each.needs, *each.also)))
+
+    @property
+    def limit(self) -> str:
+        """What all of it does not show."""
+        texts = (self.own_limit, *(each.limit for each in self.shows))
+        return " ".join(text for text in texts if text)
+
+    @property
+    def clock(self) -> bool:
+        """Whether it is about a clock."""
+        return any(each.clock for each in self.shows)
+
+
+class Framework(NamedTuple):
+    """A framework's edition, where its ids were taken from and when, and the controls that it has of us.
+
+    `catalog` is the address of an OSCAL catalog that has these ids, or empty.
+    """
+
+    id: str
+    title: str
+    edition: str
+    ids_from: str
+    ids_taken: str
+    catalog: str
+    controls: tuple[Control, ...]
+
+    @property
+    def has_answer_deadline(self) -> bool:
+        """Whether one of its controls asks for an answer to a person within the time of GDPR 12(3)."""
+        return any(each.name == ANSWER_DEADLINE for control in self.controls for each in control.shows)
+
+
+class ControlStatus(NamedTuple):
+    """What a report has for one control, and the sections that carry it."""
+
+    control: str
+    status: str
+    sections: tuple[str, ...]
+
+
+@cache
+def load_framework(name: str) -> Framework:
+    """A framework of the library; raises `ConfigError` for one that it has not."""
+    if name not in NAMES:
+        close = get_close_matches(name, NAMES, n=1, cutoff=0.5)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        raise ConfigError(
+            f"framework `{name}` is none of: {', '.join(NAMES)}; nor a file (.toml){hint}", framework=name
+        )
+    return _framework(name, _library()["framework"][name])
+
+
+def read_framework(text: str) -> Framework:
+    """A framework from a user's file (rule 2); raises `ConfigError` that says where it is wrong."""
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"framework file: {problem}") from None
+    name = value.pop("id", None)
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", name):
+        raise ConfigError("framework file: `id` is lower-case letters, digits, `.` and `-`")
+    if name in NAMES:
+        raise ConfigError(f"framework file: `{name}` is a framework of the library; give it an id of its own")
+    return _framework(name, value)
+
+
+@cache
+def showings() -> dict[str, Showing]:
+    """What evidence shows, by name."""
+    return {
+        name: Showing(
+            name,
+            item["supports"],
+            tuple(item["needs"]),
+            tuple(item["also"]),
+            item["limit"],
+            bool(item.get("clock")),
+        )
+        for name, item in _library()["shows"].items()
+    }
+
+
+@cache
+def _library() -> dict[str, Any]:
+    text = resources.files("kvcustody.audit.reports").joinpath("controls.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def _framework(name: str, value: dict[str, Any]) -> Framework:
+    problem = next(_problems(value), None)
+    if problem is not None:
+        raise ConfigError(f"framework `{name}`: {problem}", framework=name)
+    controls = tuple(
+        Control(
+            item["id"],
+            item["title"],
+            item.get("scope", OURS),
+            tuple(showings()[each] for each in item.get("shows", ())),
+            item.get("limit", ""),
+        )
+        for item in value["controls"]
+    )
+    title, edition, ids_from, ids_taken = (str(value[each]) for each in _ABOUT)
+    return Framework(name, title, edition, ids_from, ids_taken, value.get("catalog", ""), controls)
+
+
+def _problems(value: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with a framework (rule 3)."""
+    for name in _ABOUT:
+        if not isinstance(value.get(name), str) or not value[name]:
+            yield f"it has no text `{name}`"
+    unknown = value.keys() - {*_ABOUT, "catalog", "controls"}
+    if unknown:
+        yield f"`{min(unknown)}` is no part of a framework"
+    if not isinstance(value.get("catalog", ""), str):
+        yield "`catalog` is no text"
+    controls = value.get("controls")
+    if not isinstance(controls, list) or not 0 < len(controls) <= CONTROLS_MAX:
+        yield f"`controls` is a list of 1 to {CONTROLS_MAX}"
+        return
+    seen: set[str] = set()
+    for number, item in enumerate(controls, 1):
+        if not isinstance(item, dict) or not isinstance(item.get("id"), str) or not item["id"]:
+            yield f"control {number} has no text `id`"
+            return
+        for problem in _control_problems(item):
+            yield f"control `{item['id']}`: {problem}"
+        if item["id"] in seen:
+            yield f"control `{item['id']}` is there twice"
+        seen.add(item["id"])
+
+
+def _control_problems(item: dict[str, Any]) -> Iterator[str]:
+    unknown = item.keys() - {"id", "title", "scope", "shows", "limit"}
+    if unknown:
+        yield f"`{min(unknown)}` is no part of a control"
+    for name in ("title", "limit"):
+        text = item.get(name, "" if name == "limit" else None)
+        if not isinstance(text, str) or (name == "title" and not text):
+            yield f"it has no text `{name}`"
+        else:
+            yield from refused_words(text)
+    scope, shows = item.get("scope", OURS), item.get("shows", [])
+    if scope not in SCOPES:
+        yield f"scope `{scope}` is none of: {', '.join(SCOPES)}"
+    if not isinstance(shows, list) or (scope == OURS) is not bool(shows):
+        yield "a control that is ours names what `shows` it, and no other does"
+        return
+    if scope != OURS and not item.get("limit"):
+        yield "a control that is not ours, or not addressed, says why in `limit`"
+    for each in shows:
+        if each not in showings():
+            close = get_close_matches(str(each), showings(), n=1)
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            yield f"`{each}` is none of: {', '.join(sorted(showings()))}{hint}"

@@ -1,0 +1,98 @@
+"""Strata and draws: what a seed takes of each part of a population, to be drawn again by anybody.
+
+1. A stratum is a tier, a tenant, a classification and what ended the custody; strata are in this order. A member's
+   place is its number among those of its stratum, in the order of the population.
+2. Every stratum gets one draw, the largest first where there are fewer draws than strata; the rest is shared in
+   proportion, by largest remainder, ties by the order of strata.
+3. Turn `t` of stratum `s` takes place SHA-256(seed, ":", s, ":", t) modulo its size, unless it was drawn before: such a
+   turn is passed over, and counted as a duplicate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvcustody.audit.reports.sampling.attribute_size import upper_limit_ppm
+
+
+class StratumKey(NamedTuple):
+    """What members of a stratum have in common."""
+
+    tier: str
+    tenant: str
+    classification: str
+    cause: str
+
+
+class Stratum(NamedTuple):
+    """A stratum, how many it has, how many were drawn and passed over, and how many of these are not covered."""
+
+    tier: str
+    tenant: str
+    classification: str
+    cause: str
+    members: int
+    drawn: int
+    duplicates: int
+    deviations: int
+
+
+class Sampling(NamedTuple):
+    """How the sample came about. `upper_limit_ppm`: the rate of deviations that all of the population may have."""
+
+    size: int
+    risk_ppm: int
+    deviations: int
+    upper_limit_ppm: int
+    strata: tuple[Stratum, ...]
+
+
+class StratumDraw(NamedTuple):
+    """The places drawn of one stratum, in order, and how many turns were passed over."""
+
+    places: tuple[int, ...]
+    duplicates: int
+
+
+def draw_strata(seed: str, size: int, members: Sequence[int]) -> tuple[StratumDraw, ...]:
+    """What the seed draws of strata with so many members each (rules 2 and 3)."""
+    return tuple(
+        _draw(seed, number, drawn, of)
+        for number, (drawn, of) in enumerate(zip(allocate(size, members), members, strict=True))
+    )
+
+
+def allocate(size: int, members: Sequence[int]) -> list[int]:
+    """How many are drawn of each stratum (rule 2); all of them where the population is no larger."""
+    whole = sum(members)
+    if size >= whole:
+        return list(members)
+    order = sorted(range(len(members)), key=lambda number: (-members[number], number))
+    if size <= len(members):
+        chosen = set(order[:size])
+        return [int(number in chosen) for number in range(len(members))]
+    rest, left = size - len(members), [of - 1 for of in members]
+    share = sum(left)
+    made = [1 + rest * of // share for of in left]
+    remainders = sorted(range(len(members)), key=lambda number: (-(rest * left[number] % share), number))
+    for number in remainders[: size - sum(made)]:
+        made[number] += 1
+    return made
+
+
+def concluded(size: int, risk_ppm: int, strata: tuple[Stratum, ...]) -> Sampling:
+    """What the sample says of the population."""
+    deviations, drawn = (sum(getattr(one, name) for one in strata) for name in ("deviations", "drawn"))
+    return Sampling(size, risk_ppm, deviations, upper_limit_ppm(deviations, drawn, risk_ppm), strata)
+
+
+def _draw(seed: str, number: int, drawn: int, members: int) -> StratumDraw:
+    found: dict[int, None] = {}
+    turn = 0
+    while len(found) < drawn:
+        picked = hashlib.sha256(f"{seed}:{number}:{turn}".encode()).digest()
+        found.setdefault(int.from_bytes(picked, "big") % members)
+        turn += 1
+    return StratumDraw(tuple(found), turn - drawn)

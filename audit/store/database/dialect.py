@@ -1,0 +1,192 @@
+"""What the two databases of a ledger can do, and say differently: no other file asks which of them it has.
+
+Code asks for a capability (`one_writer`, `arrays`, `row_walls`) and not for a name: what it does then has its reason in
+the word. What both do in words of their own is a method here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    FromClause,
+    Table,
+    cast,
+    func,
+    literal,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from kvcustody.audit.store.database.database_place import PostgresServer, file_of
+
+
+class Dialect:
+    """PostgreSQL: a server with roles, many writers and a protocol that takes whole columns at once."""
+
+    name = "postgresql"
+    in_file = (
+        False  # the ledger is one file, with its log beside it, and the reader may take rows from the driver
+    )
+    one_writer = False  # whoever writes has locked the whole database already
+    arrays = True  # values of a column go into a statement as one, and rows in by COPY
+    partitions = True  # tables by months
+    roles = (
+        True  # logins with rights of their own, walls between tenants' rows, and a log that the server keeps
+    )
+
+    def with_placeholders(self, statement: str) -> str:
+        """A statement that is written with `?`, with the marks of the driver."""
+        return statement.replace("?", "%s")
+
+    def insert_new(self, table: Table) -> Any:
+        """An INSERT that leaves out rows whose key is there."""
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def contains(self, column: ColumnElement[bytes], part: ColumnElement[bytes]) -> ColumnElement[bool]:
+        """These bytes are among those of the column."""
+        return func.pg_catalog.position(column, part) > 0
+
+    def place(self, engine: Engine) -> str:
+        """Where the database is, for people: without its password and the options of its sessions."""
+        return PostgresServer(engine.url.set(query={})).masked()
+
+    def one_snapshot(self, connection: Connection) -> None:
+        """All that is read on a connection that has read nothing yet is of one moment."""
+        connection.execution_options(isolation_level="REPEATABLE READ")
+
+    def begin_reading(self, connection: Connection) -> None:
+        """The transaction that has just begun is of one moment, and writes nothing."""
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+    def as_long_as_it_takes(self, connection: Connection) -> None:
+        """No statement of this transaction is ended for its time."""
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+
+    def look_up_by_index(self, connection: Connection) -> None:
+        """Joins of this transaction go by indexes: how few rows a range of places has, the planner cannot know."""
+        for way in ("seqscan", "hashjoin", "mergejoin"):
+            connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+
+    def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
+        """The transaction fails where a lock takes longer."""
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
+
+    def one_at_a_time(self, connection: Connection, number: int) -> None:
+        """Of all transactions that call this with the number, one goes on; the others wait for its end."""
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")
+
+    def alone(self, connection: Connection, number: int) -> bool:
+        """Whether this transaction is the one that goes on; another that has the number is not waited for."""
+        return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({number})").scalar())
+
+    def leads(self, connection: Connection, number: int) -> bool:
+        """Whether this connection is the one of all with the number that leads, for as long as it lasts."""
+        held = (
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"  # noqa: S608 - our own number
+            f" AND classid = 1 AND objid = {number} AND objsubid = 2"
+        )
+        if connection.exec_driver_sql(held).first() is not None:
+            return True
+        return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_lock(1, {number})").scalar())
+
+    def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
+        """Numbers (log, first, below) as rows to be joined: each is looked up, however large the other table is."""
+        self.look_up_by_index(connection)
+        columns = [list(column) for column in zip(*spans, strict=True)] or [[], [], []]
+        arrays = (cast(literal(column, ARRAY(BigInteger)), ARRAY(BigInteger)) for column in columns)
+        return func.unnest(*arrays).table_valued("log", "first", "below").render_derived(name="span")
+
+    def size_bytes(self, connection: Connection) -> int:
+        """What the ledger's tables take on disk, indexes included."""
+        query = (
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class"
+            " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
+        )
+        return int(connection.exec_driver_sql(query).scalar() or 0)
+
+    def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
+        """What a writer's connection keeps in memory; a server's memory is its own."""
+
+
+class _Sqlite(Dialect):
+    """SQLite: one file, one writer at a time, and nobody beside whoever may read it."""
+
+    name = "sqlite"
+    in_file = True
+    one_writer = True
+    arrays = False
+    partitions = False
+    roles = False
+
+    def with_placeholders(self, statement: str) -> str:
+        return statement
+
+    def insert_new(self, table: Table) -> Any:
+        return sqlite.insert(table).on_conflict_do_nothing()
+
+    def contains(self, column: ColumnElement[bytes], part: ColumnElement[bytes]) -> ColumnElement[bool]:
+        return func.instr(column, part) > 0
+
+    def place(self, engine: Engine) -> str:
+        return str(file_of(engine))
+
+    def one_snapshot(self, connection: Connection) -> None:
+        """As every read transaction here is."""
+
+    def begin_reading(self, connection: Connection) -> None:
+        """As every read transaction here is; a reader's file is opened for reading."""
+
+    def as_long_as_it_takes(self, connection: Connection) -> None:
+        """As every statement here may."""
+
+    def look_up_by_index(self, connection: Connection) -> None:
+        """As every range here is."""
+
+    def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
+        """A writer has locked everything when it begins."""
+
+    def one_at_a_time(self, connection: Connection, number: int) -> None:
+        """As all writers do here."""
+
+    def alone(self, connection: Connection, number: int) -> bool:
+        """As every writer is here."""
+        return True
+
+    def leads(self, connection: Connection, number: int) -> bool:
+        """A ledger in a file has one service."""
+        return True
+
+    def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
+        each = func.json_each(orjson.dumps(spans).decode()).table_valued("value", name="each")
+        parts = (
+            func.json_extract(each.c.value, f"$[{place}]").label(name)
+            for place, name in enumerate(("log", "first", "below"))
+        )
+        return select(*parts).select_from(each).subquery("span")
+
+    def size_bytes(self, connection: Connection) -> int:
+        """The file's pages."""
+        pages, size = (
+            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar() or 0)
+            for name in ("page_count", "page_size")
+        )
+        return pages * size
+
+    def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
+        connection.connection.cursor().execute(f"PRAGMA cache_size=-{kibibytes}")
+
+
+_BY_NAME: dict[str, Dialect] = {kind.name: kind() for kind in (Dialect, _Sqlite)}
+
+
+def dialect_of(database: Engine | Connection) -> Dialect:
+    """What the database behind an engine or connection can do."""
+    return _BY_NAME[database.dialect.name]

@@ -1,0 +1,326 @@
+"""Where the ledger lives: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
+
+1. A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default
+   of its database or role is. A commit that returned survives a crash of the machine.
+2. A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its middle.
+3. Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can spill. So
+   is a reader's statement, by a longer one: no question keeps a server busy for good.
+4. A PostgreSQL server that drops a session's options is refused when it is first met, as PgBouncer does: bounds,
+   durability and the role are such options, and locks and prepared statements last as long as a session.
+5. A ledger of another schema revision is refused, naming both, or what reads it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.util import LRUCache
+
+from kvcustody.audit.store.database.database_place import PostgresServer, SqliteFile, database_place, file_of
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.sqlite_write_queue import gate, queue_writes
+from kvcustody.errors import LedgerError
+from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
+
+SCHEMA_REVISION = "0044"
+FIRST_REVISION = "0041"  # older ledgers are of commits before any release
+READS_OLDER = "commit f6818e1f"  # it upgrades them to the first revision
+VERSION_TABLE = "kvcustody_schema"
+STATEMENT_SECONDS = 300.0  # of a reader's statement, unless the opener says otherwise
+WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
+WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit
+COMPILED_KEPT = 1024  # statements of each kind of database that stay compiled
+MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
+_MARK = "kvcustody.session"  # an option of a session that only ours has (rule 4)
+_POOLER = (
+    "a pooler is in front of PostgreSQL (such as PgBouncer) and drops the session's options; name the server itself in "
+    "`database_url`"
+)
+_OPTIONS_REFUSED = "unsupported startup parameter"  # what PgBouncer says that is not told to drop them
+WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
+
+_log = structlog.get_logger(__name__)
+
+Question = tuple[str, tuple[Any, ...]]  # a statement as text, written with `?`, and its values
+
+_SQLITE_REASONS = {
+    "SQLITE_FULL": "the disk is full",
+    "SQLITE_IOERR": "the disk refused a read or write",
+    "SQLITE_READONLY": "it is read-only",
+    "SQLITE_BUSY": "it is locked by another writer",
+    "SQLITE_LOCKED": "it is locked by another writer",
+    "SQLITE_CANTOPEN": "it cannot be opened (missing directory or not a file)",
+    "SQLITE_NOTADB": "it is not a SQLite database",
+    "SQLITE_CORRUPT": "it is damaged",
+    "SQLITE_PERM": "permission is denied",
+}
+
+
+def open_store(
+    target: str | Path,
+    *,
+    read_only: bool = False,
+    timeout_seconds: float = 1.0,
+    mapped: bool = False,
+    keys: bool = False,
+    statement_seconds: float = STATEMENT_SECONDS,
+) -> Engine:
+    """An engine on what a path or a URL names (`database_place`). Lazy.
+
+    `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
+    fails then ends the process instead of the query: for a command that asks one question, never for a service.
+    `keys`: it holds keys, so no setting lets anybody else read its file. `statement_seconds`: the longest that a
+    statement of a reader may take on PostgreSQL (`as_long_as_it_takes` lifts it for a transaction).
+    """
+    place = database_place(target)
+    if isinstance(place, PostgresServer):
+        return _postgres(place, timeout_seconds, statement_seconds if read_only else None)
+    return _sqlite(place, read_only, timeout_seconds, mapped, keys)
+
+
+def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: bool, keys: bool) -> Engine:
+    path = place.path
+    engine = create_engine(
+        place.engine_url("ro" if read_only else "rwc"),
+        connect_args={"timeout": timeout_seconds, "check_same_thread": False, "cached_statements": 512},
+    )
+    engine.update_execution_options(compiled_cache=_sqlite_statements)
+
+    @event.listens_for(engine, "do_connect")
+    def _claimed(*_: object) -> None:
+        if not read_only and not place.in_memory:
+            with suppress(OSError):  # SQLite says better what is wrong with the place
+                claim_file(path, _mode(keys))
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        if not read_only:
+            if not path.exists() or not path.stat().st_size:  # retention gives back what it frees
+                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
+            _close_to_others(path, _mode(keys))  # it is a database: the lines before would have failed
+            connection.execute(
+                "PRAGMA secure_delete=ON"
+            )  # builds differ; a page that is split leaves copies too
+            connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_MAX}")
+        connection.execute("PRAGMA cache_size=-16384")
+        if mapped:
+            connection.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
+
+    if not read_only:
+        queue_writes(engine, path, timeout_seconds)  # before the next: a turn comes first
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        if not connection.get_execution_options().get("kvcustody_write", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        with nullcontext() if place.in_memory else gate(path, timeout_seconds, _mode(keys)):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _mode(keys: bool) -> int:
+    return PRIVATE if keys else evidence_mode()
+
+
+def _close_to_others(path: Path, mode: int) -> None:
+    """A database is its user's alone, whatever the umask; one that was open to others is taken back, and it is said."""
+    with suppress(OSError):
+        if take_back(path, mode):
+            _log.warning("a database was open to others; it is not any more", file=path.name)
+
+
+def _postgres(place: PostgresServer, timeout_seconds: float, reading_seconds: float | None) -> Engine:
+    milliseconds = max(1, int(timeout_seconds * 1000))
+    asked = place.url.query.get("options", "")  # such as `-c role=kvcustody_writer`
+    mark = secrets.token_hex(8)
+    options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} -c synchronous_commit=on"
+    if reading_seconds is not None:
+        longest = max(1, int(reading_seconds * 1000))
+        options = f"-c default_transaction_read_only=on -c statement_timeout={longest}"
+    # Rows and their leaves are joined month by month, instead of each process's with all leaves that there are.
+    options += f" -c enable_partitionwise_join=on -c {_MARK}={mark}"
+    if asked:
+        options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
+    engine = create_engine(
+        place.url,
+        connect_args={
+            "connect_timeout": max(2, int(timeout_seconds)),
+            "options": options,
+            "tcp_user_timeout": 2 * milliseconds,
+            "keepalives_idle": 2,
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
+        },
+        pool_pre_ping=False,
+    )
+    engine.update_execution_options(compiled_cache=_postgres_statements)
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _record: Any) -> None:
+        """Send integers as int8, however small: else a statement is another one, planned anew, for each size.
+
+        A session without our mark came about without our options (rule 4).
+        """
+        from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper  # where there is PostgreSQL alone
+
+        for dumper in (Int8Dumper, Int8BinaryDumper):
+            connection.adapters.register_dumper(int, dumper)
+        with connection.cursor() as cursor:
+            arrived = cursor.execute(f"SELECT current_setting('{_MARK}', true)").fetchone()
+        connection.rollback()
+        if arrived != (mark,):
+            raise engine.dialect.loaded_dbapi.OperationalError(_POOLER)
+
+    return engine
+
+
+class _CompiledStatements:
+    """Statements as text, compiled once in a process, whichever engine of one kind of database asks first."""
+
+    def __init__(self) -> None:
+        self._kept: LRUCache[Any, Any] = LRUCache(COMPILED_KEPT)
+
+    def get(self, key: tuple[Any, ...]) -> Any:
+        return self._kept.get(key[1:])  # the rest: the dialect, which each engine has one of
+
+    def __setitem__(self, key: tuple[Any, ...], statement: Any) -> None:
+        self._kept[key[1:]] = statement
+
+
+_sqlite_statements, _postgres_statements = _CompiledStatements(), _CompiledStatements()
+
+
+def with_placeholders(connection: Connection, statement: str) -> str:
+    """A statement as text, written with `?`, with the marks of the connection's driver."""
+    return dialect_of(connection).with_placeholders(statement)
+
+
+def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+    """Every row that a statement as text, written with `?`, gives for these values."""
+    return connection.exec_driver_sql(with_placeholders(connection, statement), values).all()
+
+
+def fetch_binary(
+    connection: Connection, statement: str, values: tuple[Any, ...]
+) -> Sequence[tuple[Any, ...]]:
+    """The same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
+    if dialect_of(connection).in_file:
+        return [tuple(row) for row in fetch_all(connection, statement, values)]
+    if not connection.in_transaction():
+        connection.begin()  # as a question through SQLAlchemy would
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.cursor(binary=True) as cursor:
+            found: list[tuple[Any, ...]] = cursor.execute(
+                with_placeholders(connection, statement), values
+            ).fetchall()
+            return found
+    except connection.dialect.loaded_dbapi.Error as problem:
+        raise_driver_error(connection, statement, problem)
+
+
+def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
+    """What `fetch_all` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
+    if dialect_of(connection).in_file or len(questions) < 2:
+        return [fetch_all(connection, *question) for question in questions]
+    if not connection.in_transaction():
+        connection.begin()  # as a question through SQLAlchemy would
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.pipeline():
+            cursors = [
+                driver.execute(with_placeholders(connection, text), values) for text, values in questions
+            ]
+            return [cursor.fetchall() for cursor in cursors]
+    except connection.dialect.loaded_dbapi.Error as problem:
+        raise_driver_error(connection, "; ".join(statement for statement, _ in questions), problem)
+
+
+def raise_driver_error(connection: Connection, statement: str, problem: Exception) -> NoReturn:
+    """Raise what a driver raised as the error that SQLAlchemy gives for a statement of its own."""
+    base = connection.dialect.loaded_dbapi.Error
+    raise DBAPIError.instance(statement, None, problem, base, dialect=connection.dialect) from problem
+
+
+def describe(problem: BaseException) -> str:
+    """Why the database failed, in a few words on one line and without statement values."""
+    cause = getattr(problem, "orig", None) or problem
+    name = str(getattr(cause, "sqlite_errorname", ""))
+    for prefix, reason in _SQLITE_REASONS.items():
+        if name.startswith(prefix):
+            return reason
+    if _OPTIONS_REFUSED in str(cause):
+        return _POOLER
+    lines = str(cause).strip().splitlines()
+    return lines[0][:200] if lines else type(cause).__name__
+
+
+def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
+    """The one-line error for a failed database."""
+    place = dialect_of(engine).place(engine)
+    reason = describe(problem)
+    return LedgerError(f"ledger `{place}` cannot be used: {reason}", place=place, reason=reason)
+
+
+def check_store(engine: Engine) -> None:
+    """Refuse a ledger that cannot be read, has no schema, or has another revision's."""
+    try:
+        with engine.connect() as connection:
+            known = inspect(connection).has_table(VERSION_TABLE)
+            version: Select[str] = select(column("version_num")).select_from(table(VERSION_TABLE))
+            found = connection.execute(version).scalar() if known else None
+    except SQLAlchemyError as problem:
+        raise ledger_error(engine, problem) from problem
+    if found == SCHEMA_REVISION:
+        return
+    if found is None:
+        raise LedgerError("the database holds no kvcustody schema; upgrade it first", found=None)
+    raise other_schema(str(found))
+
+
+def other_schema(found: str) -> LedgerError:
+    """Why a ledger of another revision is refused."""
+    if found < FIRST_REVISION:
+        sentence = (
+            f"the ledger's schema `{found}` is older than `{FIRST_REVISION}`, the first that this program reads; "
+            f"upgrade the ledger with {READS_OLDER} of kvcustody first"
+        )
+    else:
+        age = "newer" if found > SCHEMA_REVISION else "older"
+        sentence = f"the ledger's schema `{found}` is {age} than this program's `{SCHEMA_REVISION}`"
+    return LedgerError(sentence, found=found, expected=SCHEMA_REVISION)
+
+
+class StoreGoneError(LedgerError):
+    """The file under an open ledger is not the file that was opened."""
+
+    code = "KVC612"
+
+
+GONE = (0, 0)
+
+
+def file_identity(engine: Engine) -> tuple[int, int]:
+    """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
+    path = file_of(engine)
+    if path is None:
+        return (1, 1)
+    try:
+        found = path.stat()
+    except OSError:
+        return GONE
+    return (found.st_dev, found.st_ino)

@@ -1,0 +1,20 @@
+"""The table of sequences that were looked at: which of a process's are on record, every part of them.
+
+It is a function of the leaves for as long as these are there; of leaves that retention dropped it is what is left, so
+that what went in order is not taken for lost.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Integer, PrimaryKeyConstraint, Table
+
+from kvcustody.audit.store.schema.ledger import metadata
+
+sequence_spans = Table(
+    "sequence_spans",
+    metadata,
+    Column("incarnation", Integer, nullable=False),
+    Column("first_sequence", BigInteger, nullable=False),
+    Column("last_sequence", BigInteger, nullable=False),
+    PrimaryKeyConstraint("incarnation", "first_sequence"),
+)

@@ -1,0 +1,194 @@
+"""The tables of the control plane, beside the ledger's: who may ask, what was answered, what runs for whom.
+
+1. Nothing here is evidence: what an act meant is in the ledger's leaves, and these rows can be lost without a gap.
+2. No secret is stored. Keys and sessions are digests, kept answers are sealed.
+3. Times named `*_us` are UTC.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from kvcustody.audit.store.schema.ledger import metadata
+
+service_principals = Table(
+    "service_principals",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("kind", String(8), nullable=False),
+    Column("roles", Text, nullable=False),
+    Column("tenant", Text, nullable=True),
+    Column("enrolled_us", BigInteger, nullable=False),
+    Column("enrolled_by", Text, nullable=False),
+    Column("disabled_us", BigInteger, nullable=True),
+    Column("version", Integer, nullable=False),
+    Column("given", Text, nullable=True),  # of a bootstrap principal: roles of `APART` that it gave
+)
+
+service_keys = Table(
+    "service_keys",
+    metadata,
+    Column("prefix", String(16), primary_key=True),
+    Column("principal", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    Column("issued_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+    Column("used_us", BigInteger, nullable=True),
+    Column("revoked_us", BigInteger, nullable=True),
+    Column("certificate", String(43), nullable=True),
+    Index("ix_service_keys_principal", "principal"),
+)
+
+service_sessions = Table(
+    "service_sessions",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("principal", Text, nullable=False),
+    Column("begun_us", BigInteger, nullable=False),
+    Column("used_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+)
+
+service_answers = Table(
+    "service_answers",
+    metadata,
+    Column("principal", Text, nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("request", String(64), nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("begun_us", BigInteger, nullable=False),
+    Column("finished", Boolean, nullable=False),
+    Column("sealed", LargeBinary, nullable=True),
+    PrimaryKeyConstraint("principal", "key"),
+    Index("ix_service_answers_begun_us", "begun_us"),
+)
+
+service_jobs = Table(
+    "service_jobs",
+    metadata,
+    Column("job", String(32), primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("principal", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("tenant", Text, nullable=True),
+    Column("state", String(16), nullable=False),
+    Column("done", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=True),
+    Column("parameters", Text, nullable=False),
+    Column("result", Text, nullable=True),
+    Column("error", Text, nullable=True),
+    Column("created_us", BigInteger, nullable=False),
+    Column("ended_us", BigInteger, nullable=True),
+    Index("ix_service_jobs_created_us", "created_us"),
+)
+
+service_workers = Table(
+    "service_workers",
+    metadata,
+    Column("incarnation", String(32), primary_key=True),
+    Column("worker", Text, nullable=False),
+    Column("seen_us", BigInteger, nullable=False),
+    Column("received_sequence", BigInteger, nullable=False),
+    Column("policy_revision", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("charged", Text, nullable=True),
+    Column("tenants", Text, nullable=True),
+    Index("ix_service_workers_worker", "worker"),
+)
+
+service_scan_orders = Table(
+    "service_scan_orders",
+    metadata,
+    Column("scan_order", String(32), primary_key=True),
+    Column("worker", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("deadline_us", BigInteger, nullable=False),
+    Column("taken_us", BigInteger, nullable=True),
+    Column("answered_us", BigInteger, nullable=True),
+    Column("incarnation", String(32), nullable=True),
+    Column("scan", BigInteger, nullable=True),
+    Column("findings", BigInteger, nullable=True),
+    Column("reason", Text, nullable=True),
+    Index("ix_service_scan_orders_worker", "worker"),
+)
+
+service_report_schedules = Table(
+    "service_report_schedules",
+    metadata,
+    Column("schedule", String(16), primary_key=True),
+    Column("principal", Text, nullable=False),
+    Column("roles", Text, nullable=False),  # of whom no book has: those of the token that made it
+    Column("of_tenant", Text, nullable=True),  # whose people the principal is of
+    Column("tenant", Text, nullable=True),
+    Column("framework", Text, nullable=False),
+    Column("formats", Text, nullable=False),
+    Column("destinations", Text, nullable=False),
+    Column("every", String(16), nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("hour", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("after_us", BigInteger, nullable=False),  # what was due until then is in `service_reports`
+    Column("made_us", BigInteger, nullable=False),
+    Column("changed_us", BigInteger, nullable=False),
+    Column("changed_by", Text, nullable=False),
+)
+
+service_reports = Table(
+    "service_reports",
+    metadata,
+    Column("report", String(32), primary_key=True),
+    Column("schedule", String(16), nullable=True),
+    Column("job", String(32), nullable=True),
+    Column("principal", Text, nullable=False),
+    Column("tenant", Text, nullable=True),
+    Column("framework", Text, nullable=False),
+    Column("formats", Text, nullable=False),
+    Column("since_us", BigInteger, nullable=False),
+    Column("until_us", BigInteger, nullable=False),
+    Column("due_us", BigInteger, nullable=True),
+    Column("state", String(16), nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("lease_us", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_us", BigInteger, nullable=False),
+    Column("checkpoint", BigInteger, nullable=True),
+    Column("digest", String(64), nullable=True),
+    Column("opinion", String(16), nullable=True),
+    Column("reasons", Text, nullable=True),
+    Column("signed_by", Text, nullable=True),
+    Column("error", Text, nullable=True),
+    Column("created_us", BigInteger, nullable=False),
+    Column("made_us", BigInteger, nullable=True),
+    UniqueConstraint("schedule", "since_us"),
+    Index("ix_service_reports_created_us", "created_us"),
+    Index("ix_service_reports_state", "state"),
+)
+
+service_report_deliveries = Table(
+    "service_report_deliveries",
+    metadata,
+    Column("report", String(32), nullable=False),
+    Column("destination", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_us", BigInteger, nullable=False),
+    Column("failing_us", BigInteger, nullable=True),
+    Column("delivered_us", BigInteger, nullable=True),
+    Column("place", Text, nullable=True),
+    Column("error", Text, nullable=True),
+    PrimaryKeyConstraint("report", "destination"),
+    Index("ix_service_report_deliveries_state", "state"),
+)

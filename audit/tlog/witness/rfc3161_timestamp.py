@@ -1,0 +1,139 @@
+"""RFC 3161: a timestamp authority states when a checkpoint existed. An option beside a witness, not instead of one.
+
+1. What is stamped is the text of the signed checkpoint, by SHA-512. A token says "not later than", and nothing about
+   forks.
+2. A token counts only when it verifies against the authority's certificate and roots that the operator was given,
+   over this very text, and, when it was just asked for, with the nonce of the question.
+3. Every call ends within its deadline. Needs `rfc3161-client` (`kvcustody[timestamp]`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from sqlalchemy import Engine, insert, select
+
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.retention import timestamps
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.signed_note import parse_note
+from kvcustody.errors import LedgerError
+from kvcustody.http_exchange import exchange
+
+_ANSWER_BYTES_MAX = 1 << 18
+
+
+class TimestampError(LedgerError):
+    """A timestamp authority cannot be reached, or its token does not verify."""
+
+    code = "KVC660"
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampAuthority:
+    """A timestamp authority: where it is, its own certificate, and the roots that it must lead to."""
+
+    name: str
+    url: str
+    certificate: x509.Certificate
+    roots: tuple[x509.Certificate, ...]
+
+    @classmethod
+    def load(cls, name: str, url: str, certificate: Path, roots: Path) -> TimestampAuthority:
+        """From PEM files; raises `TimestampError`."""
+        try:
+            own = x509.load_pem_x509_certificate(certificate.read_bytes())
+            return cls(name, url, own, tuple(x509.load_pem_x509_certificates(roots.read_bytes())))
+        except (OSError, ValueError) as problem:
+            raise TimestampError(
+                f"the certificates of authority `{name}` cannot be read: {problem}"
+            ) from None
+
+    def stamped_at_us(self, token: bytes, text: bytes) -> int | None:
+        """When its token says that the text existed (UTC µs); None where this is no token of it over the text."""
+        _client()  # whether it is installed is no matter of the token
+        try:
+            return check(self, token, text)
+        except TimestampError:
+            return None
+
+
+def stamp(engine: Engine, authority: TimestampAuthority, *, timeout_seconds: float = 10.0) -> tuple[int, int]:
+    """Have the newest signed checkpoint stamped, and keep the token; its size and the stated time (µs UTC).
+
+    Raises `TimestampError`, or `ProofError` where nothing is signed. What is stamped already is not asked for again.
+    """
+    with engine.connect() as connection:
+        note = LedgerProofs(connection).signed()
+        column = timestamps.c
+        known = connection.scalar(
+            select(column.at_us).where(column.size == note.size, column.authority == authority.name)
+        )
+    if known is not None:
+        return note.size, int(known)
+    token, at_us = ask(authority, parse_note(note.note).text.encode(), timeout_seconds=timeout_seconds)
+    values = {"size": note.size, "authority": authority.name, "token": token, "at_us": at_us}
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        connection.execute(insert(timestamps).values(values))
+    return note.size, at_us
+
+
+def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float) -> tuple[bytes, int]:
+    """A fresh token over the message and the time that it states; raises `TimestampError` (rule 2, rule 3)."""
+    client = _client()
+    request = client.TimestampRequestBuilder().data(message).nonce(nonce=True).build()
+    token = _post(authority, request.as_bytes(), timeout_seconds)
+    return token, check(authority, token, message, nonce=request.nonce)
+
+
+def check(authority: TimestampAuthority, token: bytes, message: bytes, *, nonce: int | None = None) -> int:
+    """The time (µs UTC) that a token states; raises `TimestampError` unless it verifies (rule 2)."""
+    client = _client()
+    try:
+        answer = client.decode_timestamp_response(token)
+        builder = client.VerifierBuilder(
+            tsa_certificate=authority.certificate, roots=list(authority.roots), nonce=nonce
+        )
+        builder.build().verify_message(answer, message)
+        moment: datetime = answer.tst_info.gen_time
+    except Exception as problem:  # a hostile token may upset any parser
+        reason = " ".join(str(problem).split())[:200]
+        raise TimestampError(
+            f"the token of `{authority.name}` does not verify: {reason}", name=authority.name
+        ) from None
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(aware.timestamp()) * 1_000_000 + aware.microsecond
+
+
+def _post(authority: TimestampAuthority, body: bytes, timeout_seconds: float) -> bytes:
+    parts = urlsplit(authority.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise TimestampError(f"authority `{authority.name}` has the address `{authority.url}`")
+    headers = {"Content-Type": "application/timestamp-query"}
+    try:
+        answer = exchange(
+            "POST",
+            authority.url,
+            body,
+            headers,
+            deadline_seconds=timeout_seconds,
+            bytes_max=_ANSWER_BYTES_MAX,
+        )
+    except OSError as problem:
+        raise TimestampError(f"authority `{authority.name}`: {problem}", name=authority.name) from None
+    if answer.status != 200:
+        raise TimestampError(f"authority `{authority.name}` answered {answer.status}", name=authority.name)
+    return answer.body
+
+
+def _client() -> Any:
+    try:
+        import rfc3161_client
+    except ImportError:
+        raise TimestampError("timestamps need rfc3161-client: install `kvcustody[timestamp]`") from None
+    return rfc3161_client

@@ -1,0 +1,250 @@
+"""Rows against a second opinion that reads leaf bytes alone: every table of one leaf, every fold, every sum."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from sqlalchemy import Connection, Engine, select
+
+from kvcustody.audit import project as projecting
+from kvcustody.audit.evidence.counters.count_events import CARRIED
+from kvcustody.audit.leaf import leaves
+from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.project import IncarnationRow, project, rows_of
+from kvcustody.audit.store.schema.all_tables import projections
+from kvcustody.audit.store.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers
+from kvcustody.migrations.upgrade import upgrade
+from standins.audit import report_ledger, tiered_ledger
+from standins.audit.projection_oracle import TABLES, Opinion, Row, Stored
+from standins.audit.recorded_events import CONTEXT, OLDER, WRITTEN, event_of
+from standins.migrations import first_schema
+
+Rows = dict[str, dict[tuple[Any, ...], Row]]
+LEAVES = [
+    *(
+        leaf.data
+        for recorded in WRITTEN
+        for leaf in leaves(event_of(recorded), CONTEXT, recorded["sequence"])
+    ),
+    *(recorded["leaf"].encode() for recorded in OLDER),
+]
+"""Leaves of every kind with every field and without, and as earlier versions wrote them."""
+
+
+def stored_leaves() -> list[Stored]:
+    bodies = map(orjson.loads, LEAVES)
+    return [
+        Stored(body["log"], idx, leaf) for idx, (body, leaf) in enumerate(zip(bodies, LEAVES, strict=True))
+    ]
+
+
+def projected(opinion: Opinion) -> Rows:
+    """What `project` makes of the same leaves; a process stands in them by its uuid, a log by its name."""
+    batch, made = read_leaves(LEAVES), defaultdict[str, dict[tuple[Any, ...], Row]](dict)
+    logs: Any = batch.logs
+
+    def life_of(uuid: str) -> IncarnationRow:
+        return IncarnationRow(uuid, opinion.offsets.get(uuid, 0))  # type: ignore[arg-type] # by name
+
+    for table, columns in project(batch, logs, range(len(LEAVES)), life_of).items():
+        names = [column.name for column in table.columns]
+        for values in (row for some in columns for row in rows_of(some)):
+            row = dict(zip(names, values, strict=True))
+            made[table.name][tuple(row.pop(column.name) for column in table.primary_key)] = row
+    return made
+
+
+def differing(made: Rows, opinion: Opinion) -> list[str]:
+    """Every table whose rows are not those of the second opinion, with the first that differs."""
+    problems = []
+    for name in sorted({table.name for table in projections()} | (opinion.rows.keys() - {"events"})):
+        ours, theirs = made.get(name, {}), opinion.rows.get(name, {})
+        for key in sorted(ours.keys() | theirs.keys(), key=repr):
+            if ours.get(key) != theirs.get(key):
+                problems.append(f"{name} {key}: {ours.get(key)} is {theirs.get(key)} by its leaf")
+                break
+    return problems
+
+
+@pytest.fixture(scope="module")
+def opinion() -> Opinion:
+    return Opinion(stored_leaves())
+
+
+def test_every_table_of_leaves_is_in_the_second_opinion() -> None:
+    assert {table.name for table in projections()} == {*TABLES, "event_traces"}
+
+
+def test_every_kind_is_projected_as_the_second_opinion_has_it(opinion: Opinion) -> None:
+    assert differing(projected(opinion), opinion) == []
+    assert opinion.rows.keys() == {*TABLES, "event_traces", "events"}, "void: a table without a row"
+
+
+@pytest.mark.parametrize("kind", projecting._SOURCES)
+def test_a_column_made_of_anything_else_is_found(
+    opinion: Opinion, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutants of `project`, one for each column of the kind: it takes another value of the leaf, or a changed one."""
+    table = projecting._TABLES[kind]
+    right = projecting._of_kind
+    for place, column in enumerate([column.name for column in table.columns][2:]):
+
+        def wrong(of: Any, group: Any, *others: Any, place: int = place) -> Any:
+            _, places, made = right(of, group, *others)
+            columns = list(made)
+            if group.kind == kind:
+                columns[place] = list(map(_another, columns[place]))
+            return of, places, columns
+
+        with monkeypatch.context() as patch:
+            patch.setattr(projecting, "_of_kind", wrong)
+            found = differing(projected(opinion), opinion)
+        assert [problem.split()[0] for problem in found] == [table.name], column
+
+
+def _another(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    return "another" if value is None else f"{value}x" if isinstance(value, str) else value + 1
+
+
+# -- ledgers as they are stored -----------------------------------------------------------------------------------
+
+
+class Held:
+    """What a ledger has stored; a process stands in it by its uuid, a log by its name."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.logs = dict(connection.execute(select(logs.c.id, logs.c.name)).tuples().all())
+        self.lives = dict(connection.execute(select(incarnations.c.id, incarnations.c.uuid)).tuples().all())
+
+    def opinion(self) -> Opinion:
+        rows = connection_rows(self._connection, events)
+        return Opinion(Stored(self.logs[row["log"]], row["idx"], bytes(row["leaf"])) for row in rows)
+
+    def rows(self) -> Rows:
+        made: Rows = {}
+        for table in (events, *projections()):
+            keys = [column.name for column in table.primary_key]
+            for row in connection_rows(self._connection, table):
+                row["log"] = self.logs[row["log"]]
+                if "incarnation" in row:
+                    row["incarnation"] = self.lives[row["incarnation"]]
+                made.setdefault(table.name, {})[tuple(row.pop(key) for key in keys)] = row
+        return made
+
+    def folds(self) -> dict[str, dict[str, Row]]:
+        names = {row["id"]: row["name"] for row in connection_rows(self._connection, workers)}
+        lives = {row.pop("uuid"): row for row in connection_rows(self._connection, incarnations)}
+        for row in lives.values():
+            row["worker"] = names[row["worker"]]
+            del row["id"], row["started_us"]
+        rows = connection_rows(self._connection, tenants)
+        of_tenants = {row["tenant"]: {"log": self.logs[row["log"]]} for row in rows}
+        return {
+            "incarnations": lives,
+            "workers": {name: {} for name in names.values()},
+            "tenants": of_tenants,
+        }
+
+    def sums(self) -> Counter[tuple[Any, ...]]:
+        """But for what dropped leaves left in custody, which no leaf says any more."""
+        found: Counter[tuple[Any, ...]] = Counter()
+        for table in (counters, counter_deltas):
+            for row in connection_rows(self._connection, table):
+                if row["hour_us"] == ALL_HOURS or row["log"] == ALL_LOGS:
+                    continue
+                for *name, value in orjson.loads(row["figures"]):
+                    found[self.logs[row["log"]], row["hour_us"], *name] += value
+        return Counter({name: value for name, value in found.items() if value and name[3] != CARRIED[1]})
+
+
+def connection_rows(connection: Connection, table: Any) -> list[Row]:
+    return [dict(row) for row in connection.execute(select(table)).mappings()]
+
+
+def problems_of(connection: Connection) -> list[str]:
+    """Where rows, folds and sums are not what the leaves give."""
+    held = Held(connection)
+    opinion = held.opinion()
+    found = differing(held.rows(), opinion)
+    for name, rows in held.folds().items():
+        others = opinion.folds[name]
+        found += [
+            f"{name} {key}: {rows.get(key)} is {others.get(key)} by its leaves"
+            for key in sorted(rows.keys() | others.keys())
+            if rows.get(key) != others.get(key)
+        ]
+    sums = held.sums()
+    return found + [
+        f"sums {name}: {sums[name]} is {opinion.sums[name]} by the leaves"
+        for name in sorted(sums.keys() | opinion.sums.keys())
+        if sums[name] != opinion.sums[name]
+    ]
+
+
+@pytest.mark.parametrize("fill", [report_ledger.fill, tiered_ledger.fill], ids=["reports", "tiers"])
+def test_a_ledger_holds_what_its_leaves_give(
+    any_store: Engine, world: Callable[..., Any], tmp_path: Path, fill: Callable[..., Any]
+) -> None:
+    fill(any_store, world, tmp_path)
+    with any_store.connect() as connection:
+        problems = problems_of(connection)
+        assert not problems, "\n".join(problems)
+
+
+EDITS = [
+    ("incarnations", "software", "another"),
+    ("incarnations", "end", "died"),
+    ("workers", "name", "another"),
+    ("tenants", "tenant", "another"),
+    ("counter_deltas", "figures", orjson.dumps([["receipt", "bytes", "full", "", "", 1]]).decode()),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "value"), EDITS, ids=lambda edit: str(edit)[:14])
+def test_an_edited_row_of_a_fold_or_a_sum_is_found(
+    store: Engine,
+    world: Callable[..., Any],
+    tmp_path: Path,
+    table: str,
+    column: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report_ledger.fill(store, world, tmp_path)
+
+    def edited(connection: Connection, of: Any) -> list[Row]:
+        rows = [dict(row) for row in connection.execute(select(of)).mappings()]
+        if of.name == table:
+            rows[0][column] = value
+        return rows
+
+    monkeypatch.setattr(sys.modules[__name__], "connection_rows", edited)
+    with store.connect() as connection:
+        assert problems_of(connection)
+
+
+@pytest.fixture
+def purged(tmp_path: Path) -> Iterator[Engine]:
+    """The ledger of commit f6818e1f: a purge, a process that died, months of traffic, figures by hour."""
+    from kvcustody.audit.store.database.engine import open_store
+
+    engine = open_store(first_schema.restore_sqlite(tmp_path / "ledger.db"))
+    upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+def test_what_a_purge_left_is_what_the_leaves_that_are_left_give(purged: Engine) -> None:
+    with purged.connect() as connection:
+        problems = problems_of(connection)
+        assert not problems, "\n".join(problems)

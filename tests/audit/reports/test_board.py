@@ -1,0 +1,268 @@
+"""The first page's figures and words; what stands around the tests; a PDF that is tagged and dated as of its ledger."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+
+from kvcustody.audit.evidence.erasure.erasure_state import read_states
+from kvcustody.audit.evidence.erasure.requests_and_answers import requests as requests_of
+from kvcustody.audit.evidence.processes.work_periods import read_work_periods
+from kvcustody.audit.kinds import ErasureCompleted, ErasureRequested
+from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.model import ReportParameters
+from kvcustody.audit.reports.opinion.opinion_model import Response
+from kvcustody.audit.reports.sections.board import NOTHING_DUE, TrendPeriod, threshold_verdict
+from kvcustody.console.report.board_pages import decision, sentences
+from kvcustody.console.report.document import page_of, render_all
+from kvcustody.console.report.render.number_format import second
+from kvcustody.console.report.render.page_model import Facts, Items, Table
+from kvcustody.times import iso
+from standins.audit.one_process import OneProcess, clean
+from standins.console.page_strings import strings_of
+
+
+@pytest.fixture
+def made(store: Engine, tmp_path: Path) -> OneProcess:
+    return OneProcess(store, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "due", "verdict"),
+    [
+        (999_000, 1_000_000, 5, "met"),
+        (998_999, 998_999, 5, "missed"),
+        (998_999, 999_000, 5, "not known"),
+        (0, 0, 0, NOTHING_DUE),
+    ],
+)
+def test_a_share_meets_misses_or_nobody_can_say(low: int, high: int, due: int, verdict: str) -> None:
+    assert threshold_verdict(999_000, low, high, due) == verdict
+
+
+def erased(events: list[Any], *, answered_after: int | None) -> list[Any]:
+    """One more erasure, due 5 ms after it was asked for."""
+    at = events[-2].at_us
+    asked = ErasureRequested(at, "e-1", "tenant-1", "tenant", None, None, at + 5_000, "dpo")
+    told = (
+        []
+        if answered_after is None
+        else [ErasureCompleted(at + answered_after, "e-1", "tenant-1", "complete", 0, 0, 0)]
+    )
+    return [*events[:-1], asked, *told, events[-1]._replace(at_us=at + 9_000)]
+
+
+@pytest.mark.parametrize(("answered_after", "on_time"), [(4_000, 1), (6_000, 0), (None, 0)])
+def test_an_erasure_is_on_time_by_its_last_answer(
+    made: OneProcess,
+    world: Callable[..., Any],
+    answered_after: int | None,
+    on_time: int,
+) -> None:
+    made.fill(erased(clean(world), answered_after=answered_after))
+    board = made.report().board
+    assert (board.erasures, board.erasures_on_time) == (1, on_time)
+
+
+def test_the_scope_leaves_out_who_was_not_scanned(made: OneProcess, world: Callable[..., Any]) -> None:
+    made.fill(clean(world, scanned=False))
+    report = made.report()
+    assert (report.board.workers, report.board.workers_covered) == (1, 0)
+    assert report.board.tenants == report.board.tenants_covered > 1
+    facts = next(block for block in page_of(report).sections[0].blocks if isinstance(block, Facts))
+    assert ("workers covered", "0 of 1 at work in the period") in facts.items
+
+
+def test_the_control_a_pool_that_was_scanned(made: OneProcess, world: Callable[..., Any]) -> None:
+    made.fill(clean(world))
+    assert made.report().board[:2] == (1, 1)
+
+
+def test_the_trend_is_of_periods_as_long_before_it_and_adds_up(
+    made: OneProcess, world: Callable[..., Any]
+) -> None:
+    made.fill(clean(world))
+    with made.store.connect() as connection:
+        size = newest_checkpoint(connection)
+        since, until = period(connection, size, None, None)
+        span = (until - since) // 4
+        whole = build_report(connection, ReportParameters("gdpr", size, until - 4 * span, until, sample=0))
+        last = build_report(connection, ReportParameters("gdpr", size, until - span, until, sample=0))
+        first = build_report(connection, ReportParameters("gdpr", size, since - 9 * span, since, sample=0))
+    trend = last.board.trend
+    assert [(one.since_us, one.until_us) for one in trend] == [
+        (until - back * span, until - (back - 1) * span) for back in (4, 3, 2, 1)
+    ]
+    assert sum(one.due for one in trend) == whole.total.due > 0
+    assert sum(one.covered for one in trend) == whole.total.covered
+    assert trend[-1] == TrendPeriod(until - span, until, last.total.due, last.total.covered)
+    assert len(first.board.trend) == 1, "what ended before the ledger began is left out"
+    assert sentences(first)[0].startswith("Nothing was due") and "so no trend" in sentences(first)[2]
+
+
+def test_what_the_board_is_asked_follows_from_what_was_found(
+    made: OneProcess, world: Callable[..., Any]
+) -> None:
+    made.fill(clean(world, scanned=False))
+    report = made.report()
+    assert report.opinion.kind == "adverse" and decision(report).startswith("do not rely on these figures")
+    qualified = report._replace(opinion=report.opinion._replace(kind="qualified"))
+    strict, mild = (
+        qualified._replace(asked=report.asked._replace(threshold_ppm=share)) for share in (1_000_000, 0)
+    )
+    assert "accept the shortfall" in decision(strict)
+    assert "name an owner and a date where there is none" in decision(mild)
+    with made.store.connect() as connection:
+        answers = tuple(
+            Response(one.id, "cto", "2026-12-01", "scan", "none") for one in report.opinion.exceptions
+        )
+        owned = build_report(connection, mild.asked, responses=answers)
+    owned = owned._replace(opinion=owned.opinion._replace(kind="qualified"))
+    assert decision(owned) == "none: take note."
+    items = [block for block in page_of(owned).sections[0].blocks if isinstance(block, Items)]
+    assert len(items[0].items) == 3
+
+
+def test_what_an_auditor_looks_for_is_there(made: OneProcess, world: Callable[..., Any]) -> None:
+    made.fill(clean(world))
+    report = made.report()
+    page = page_of(report)
+    titles = [section.title for section in page.sections]
+    for title in ("Assertion", "Description of the service", "Sources of the information"):
+        assert title in titles
+    assert "User-entity controls and subservice organisations" in titles
+    assert titles[-2:] == ["Annex: sample", "Annex: hashes"]
+    assert "Nobody is named who answers for this assertion." in strings_of(page)
+    named = report._replace(asked=report.asked._replace(preparer="Ada, compliance", threshold_ppm=985_000))
+    words = strings_of(page_of(named))
+    assert "Ada, compliance" in words and "Nobody is named who answers for this assertion." not in words
+    assert "--threshold 98.5 --prepared-by 'Ada, compliance'" in named.rerun()
+
+
+def test_the_pdf_is_tagged_throughout_and_the_same_again(made: OneProcess, world: Callable[..., Any]) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    made.fill(clean(world))
+    report = made.report()
+    data = render_all(report, ["pdf"])["report.pdf"]
+    assert data == render_all(report, ["pdf"])["report.pdf"]
+    reader = pypdf.PdfReader(io.BytesIO(data))
+    catalog = reader.trailer["/Root"]
+    assert catalog["/MarkInfo"]["/Marked"] and catalog["/Lang"] == "en"
+    roles: dict[str, int] = {}
+    read: list[tuple[int, int]] = []
+    sheets = {page.indirect_reference.idnum: number for number, page in enumerate(reader.pages)}
+    owners: dict[tuple[int, int], int] = {}
+
+    def walk(reference: Any, parent: Any) -> None:
+        element = reference.get_object()
+        assert element.raw_get("/P") == parent
+        roles[element["/S"]] = roles.get(element["/S"], 0) + 1
+        if element["/S"] == "/Figure":
+            assert len(element["/Alt"]) > 10
+        for part in element["/K"]:
+            if part.get_object().get("/Type") == "/MCR":
+                place = (sheets[part.get_object().raw_get("/Pg").idnum], part.get_object()["/MCID"])
+                read.append(place)
+                owners[place] = reference.idnum
+            else:
+                walk(part, reference)
+
+    root = catalog.raw_get("/StructTreeRoot")
+    walk(root.get_object().raw_get("/K"), root)
+    sections = page_of(report).sections
+    assert roles["/H1"] == 1 and roles["/H2"] == len(sections)
+    assert roles["/Table"] > 10 and roles["/TH"] > 20 and roles["/Figure"] >= 2 and roles["/LBody"] > 5
+    numbers = root.get_object()["/ParentTree"]["/Nums"]
+    told = {numbers[at]: numbers[at + 1] for at in range(0, len(numbers), 2)}
+    for number, page in enumerate(reader.pages):
+        code = page.get_contents().get_data().decode("latin-1")
+        marks = code.count(" BDC")
+        assert code.count("EMC") == marks + code.count("/Artifact BMC"), number
+        assert len(told[page["/StructParents"]]) == marks
+        for mcid, owner in enumerate(told[page["/StructParents"]]):
+            assert owners[(number, mcid)] == owner.idnum
+        outside = _outside(code)
+        assert not any(word in outside for word in (" Tj", " TJ", " re f")), (number, outside[:200])
+    assert len(read) == len(owners)
+
+
+def _outside(code: str) -> str:
+    """What is drawn in no mark."""
+    depth, kept = 0, []
+    for line in code.replace("EMC", "\nEMC\n").replace("BDC", "BDC\n").replace("BMC", "BMC\n").splitlines():
+        if line.rstrip().endswith(("BDC", "BMC")):
+            depth += 1
+        elif line.strip() == "EMC":
+            depth -= 1
+        elif not depth:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def test_a_trend_costs_no_further_reading_of_the_ledger(made: OneProcess, world: Callable[..., Any]) -> None:
+    """The last quarter, with three periods before it, reads the rows of custody as often as the whole does."""
+    made.fill(clean(world))
+    queries: list[str] = []
+
+    def executed(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "custody_ends" in statement or "FROM residencies" in statement:
+            queries.append(statement)
+
+    event.listen(made.store, "before_cursor_execute", executed)
+    with made.store.connect() as connection:
+        size = newest_checkpoint(connection)
+        since, until = period(connection, size, None, None)
+        whole = ReportParameters("gdpr", size, since, until, recount=False, sample=0)
+        build_report(connection, whole)
+        of_whole = len(queries)
+        quarter = whole._replace(since_us=until - (until - since) // 4)
+        report = build_report(connection, quarter)
+    assert len(report.board.trend) == 4
+    assert len(queries) - of_whole == of_whole > 0
+
+
+@pytest.mark.parametrize(
+    ("answered_after", "asked_before", "state", "is_exception"),
+    [
+        (4_000, 0, "complete", False),
+        (6_000, 0, "late", True),
+        (None, 0, "missed", True),
+        (None, 9_000, "open", False),
+    ],
+)
+def test_what_is_late_is_an_exception_with_its_deadline_and_what_is_not_due_yet_is_none(
+    made: OneProcess,
+    world: Callable[..., Any],
+    answered_after: int | None,
+    asked_before: int,
+    state: str,
+    is_exception: bool,
+) -> None:
+    """One word in the report and in what pages, the API and metrics use (`read_states`)."""
+    events = erased(clean(world), answered_after=answered_after)
+    asked = next(event for event in events if isinstance(event, ErasureRequested))
+    events[events.index(asked)] = asked = asked._replace(deadline_us=asked.deadline_us + asked_before)
+    made.fill(events)
+    report = made.report()
+    (one,) = report.activity.erasures
+    found = [each for each in report.opinion.exceptions if each.id == "erasure:e-1"]
+    assert one.state == state and bool(found) is is_exception
+    with made.store.connect() as connection:
+        request = requests_of(connection)[0].asked
+        now_us = report.boundary.checkpoint.at_us
+        assert read_states(connection, [request], now_us, read_work_periods(connection)) == {"e-1": state}
+    if is_exception:
+        due, answered = second(one.due_us), second(one.completed_us) or "not answered"
+        assert iso(one.due_us) in found[0].cause and state in found[0].cause
+        assert "nobody knows" not in found[0].risk
+        activity = next(
+            part for part in page_of(report).sections if part.title.startswith("Decisions, erasures")
+        )
+        rows = [row for block in activity.blocks if isinstance(block, Table) for row in block.rows]
+        (row,) = [row for row in rows if row[0] == "e-1"]
+        assert row[5] == due and row[7] == state and (answered in row[6] or row[6].startswith("not by"))

@@ -1,0 +1,111 @@
+"""A worker's role on PostgreSQL writes a worker's leaves, and no order: the database refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine, select
+from sqlalchemy.exc import DBAPIError
+
+from kvcustody.audit.kinds import (
+    BARE,
+    EnforcementOrdered,
+    ErasureRequested,
+    IssuerAssigned,
+    KeysOrdered,
+    PolicyActivated,
+)
+from kvcustody.audit.leaf.leaf_schema import ORDERS
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.postgres_roles import WORKER, WRITER, order_tables
+from kvcustody.audit.store.schema.leaf_tables import outages
+from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.errors import LedgerUnavailable
+from standins.postgres import set_up_roles_in_turn
+
+ORDER = EnforcementOrdered(5, "monitor", (), 0, "ab" * 16, 1 << 32, "olga", "forged")
+ERASURE = ErasureRequested(5, "e-1", "acme", "tenant", None, None, 10, "dora")
+ISSUER = IssuerAssigned(5, "https://evil.example", BARE, "governor")
+HONEST = PolicyActivated(5, 1, "released", "shared", "d", "one")
+
+
+@pytest.fixture
+def as_role(postgres_store: Engine) -> Iterator[Callable[[str], Engine]]:
+    set_up_roles_in_turn(postgres_store)
+    url, made = postgres_store.url.render_as_string(False), list[Engine]()
+
+    def open_as(role: str) -> Engine:
+        made.append(open_store(url + ("&" if "?" in url else "?") + f"options=-c%20role%3D{role}"))
+        return made[-1]
+
+    yield open_as
+    for engine in made:
+        engine.dispose()
+
+
+def kinds(store: Engine) -> list[str]:
+    with store.connect() as connection:
+        return list(connection.scalars(select(events.c.kind)))
+
+
+def test_a_worker_writes_its_leaves_and_no_order(
+    postgres_store: Engine, as_role: Callable[[str], Engine], make_writer: Callable[..., EventWriter]
+) -> None:
+    writer = make_writer(as_role(WORKER))
+    writer.submit_durable(HONEST)
+    for order in (ORDER, KeysOrdered(5, "acme", "destroy", "olga", "forged"), ISSUER):
+        with pytest.raises(LedgerUnavailable):
+            writer.submit_durable(order)
+    writer.submit([ERASURE])
+    assert writer.flush()
+    assert "policy-activated" in kinds(postgres_store) and not ORDERS & set(kinds(postgres_store))
+    with postgres_store.connect() as connection:
+        assert "gap" in connection.scalars(select(outages.c.kind)).all(), "what was refused is named"
+
+
+def test_a_leaf_of_a_kind_that_nobody_knows_is_refused(
+    postgres_store: Engine, as_role: Callable[[str], Engine], make_writer: Callable[..., EventWriter]
+) -> None:
+    """With its control: the writer's role inserts the same row."""
+    writer = make_writer(as_role(WRITER))
+    writer.submit_durable(HONEST)
+    columns = [column.name for column in events.columns]
+    values = {"idx": "(SELECT size FROM logs WHERE logs.id = log)", "sequence": "sequence + 1000"}
+    values |= {"kind": "'order-of-a-later-version'"}
+    chosen = ", ".join(values.get(name, name) for name in columns)
+    statement = f"INSERT INTO events ({', '.join(columns)}) SELECT {chosen} FROM events LIMIT 1"
+    with (
+        as_role(WORKER).connect() as connection,
+        pytest.raises(DBAPIError, match="a worker writes no orders"),
+    ):
+        connection.exec_driver_sql(statement)
+    with as_role(WRITER).connect() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_the_role_that_may_write_orders_does(
+    postgres_store: Engine, as_role: Callable[[str], Engine], make_writer: Callable[..., EventWriter]
+) -> None:
+    """Control."""
+    writer = make_writer(as_role(WRITER))
+    writer.submit_durable(ORDER)
+    writer.submit([ERASURE])
+    assert writer.flush()
+    assert {"enforcement-ordered", "erasure-requested"} <= set(kinds(postgres_store))
+
+
+@pytest.mark.parametrize("table", sorted(order_tables()))
+def test_a_row_of_an_order_without_its_leaf_is_refused(
+    postgres_store: Engine, as_role: Callable[[str], Engine], table: str
+) -> None:
+    statement = f"INSERT INTO {table} SELECT * FROM {table}"
+    with as_role(WORKER).connect() as connection, pytest.raises(DBAPIError, match="permission denied"):
+        connection.exec_driver_sql(statement)
+    with as_role(WRITER).connect() as connection:
+        connection.exec_driver_sql(statement)  # control: nothing is there to be inserted
+
+
+def test_every_table_of_orders_says_so() -> None:
+    assert order_tables() == {"cases", "case_steps", "erasures", "legal_holds", "retention_purges"}
