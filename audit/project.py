@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
-from kvcustody.audit.leaf.batch import LeafBatch, LeafGroup
-from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, boot_key
 from sqlalchemy import Table
 
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.registry import TRACE
+from kvcustody.audit.leaf.batch import OWN_LIFE, LeafBatch, LeafGroup
+from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, boot_key
 from kvcustody.audit.store.schema.all_tables import kinds_of, projections
 from kvcustody.audit.store.schema.leaf_tables import event_traces
 
@@ -55,6 +55,7 @@ class LifeChange(NamedTuple):
 
     life: IncarnationRow
     values: dict[str, Any]
+    worker: str | None  # whose process it is, where the leaf says it
 
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
@@ -95,7 +96,8 @@ def life_changes(batch: LeafBatch, life_of: Callable[[str], IncarnationRow]) -> 
         if group.kind in _LIFE:
             lives = _lives(batch, group, life_of)
             for number, (place, life) in enumerate(zip(group.places, lives, strict=True)):
-                found.append((place, LifeChange(life, _life_values(group, number))))
+                worker = group.columns["worker"][number] if group.kind in OWN_LIFE else None
+                found.append((place, LifeChange(life, _life_values(group, number), worker)))
     return [change for _, change in sorted(found, key=lambda each: each[0])]
 
 

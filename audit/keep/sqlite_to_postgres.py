@@ -1,7 +1,7 @@
 """A SQLite ledger moved into PostgreSQL, leaf by leaf as it is: same places, same trees, same root, same signatures.
 
-1. Every row of every table is copied under its key; nothing is derived anew, so that what was signed stays what it
-   is.
+1. Leaves, trees and what no leaf says are copied under their keys, so that what was signed stays what it is. Rows that
+   are functions of one leaf are made from the leaves (`rebuild_rows`), as many as the source has.
 2. The copy is one transaction, checked before it commits: `fsck` over the copy, row counts, and the root log's head.
    A move that fails leaves the new database as it was: empty.
 3. The source is only read, under one snapshot, and has to be whole itself.
@@ -21,10 +21,11 @@ from kvcustody.audit.store.database.bulk_insert import insert_rows
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE, check_store, ledger_error
 from kvcustody.audit.store.database.monthly_partitions import partitioned
-from kvcustody.audit.store.schema.all_tables import every_table
+from kvcustody.audit.store.schema.all_tables import every_table, projections
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.store.schema.trees import root_log
 from kvcustody.audit.verify.ledger.fsck_ledger import REGISTERS, FsckReport, fsck
+from kvcustody.audit.write.rebuild import rebuild_rows
 from kvcustody.errors import LedgerError
 
 Progress = Callable[[str, int, int], None]
@@ -59,6 +60,7 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 dialect_of(writing).as_long_as_it_takes(writing)
                 _refuse_filled(writing)
                 rows = {str(table.name): _copy(reading, writing, table, told) for table in _in_order()}
+                rows |= _project(reading, writing, told)
                 _check_sizes(reading, writing)
                 report = fsck(writing, progress=lambda log, done, total: told("checking copy", done, total))
                 _refuse("copy", report)
@@ -94,7 +96,22 @@ def _refuse_filled(connection: Connection) -> None:
 
 def _in_order() -> list[Table]:
     """Logs first: leaves are appended to them."""
-    return [logs, *(table for table in every_table() if table is not logs)]
+    made = {logs, *projections()}
+    return [logs, *(table for table in every_table() if table not in made)]
+
+
+def _project(reading: Connection, writing: Connection, told: Progress) -> dict[str, int]:
+    """Make the rows of every table that is a function of one leaf; how many each has."""
+    total = reading.scalar(select(func.count()).select_from(events)) or 0
+    made = rebuild_rows(reading, writing, progress=lambda done: told("projecting leaves", done, total))
+    for table in projections():
+        there = reading.scalar(select(func.count()).select_from(table)) or 0
+        if made[table.name] != there:
+            raise LedgerError(
+                f"`{table.name}` has `{there}` rows, and the leaves give `{made[table.name]}`",
+                table=table.name,
+            )
+    return {table.name: made[table.name] for table in projections()}
 
 
 def _check_sizes(reading: Connection, writing: Connection) -> None:

@@ -82,6 +82,10 @@ class LeafBatch(NamedTuple):
     hashes: Sequence[bytes]  # RFC 6962, of `data`
 
 
+UNKNOWN_WORKER = "unknown"
+OWN_LIFE = frozenset(
+    {"worker-started", "worker-stopped"}
+)  # what a process says of itself, with its worker's name
 EMPTY = LeafBatch((), (), (), (), (), (), (), (), (), (), {}, ())
 _HEAD = attrgetter("log", "incarnation", "sequence", "part", "parts", "kind", "outage", "at_us")
 
@@ -153,7 +157,9 @@ class _Reading:
         logs, lives, *numbers, kinds, outages, at_us = zip(*map(_HEAD, leaves), strict=True)
         for uuid in {*lives} - self._founders.keys():
             founder = leaves[lives.index(uuid)]
-            moment, worker = int(founder.at_us), getattr(founder, "worker", "unknown")
+            moment = int(founder.at_us)
+            # A `worker` in a leaf of another kind may be somebody else's.
+            worker = founder.worker if founder.kind in OWN_LIFE else UNKNOWN_WORKER
             self._founders[uuid] = IncarnationStart(worker, moment - int(founder.boot_us), moment)
         texts = map(self._shared, (logs, lives, kinds, outages))
         columns = (next(texts), next(texts), *map(numbers_of, numbers), *texts, numbers_of(at_us))

@@ -20,6 +20,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from sqlalchemy import Connection, insert, select, update
+
+from kvcustody.audit.evidence.counters.count_events import Figures, count_events
+from kvcustody.audit.evidence.counters.fold import write_deltas
+from kvcustody.audit.kinds import SYSTEM, Event, WorkerReturned, WorkerStopped
+from kvcustody.audit.leaf import Context, merkle
 from kvcustody.audit.leaf.batch import (
     EMPTY,
     LeafBatch,
@@ -28,12 +34,6 @@ from kvcustody.audit.leaf.batch import (
     read_leaves,
 )
 from kvcustody.audit.leaf.batch_encoder import BatchEncoder
-from sqlalchemy import Connection, insert, select, update
-
-from kvcustody.audit.evidence.counters.count_events import Figures, count_events
-from kvcustody.audit.evidence.counters.fold import write_deltas
-from kvcustody.audit.kinds import SYSTEM, Event, WorkerReturned, WorkerStopped
-from kvcustody.audit.leaf import Context, merkle
 from kvcustody.audit.project import IncarnationRow, life_changes, project
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.database.dialect import dialect_of
@@ -178,7 +178,7 @@ class Appender:
 
         for table, pieces in project(batch, logs, places, life_of).items():
             inserts.add(table, pieces)
-        for life, values in life_changes(batch, life_of):
+        for life, values, _ in life_changes(batch, life_of):
             incarnations = schema.incarnations
             connection.execute(update(incarnations).where(incarnations.c.id == life.id).values(**values))
 

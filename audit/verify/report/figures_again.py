@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Connection, func, insert, select
 
 from kvcustody.audit.evidence.coverage.custody_units import last_event_us
 from kvcustody.audit.evidence.processes.orders import refused_orders
 from kvcustody.audit.exports.file_formats import leaves_of
 from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportManifest, parse_manifest
-from kvcustody.audit.kinds import SYSTEM
 from kvcustody.audit.leaf.merkle import EMPTY, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.reports.build_report import build_report, changes_since
 from kvcustody.audit.reports.framework import NAMES, Framework
@@ -43,7 +41,7 @@ from kvcustody.audit.tlog.proofs import ProofError, check_consistency
 from kvcustody.audit.tlog.root_log import RootLeafOpening
 from kvcustody.audit.tlog.tiles import CHECKPOINT
 from kvcustody.audit.verify.verify_export import verify_export
-from kvcustody.audit.write.append_leaves import Appender
+from kvcustody.audit.write.rebuild import LogLeaves, rebuild_ledger
 from kvcustody.errors import LedgerError
 
 _AT_ONCE = 20_000
@@ -200,28 +198,21 @@ def _whole(folder: Path, seal: SealedAs, vkeys: Sequence[str]) -> ExportManifest
 
 
 def _fill(engine: Any, folder: Path, manifest: ExportManifest, seal: SealedAs) -> None:
-    """Leaves, log by log and the system log last: who died is known when everything else of them is there."""
-    appender = Appender()
-    with engine.connect().execution_options(**WRITE) as connection:
-        for log in sorted(manifest.logs, key=lambda each: (each.name == SYSTEM, each.name)):
-            leaves = (leaf for file in log.files for leaf in leaves_of(manifest.form, folder / file.path))
-            step = log.leaves + 1 if log.name == SYSTEM else _AT_ONCE
-            for some in _steps(leaves, step):
-                with connection.begin():
-                    appender.append(connection, read_leaves(some))
-        with connection.begin():
-            _seal(connection, manifest, seal)
-
-
-def _steps(leaves: Iterator[bytes], size: int) -> Iterator[list[bytes]]:
-    some: list[bytes] = []
-    for leaf in leaves:
-        some.append(leaf)
-        if len(some) == size:
-            yield some
-            some = []
-    if some:
-        yield some
+    """Every log of the export, which is whole."""
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        rebuild_ledger(
+            connection,
+            [
+                LogLeaves(
+                    log.name,
+                    0,
+                    log.head.size,
+                    (leaf for file in log.files for leaf in leaves_of(manifest.form, folder / file.path)),
+                )
+                for log in sorted(manifest.logs, key=lambda log: log.name)
+            ],
+        )
+        _seal(connection, manifest, seal)
 
 
 def _seal(connection: Connection, manifest: ExportManifest, seal: SealedAs) -> None:

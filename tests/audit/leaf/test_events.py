@@ -13,7 +13,7 @@ import rfc8785
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcustody.audit import events as module
+from kvcustody.audit import kinds as module
 from kvcustody.audit.kinds import (
     KINDS,
     CustodyChanged,

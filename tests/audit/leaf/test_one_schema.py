@@ -8,10 +8,10 @@ import numpy as np
 import orjson
 import pytest
 
-from kvcustody.audit.kinds import ResidencyReleased, leaf_schema
+from kvcustody.audit.kinds import ResidencyReleased
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.kinds.event import FieldMeaning, WordList, Words, WorkersLifecycleEvent
-from kvcustody.audit.leaf import Context, leaves
+from kvcustody.audit.leaf import Context, leaf_schema, leaves
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.errors import LedgerError
 

@@ -14,12 +14,14 @@ from sqlalchemy import Connection, Engine, select
 
 from kvcustody.audit import project as projecting
 from kvcustody.audit.evidence.counters.count_events import CARRIED
+from kvcustody.audit.kinds import Event, WorkerDied, WorkerReturned
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.project import IncarnationRow, project, rows_of
+from kvcustody.audit.project import IncarnationRow, life_changes, project, rows_of
 from kvcustody.audit.store.schema.all_tables import projections
 from kvcustody.audit.store.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers
+from kvcustody.audit.write.rebuild import LogLeaves, rebuild_ledger
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit import report_ledger, tiered_ledger
 from standins.audit.projection_oracle import TABLES, Opinion, Row, Stored
@@ -248,3 +250,64 @@ def test_what_a_purge_left_is_what_the_leaves_that_are_left_give(purged: Engine)
     with purged.connect() as connection:
         problems = problems_of(connection)
         assert not problems, "\n".join(problems)
+
+
+# -- rows made anew -------------------------------------------------------------------------------------------------
+
+
+def rebuilt(source: Connection, folder: Path) -> Engine:
+    """An empty ledger filled from the leaves of another."""
+    from kvcustody.audit.store.database.engine import open_store
+
+    engine = open_store(folder / "rebuilt.db")
+    every: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
+    names = dict(source.execute(select(logs.c.id, logs.c.name)).tuples().all())
+    for row in source.execute(select(events).order_by(events.c.log, events.c.idx)):
+        every[names[row.log]].append((row.idx, bytes(row.leaf)))
+    with engine.begin() as connection:
+        projections()[0].metadata.create_all(connection)
+        rebuild_ledger(
+            connection,
+            [
+                LogLeaves(name, there[0][0], there[-1][0] + 1, [leaf for _, leaf in there])
+                for name, there in sorted(every.items())
+            ],
+        )
+    return engine
+
+
+@pytest.mark.parametrize("fill", [report_ledger.fill, tiered_ledger.fill], ids=["reports", "tiers"])
+def test_a_ledger_rebuilt_from_its_leaves_has_its_rows(
+    store: Engine, world: Callable[..., Any], tmp_path: Path, fill: Callable[..., Any]
+) -> None:
+    fill(store, world, tmp_path)
+    with store.connect() as connection, rebuilt(connection, tmp_path).connect() as again:
+        assert Held(again).rows() == Held(connection).rows()
+        assert Held(again).folds() == Held(connection).folds()
+        problems = problems_of(again)
+        assert not problems, "\n".join(problems)
+
+
+def test_a_log_whose_first_leaves_were_purged_begins_at_the_first_that_is_left(
+    purged: Engine, tmp_path: Path
+) -> None:
+    with purged.connect() as connection, rebuilt(connection, tmp_path).connect() as again:
+        rows = Held(again).rows()
+        assert rows == Held(connection).rows()
+        assert ("tenant/tenant-0", 0) not in rows["events"], "void: nothing was purged"
+        problems = problems_of(again)
+        assert not problems, "\n".join(problems)
+
+
+def _life(kind: type[Event], at_us: int, *values: Any) -> bytes:
+    [leaf] = leaves(kind(at_us, "gpu-0", CONTEXT.incarnation, *values), CONTEXT, at_us)
+    return leaf.data
+
+
+def test_a_process_that_died_came_back_and_died_is_dead() -> None:
+    """What changes a row in place follows the order of leaves, not of kinds."""
+    lives = [_life(WorkerDied, 1, "", 0, 0), _life(WorkerReturned, 2), _life(WorkerDied, 3, "", 0, 0)]
+    batch = read_leaves(lives)
+    changes = life_changes(batch, lambda uuid: IncarnationRow(1, 0))
+    assert [change.values["end"] for change in changes] == ["died", None, "died"]
+    assert [group.kind for group in batch.groups] == ["worker-died", "worker-returned"], "void: one kind"

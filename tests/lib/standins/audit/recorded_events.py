@@ -14,7 +14,7 @@ from kvcustody.audit.leaf import Context
 from kvcustody.audit.leaf.change_items import CHANGED
 from kvcustody.audit.leaf.leaf_schema import ITEMS
 
-PLACE = Path(__file__).parents[3] / "audit" / "events" / "recorded_leaves.jsonl"
+PLACE = Path(__file__).parents[3] / "audit" / "leaf" / "recorded_leaves.jsonl"
 RECORDED: list[dict[str, Any]] = [json.loads(line) for line in PLACE.read_bytes().split(b"\n") if line]
 WRITTEN = [each for each in RECORDED if "fields" in each]
 OLDER = [each for each in RECORDED if "leaf" in each]

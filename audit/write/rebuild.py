@@ -1,0 +1,141 @@
+"""Rows made from leaves that are there already: no place is given, no process begins, and no leaf is added.
+
+1. `rebuild_rows` makes what is a function of one leaf (`audit.project`), with the ledger's own ids. It is for a ledger
+   whose leaves, logs and processes are there: one that moves to another database, or has a new table.
+2. `rebuild_ledger` fills an empty database from leaves alone, as an export has them. Ids of logs and processes are new,
+   a log whose first leaves are gone begins at the first that is left, and processes follow the system log's leaves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Table, delete, exists, insert, select, update
+
+from kvcustody.audit.evidence.counters.count_events import Figures, count_events
+from kvcustody.audit.evidence.counters.fold import write_deltas
+from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
+from kvcustody.audit.leaf.merkle import EMPTY
+from kvcustody.audit.project import IncarnationRow, life_changes, project
+from kvcustody.audit.store.database.bulk_insert import Inserts
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers
+
+_AT_ONCE = 5_000
+_TENANT = "tenant/"
+
+
+class LogLeaves(NamedTuple):
+    """The leaves of one log that are left, in their order; `first` is the place of the first of them."""
+
+    name: str
+    first: int
+    size: int
+    leaves: Iterable[bytes]
+
+
+def rebuild_rows(
+    reading: Connection,
+    writing: Connection,
+    *,
+    tables: frozenset[Table] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Counter[str]:
+    """Insert the rows of the leaves that `reading` has, of these tables or of all; how many each table got.
+
+    `writing` may be another ledger's: its processes have the same ids. `progress` is told how many leaves were read.
+    """
+    column = incarnations.c
+    lives = {
+        row.uuid: IncarnationRow(row.id, row.offset_us)
+        for row in reading.execute(select(column.uuid, column.id, column.offset_us))
+    }
+    counts, inserts, done = Counter[str](), Inserts(writing), 0
+    query = select(events.c.log, events.c.idx, events.c.leaf).order_by(events.c.log, events.c.idx)
+    for rows in reading.execution_options(yield_per=_AT_ONCE).execute(query).partitions(_AT_ONCE):
+        of_log, idx, leaves = zip(*rows, strict=True)
+        batch = read_leaves(list(map(bytes, leaves)), hashed=False)
+        for table, pieces in project(batch, of_log, idx, lives.__getitem__, tables=tables).items():
+            counts[table.name] += sum(len(piece[0]) for piece in pieces)
+            inserts.add(table, pieces)
+        done += len(rows)
+        if progress is not None:
+            progress(done)
+    inserts.finish()
+    return counts
+
+
+def rebuild_ledger(connection: Connection, every: Iterable[LogLeaves]) -> None:
+    """Fill an empty database from leaves (rule 2): leaves, their rows, processes and figures; trees stay empty."""
+    lives = _Lives(connection)
+    for log in sorted(every, key=lambda log: log.name != SYSTEM):  # who wrote is known by the system log
+        made = connection.execute(
+            insert(logs).values(name=log.name, size=log.size, frontier=EMPTY.to_bytes())
+        )
+        assert made.inserted_primary_key is not None
+        number, place = int(made.inserted_primary_key[0]), log.first
+        figures: Figures = {}
+        inserts = Inserts(connection)
+        for some in _windows(log.leaves):
+            batch = read_leaves(some, hashed=False)
+            if log.name != SYSTEM and place == log.first:
+                tenant = {"tenant": log.name.removeprefix(_TENANT), "log": number}
+                connection.execute(insert(tenants).values(**tenant, first_seen_us=batch.at_us[0]))
+            of_log, idx = [number] * len(some), range(place, place + len(some))
+            lives.take(batch)
+            recorders = [lives.of(uuid).id for uuid in batch.incarnations]
+            inserts.add(events, [(of_log, idx, recorders, *batch[2:9])])
+            for table, pieces in project(batch, of_log, idx, lives.of).items():
+                inserts.add(table, pieces)
+            count_events(batch, of_log, figures)
+            place = idx.stop
+        write_deltas(inserts, figures, {number: log.size})
+        inserts.finish()
+    lives.drop_idle()
+
+
+class _Lives:
+    """The processes of a ledger that is filled."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._rows: dict[str, IncarnationRow] = {}
+        self._workers: dict[str, int] = {}
+        self.of = self._rows.__getitem__
+
+    def take(self, batch: LeafBatch) -> None:
+        """Add processes that these leaves are the first of, then what they change of processes."""
+        for uuid, founder in batch.founders.items():
+            if uuid not in self._rows:
+                values = {"uuid": uuid, "offset_us": founder.offset_us, "started_us": founder.at_us}
+                made = self._connection.execute(
+                    insert(incarnations).values(**values, worker=self._worker(founder.worker))
+                )
+                assert made.inserted_primary_key is not None
+                self._rows[uuid] = IncarnationRow(int(made.inserted_primary_key[0]), founder.offset_us)
+        for life, changed, worker in life_changes(batch, self.of):
+            named = {} if worker is None else {"worker": self._worker(worker)}
+            self._connection.execute(
+                update(incarnations).where(incarnations.c.id == life.id).values(**changed, **named)
+            )
+
+    def drop_idle(self) -> None:
+        """Drop the name that stood in for workers whose processes said theirs later."""
+        idle = ~exists().where(incarnations.c.worker == workers.c.id)
+        self._connection.execute(delete(workers).where(idle))
+
+    def _worker(self, name: str) -> int:
+        if name not in self._workers:
+            made = self._connection.execute(insert(workers).values(name=name))
+            assert made.inserted_primary_key is not None
+            self._workers[name] = int(made.inserted_primary_key[0])
+        return self._workers[name]
+
+
+def _windows(leaves: Iterable[bytes]) -> Iterator[list[bytes]]:
+    left = iter(leaves)
+    while some := list(islice(left, _AT_ONCE)):
+        yield some
