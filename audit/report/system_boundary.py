@@ -15,7 +15,7 @@ from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.events import BARE, DECLARED, SILENCE, log_of
 from kvcustody.audit.processes.enforcement import CHANGED, monitored_in, qualification
 from kvcustody.audit.processes.marked_processes import history, marked_processes
-from kvcustody.audit.processes.orders import order_signatures, orders_followed
+from kvcustody.audit.processes.orders import orders_statement
 from kvcustody.audit.processes.work_periods import LIVES
 from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
@@ -188,14 +188,8 @@ def read_boundary(
         tuple(_issuers(overview, tenant)),
         history(marked_processes(overview.of_kind(*LIVES))),
         qualification(monitored_in(overview.of_kind(*LIVES, CHANGED), *period)),
-        " ".join(
-            filter(
-                None,
-                (
-                    orders_followed(overview.of_kind(*LIVES)),
-                    order_signatures(connection, as_of_sizes(connection, proofs.sizes(checkpoint)), tenant),
-                ),
-            )
+        orders_statement(
+            connection, as_of_sizes(connection, proofs.sizes(checkpoint)), overview.of_kind(*LIVES), tenant
         ),
     )
 

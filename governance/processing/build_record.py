@@ -19,6 +19,7 @@ from kvcustody._version import __version__
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.database.snapshot import as_of_sizes
 from kvcustody.audit.processes.marked_processes import history, marked_processes
+from kvcustody.audit.processes.orders import orders_statement
 from kvcustody.audit.processes.policies_in_period import (
     PeriodPolicy,
     lives_as_of,
@@ -102,6 +103,7 @@ def build_record(
     named, policy = _the_one(known, given)
     stated = asked.stated
     due, covered = sum(row.due for row in rows), sum(row.covered for row in rows)
+    lives = lives_as_of(connection, state)
     documents = {one.period.digest: one.policy for one in known if one.policy is not None}
     return ProcessingRecord(
         schema_name=SCHEMA,
@@ -135,7 +137,8 @@ def build_record(
         run_by=named.workers,
         due=due,
         covered=covered,
-        history=history(marked_processes(lives_as_of(connection, state))),
+        history=history(marked_processes(lives)),
+        orders="" if state is None else orders_statement(connection, state, lives),
     )
 
 
