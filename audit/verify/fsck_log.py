@@ -476,7 +476,9 @@ def check_node_rows(
             absent = range(max(first, inside * tiles.start), inside * tiles.stop)
             final = inside * tiles.start - 1 if final in absent else final
             begun += len(absent)
-        if level == 0 and count != due:
+        if first < 0:
+            what = f"`tree_nodes` has a node of level `{level}` at `{first}`, which is no place"
+        elif level == 0 and count != due:
             what = f"`tree_nodes` keeps `{count}` hashes of leaves, and the content of `{due}` is gone"
         elif level and not broken and (count != due - begun or last != final):
             what = f"`tree_nodes` has `{count}` nodes of level `{level}`, and the leaves give `{due - begun}`"
