@@ -25,13 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from sqlalchemy import Engine
 
 from kvcustody.audit.evidence.coverage.summary import coverage
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.leaf.merkle import leaf_hashes
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.event_writer import EventWriter, WriterSettings

@@ -37,12 +37,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.kinds import ResidencyOpened, WorkerStarted
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.governance.api.http.server import serve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.settings import ServiceSettings
 
 _SNAPSHOT_SECONDS = 600.0
+_TRUST_VARIABLES = frozenset({"KVCUSTODY_POLICY_TRUST", "KVCUSTODY_CONFIG"})
 
 
 @contextmanager
-def reading(ledger: str, *, signed_orders: bool = False) -> Iterator[Engine]:
+def reading(ledger: str) -> Iterator[Engine]:
     """The ledger's engine, checked; a failure of the database is one line.
 
-    `signed_orders`: orders count as the worker's settings say (`policy_trust`), and not every one.
+    Orders count as the settings of workers say (`policy_trust`): what is printed is what workers follow.
     """
     engine = open_store(ledger, read_only=True)
-    if signed_orders:
+    if not _TRUST_VARIABLES.isdisjoint(
+        map(str.upper, os.environ)
+    ):  # else nothing names a trust: no settings to read
         authenticate(engine, _signed_orders(may_sign=False))
     try:
         check_store(engine)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.evidence.processes.enforcement import CHANGED, monitored_in, qualification
 from kvcustody.audit.evidence.processes.marked_processes import history, marked_processes
-from kvcustody.audit.evidence.processes.orders import order_signatures, orders_followed
+from kvcustody.audit.evidence.processes.orders import orders_statement
 from kvcustody.audit.evidence.processes.work_periods import LIVES
 from kvcustody.audit.kinds import BARE, DECLARED, SILENCE, log_of
 from kvcustody.audit.reports.leaf_counts import LeafCounts
@@ -188,14 +188,8 @@ def read_boundary(
         tuple(_issuers(overview, tenant)),
         history(marked_processes(overview.of_kind(*LIVES))),
         qualification(monitored_in(overview.of_kind(*LIVES, CHANGED), *period)),
-        " ".join(
-            filter(
-                None,
-                (
-                    orders_followed(overview.of_kind(*LIVES)),
-                    order_signatures(connection, as_of_sizes(connection, proofs.sizes(checkpoint)), tenant),
-                ),
-            )
+        orders_statement(
+            connection, as_of_sizes(connection, proofs.sizes(checkpoint)), overview.of_kind(*LIVES), tenant
         ),
     )
 

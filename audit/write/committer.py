@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from kvcustody.audit.leaf.batch import LeafBatch
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.evidence.counters.fold import FoldsBetweenCommits, fold_some
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.evidence.subjects.subject_table import Row, store_names
+from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import (

@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from kvcustody.audit.leaf.batch import LeafBatch
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, Engine, func, select
 
@@ -41,6 +40,7 @@ from kvcustody.audit.evidence.query.evidence_columns import (
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.kinds import PROCESS_DEATH, SILENCE, CustodyEnded, Event, ResidencyReleased, WorkerDied
 from kvcustody.audit.kinds.block_runs import Pairs, Run, gather
+from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import copy_steps, custody_ends, releases, residencies
 from kvcustody.audit.store.schema.ledger import events, incarnations, workers

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
@@ -18,6 +17,7 @@ from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirecto
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.evidence.subjects.subject_table import Row
 from kvcustody.audit.kinds import Event
+from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.store.database.engine import WRITE, StoreGoneError, describe, ledger_error
 from kvcustody.audit.store.schema.ledger import incarnations

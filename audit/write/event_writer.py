@@ -33,12 +33,12 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from kvcustody.audit.leaf.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from sqlalchemy import Engine
 
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.kinds import Event, GapRecorded, WorkerStopped
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.store.database.engine import describe
 from kvcustody.audit.store.database.signed_orders import SignedOrders, check_orders, orders_of
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS

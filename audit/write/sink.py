@@ -13,11 +13,10 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from kvcustody.audit.leaf.batch import LeafBatch
-
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.evidence.subjects.subject_table import Row
 from kvcustody.audit.kinds import Event
+from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.errors import CustodyError
 from kvcustody.tenants import Issuers
 

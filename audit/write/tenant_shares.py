@@ -12,10 +12,9 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from kvcustody.audit.leaf.batch_encoder import Entry
-
 from kvcustody.audit.evidence.subjects.subject_table import Row
 from kvcustody.audit.kinds import Event
+from kvcustody.audit.leaf.batch_encoder import Entry
 
 ShareOf = Callable[[str], float]
 Item = tuple[int, Event]

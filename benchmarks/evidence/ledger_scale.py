@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kvcustody.audit.leaf.batch import LeafBatch
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.evidence.query.events import EventFilter, find_events
 from kvcustody.audit.kinds import ReceiptRecorded, log_of
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context, leaf
+from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.leaf.merkle import leaf_hashes
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.database.monthly_partitions import create_partitions

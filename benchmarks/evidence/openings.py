@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from kvcustody.audit.leaf.batch import LeafBatch
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
@@ -30,6 +28,8 @@ from kvcustody.audit.evidence.subjects.subject_filter import of_subjects
 from kvcustody.audit.kinds import ResidencyOpened, WorkerStarted
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch import LeafBatch
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.leaf_tables import residencies
 from kvcustody.audit.write.committer import Committer

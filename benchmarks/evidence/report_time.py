@@ -22,7 +22,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
@@ -36,6 +35,7 @@ from kvcustody.audit.kinds import (
 )
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.reports.model import ReportParameters
 from kvcustody.audit.store.database.engine import WRITE, open_store

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from service_restart import until_taken
 
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
@@ -41,6 +40,7 @@ from kvcustody.audit.kinds import (
 )
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.compression import ENCODING, compress
 from kvcustody.governance.api.http.server import serve

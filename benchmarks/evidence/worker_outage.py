@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.compression import compress, decompress

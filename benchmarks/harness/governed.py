@@ -17,7 +17,6 @@ from time import monotonic, thread_time_ns
 from typing import NamedTuple
 
 import numpy as np
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
@@ -25,6 +24,7 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.write.event_queue import EventQueue
 from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.audit.write.tenant_shares import TenantShares

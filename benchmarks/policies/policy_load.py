@@ -1,13 +1,15 @@
 """Does one author's work on a large policy slow anybody else? `prove`, `review`, `diff` and `simulate`, beside others.
 
-The service runs as a process of its own on a Unix socket, as in `service.py`. An auditor asks for 50 events of a tenant
-200 times a second, open loop: request n is sent at n/rate and its latency counts from then; the health page is asked
-ten times a second. In turns, an author asks for one kind of work on a policy of 1,000 grants and 10,000 tenants, again
-as soon as it is answered, or for nothing. Reported for each kind, as medians over the pairs of turns: p99 of the
-auditor with and without the author, their ratio, the longest health answer, and what the author's answers took.
-Goals: the ratio is at most 2, and health answers within 100 ms. Where the machine does not keep the rate without the
-author either (`rate_kept_alone`), a row shows nothing of the author: take a lower `--rate`. Each kind has a service and
-a ledger of its own. It ends within five minutes. Run:
+The service runs as a process of its own on a Unix socket, as in `service.py`. An auditor asks 200 times a second, open
+loop: request n is sent at n/rate and its latency counts from then. Of 20 requests, 10 read 50 events of a tenant, 2
+list workers, 2 erasures, 1 cases, 1 reports, and 4 ask for capacity, metrics, health, and who asks (`MIXES`). With
+`--mix events` all read events. Work on policies is not in it: an explanation waits its turn behind the author's.
+Readiness is asked for ten times a second besides. In turns, an author asks for one kind of work on a policy of 1,000
+grants and 10,000 tenants, again as soon as it is answered, or for nothing. Reported for each kind, as medians over the
+pairs of turns: p99 of the auditor with and without the author, their ratio, the longest answer on readiness, and what
+the author's answers took. Goals: the ratio is at most 2, and readiness is answered within 100 ms. Where the machine
+does not keep the rate without the author either (`rate_kept_alone`), a row shows nothing of the author: take a lower
+`--rate`. Each kind has a service and a ledger of its own. It ends within five minutes. Run:
 `python benchmarks/policies/policy_load.py --json benchmarks/results/policy-load-cpu.json` [--pairs 5].
 """
 
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,15 @@ KEPT_MS_MAX = 100.0  # median of a rate that is kept
 LATE_SECONDS = 3.0
 RATIO_MAX, HEALTH_MS_MAX = 2.0, 100.0
 KINDS = ("prove", "review", "diff", "simulate")
+EVENTS = f"/v1/audit/events?tenant=tenant-7&since={START_US}&until={START_US + 3600 * 1_000_000}&limit=50"
+MIXES = {
+    "events": (EVENTS,),
+    "ordinary": (
+        *(EVENTS, "/v1/workers", EVENTS, "/v1/erasures", EVENTS, "/v1/cases", EVENTS, "/v1/capacity"),
+        *(EVENTS, "/v1/whoami", EVENTS, "/v1/workers", EVENTS, "/v1/erasures", EVENTS, "/v1/reports"),
+        *(EVENTS, "/metrics", EVENTS, "/v1/health"),
+    ),
+}
 
 
 def run_service(folder: Path) -> None:
@@ -143,12 +155,11 @@ async def steady(ask: Callable[[], Awaitable[int]], rate: float, seconds: float)
 async def turn(service: Service, kind: str | None, options: argparse.Namespace) -> dict[str, Any]:
     """One turn: others at work, and the author or nobody beside them."""
     rate, seconds = options.rate, options.seconds
-    since, until = START_US, START_US + 3600 * 1_000_000
-    path = f"/v1/audit/events?tenant=tenant-7&since={since}&until={until}&limit=50"
+    paths = cycle(MIXES[options.mix])
     async with service.client("auditor") as auditor, service.client("author") as client:
 
         async def query() -> int:
-            return (await auditor("GET", path)).status
+            return (await auditor("GET", next(paths))).status
 
         async def health() -> int:
             return (await auditor("GET", "/health/ready")).status
@@ -225,6 +236,7 @@ def main() -> int:
     bench.add("--pairs", type=int, default=2, help="turns with and without the author, of each kind")
     bench.add("--seconds", type=float, default=12.0, help="of each turn")
     bench.add("--rate", type=float, default=RATE, help="requests of others a second")
+    bench.add("--mix", default="ordinary", choices=MIXES, help="of what others ask for")
     bench.add("--kinds", default=",".join(KINDS), help="of work, with commas")
     options = bench.parse()
     if options.serve is not None:
@@ -233,7 +245,12 @@ def main() -> int:
     rows = [measured(kind, options) for kind in options.kinds.split(",")]
     names = [name for name in rows[0] if name != "pairs"]
     print(table(names, [[str(row[name]) for name in names] for row in rows]))
-    asked = {"tenants": options.tenants, "grants": options.tenants // 10, "rate": options.rate}
+    asked = {
+        "tenants": options.tenants,
+        "grants": options.tenants // 10,
+        "rate": options.rate,
+        "mix": options.mix,
+    }
     bench.keep({"benchmark": "policy_load", "settings": asked, "rows": rows})
     met = all(
         row["rate_kept_alone"]

@@ -49,7 +49,7 @@ def check(
     keys = [parse_vkey(text) for text in key_texts(key or [])]
     witnesses = [parse_vkey(text) for text in key_texts(witness or [])]
     with (
-        reading(ledger, signed_orders=True) as engine,
+        reading(ledger) as engine,
         engine.connect() as connection,
         progress_bar() as bar,
     ):

@@ -290,7 +290,7 @@ def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: Selec
     """The certificate; where its leaves are not signed yet, as nobody has the ledger open, its key signs them first."""
     clock = SystemClock()
     try:
-        with reading(ledger, signed_orders=True) as engine, engine.connect() as connection:
+        with reading(ledger) as engine, engine.connect() as connection:
             return issue(connection, erasure, key, opens, now_us=deadline_us())
     except ProofError:
         with writing(ledger) as engine:

@@ -209,10 +209,11 @@ def verify(
     folder = file if file.is_dir() else None
     is_record = folder is not None and (folder / "ropa.json").exists()
     data = read_file(file / ("ropa.json" if is_record else "report.json") if folder else file)
-    if is_processing_record(data):
-        _tell_record(*ropa_command.check_record(folder, data, vkeys, ledger, policy, digest, export), as_json)
-        return
     orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None)
+    if is_processing_record(data):
+        record = ropa_command.check_record(folder, data, vkeys, ledger, policy, digest, export, orders)
+        _tell_record(*record, as_json)
+        return
     again, wrong = _again(data, vkeys, export, ledger, orders), list[str]()
     found = verify_report(data, vkeys, expected_digest=digest, again=again)
     compared: tuple[str, ...] = ()

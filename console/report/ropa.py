@@ -13,6 +13,7 @@ from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, la
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.exports.csv_table import csv_text
 from kvcustody.audit.reports.build_report import newest_checkpoint, period
+from kvcustody.audit.store.database.signed_orders import SignedOrders
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.report.verify_report import ReportCheck
@@ -196,14 +197,17 @@ def check_record(
     policy: Path | None,
     digest: str | None,
     export: Path | None = None,
+    orders: SignedOrders | None = None,
 ) -> tuple[ReportCheck, tuple[str, ...]]:
     """What `report verify` finds of a record, and which files of its folder were compared."""
     given = None if policy is None else load_policy(read_file(policy), name=policy.name)
     if ledger is None:
-        found = verify_record(data, vkeys, expected_digest=digest, given=given, export=export)
+        found = verify_record(data, vkeys, expected_digest=digest, given=given, export=export, orders=orders)
     else:
         with snapshot(ledger) as connection:
-            found = verify_record(data, vkeys, expected_digest=digest, connection=connection, given=given)
+            found = verify_record(
+                data, vkeys, expected_digest=digest, connection=connection, given=given, orders=orders
+            )
     if folder is None or found.problems:
         return found, ()
     there = [name for name in FORMATS if (folder / f"ropa.{name}").exists()]
@@ -249,6 +253,7 @@ def to_csv(record: ProcessingRecord) -> bytes:
         "controls",
         "policies",
         "history",
+        "orders",
         "digest",
     )
     rows = [["since", "until", "checkpoint", *shared, *limits, *last]]
@@ -265,6 +270,7 @@ def to_csv(record: ProcessingRecord) -> bytes:
             "; ".join(f"{one.control}: {one.status}" for one in record.controls),
             policies,
             record.history,
+            record.orders,
             record.digest(),
         ]
         rows.append(cells)
@@ -306,6 +312,7 @@ def page_of(record: ProcessingRecord) -> Page:
             f"{count(record.covered)} of {count(record.due)} units due ended in time with evidence "
             f"({percent(record.covered, record.due)})",
         ),
+        ("orders", record.orders or "nothing is said of who gave them: nobody signed this ledger"),
         ("SHA-256 of the record", record.digest()),
         ("signed by", record.signature.key if record.signature else "nobody"),
     ]

@@ -24,11 +24,11 @@ from typing import Any
 
 import orjson
 import structlog
-from kvcustody.audit.leaf.batch import LeafBatch
 
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.evidence.subjects.subject_table import Row
 from kvcustody.audit.kinds import ErasureRequested, Event, IssuerAssigned
+from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey
 from kvcustody.audit.write.event_writer import LedgerWriter, WriterSettings

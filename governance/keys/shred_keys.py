@@ -13,7 +13,9 @@
 5. A destroyed id never comes back: ids are random, and a subject or bucket that is asked for again gets a new key.
 6. What was destroyed is told in a file beside this one (`shred_receipts`); what lives by `read_shred_keys`, which needs
    no root key and sees no secret.
-7. A key that a receipt names and that is there when the file is opened was put back by a copy of the file. It is
+7. What somebody cuts off the file is destroyed, and a file without its header gets no further key until it is opened
+   again. Neither ends whoever has it open.
+8. A key that a receipt names and that is there when the file is opened was put back by a copy of the file. It is
    destroyed again before anything else is read from it, and `returned` counts it.
 """
 
@@ -49,6 +51,7 @@ _HEADER_BYTES = 256
 _RECORD_BYTES = 256
 _CHANGES_AT = 64  # eight bytes of the header: how often a record was written
 _GROWTH = 64  # records that are added together
+_CUT = -2  # in place of a number of changes: the file has no header any more
 _BUCKET, _SUBJECT, _NAMING = 1, 2, 3
 _NAMES = {_BUCKET: "bucket", _SUBJECT: "subject", _NAMING: "naming"}
 _OF_FILE = bytes(32)  # whose the secret is under which the file names
@@ -105,7 +108,7 @@ class ShredKeys:
         self._secrets: dict[bytes, KeyBuffer] = {}
         self._known: dict[tuple[int, bytes], ShredKey] = {}  # by kind and name
         self._known_at = -1  # how often a record had been written by then
-        self._changes = -1  # of the file, when it was read
+        self._changes, self._size = -1, 0  # of the file, when it was read
         self._receipts = ShredReceipts(path)
         self.returned = self._destroy_returned()
 
@@ -206,6 +209,12 @@ class ShredKeys:
                 return self._key(id_)
 
     def _make(self, kind: int, whose: bytes, label: str, until_us: int) -> bytes:
+        if self._changes == _CUT:
+            raise KeyringError(
+                f"shred keys `{self.path}`: is shorter than it was; what it kept is lost, and it gets no key before a "
+                "restart",
+                path=self.path,
+            )
         if not self._free:
             self._grow()
         slot, id_ = self._free.pop(), os.urandom(ID_BYTES)
@@ -245,7 +254,8 @@ class ShredKeys:
 
     def changes(self) -> int:
         """Rises whenever a key is made or destroyed, by any process: what caches keys compares it."""
-        return int.from_bytes(self._bytes(_CHANGES_AT, 8), "little")
+        found = os.pread(self._file, 8, _CHANGES_AT)
+        return int.from_bytes(found, "little") if len(found) == 8 else _CUT
 
     def living(self) -> list[ShredKey]:
         """Every living key, buckets by their end first."""
@@ -270,7 +280,7 @@ class ShredKeys:
             return self._destroy(due)
 
     def _destroy_returned(self) -> int:
-        """Rule 7; how many keys."""
+        """Rule 8; how many keys."""
         with self._shared():
             gone = {receipt.id for receipt in self._receipts.read()}
             returned = self._destroy([id_ for id_ in self._slots if id_ in gone])
@@ -315,10 +325,13 @@ class ShredKeys:
 
     def _read(self) -> None:
         """Read the file, where it changed since."""
-        changes = self.changes()
-        if changes == self._changes:
+        changes, size = self.changes(), os.fstat(self._file).st_size
+        was_cut, self._size = size < self._size, size
+        if was_cut:
+            _log.error("shred keys were cut off their file", path=str(self.path), bytes=size)
+        elif changes == self._changes:
             return
-        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        content = os.pread(self._file, size, 0)
         self._slots, self._ids, self._free, self._changes = {}, {}, [], changes
         for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
             kind, crc, id_, whose, *others = _RECORD.unpack_from(content, _at(slot))
@@ -331,7 +344,7 @@ class ShredKeys:
 
     def _write(self, slot: int, body: bytes) -> None:
         """Put a record in its place, synced; whoever else has the file open reads it again."""
-        self._changes += 1
+        self._changes = (self._changes + 1) % (1 << 64)  # whoever has the file may have written the largest
         try:
             os.pwrite(self._file, self._changes.to_bytes(8, "little"), _CHANGES_AT)
             os.pwrite(self._file, body.ljust(_RECORD_BYTES, b"\0"), _at(slot))

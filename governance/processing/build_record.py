@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from kvcustody._version import __version__
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.evidence.processes.marked_processes import history, marked_processes
+from kvcustody.audit.evidence.processes.orders import orders_statement
 from kvcustody.audit.evidence.processes.policies_in_period import (
     PeriodPolicy,
     lives_as_of,
@@ -102,6 +103,7 @@ def build_record(
     named, policy = _the_one(known, given)
     stated = asked.stated
     due, covered = sum(row.due for row in rows), sum(row.covered for row in rows)
+    lives = lives_as_of(connection, state)
     documents = {one.period.digest: one.policy for one in known if one.policy is not None}
     return ProcessingRecord(
         schema_name=SCHEMA,
@@ -135,7 +137,8 @@ def build_record(
         run_by=named.workers,
         due=due,
         covered=covered,
-        history=history(marked_processes(lives_as_of(connection, state))),
+        history=history(marked_processes(lives)),
+        orders="" if state is None else orders_statement(connection, state, lives),
     )
 
 

@@ -100,7 +100,8 @@ class ProcessingRecord(NamedTuple):
     """One record of processing: the caching of attention keys and values of language models.
 
     `checkpoint` 0: of the ledger as it was, which nobody signed. `policy`, its digest and `run_by` are of the policy
-    that was given, else of the last to take effect for everybody.
+    that was given, else of the last to take effect for everybody. `orders` says who checks the authors of orders, and
+    how many orders are signed; empty where nothing is signed.
     """
 
     schema_name: str
@@ -131,6 +132,7 @@ class ProcessingRecord(NamedTuple):
     due: int
     covered: int
     history: str = ""
+    orders: str = ""
     signature: ReportSignature | None = None
 
     def facts(self) -> dict[str, Any]:

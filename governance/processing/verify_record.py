@@ -2,7 +2,8 @@
 
 1. The file alone shows who signed it, and that it agrees with itself. That it is of the ledger is shown by making it
    again, field by field: from the ledger as the record's checkpoint left it, or from a verified export of that.
-2. What no ledger has is listed with the reason (`ReportCheck.unchecked`): what was stated, and documents of policies
+2. Its verdicts rest on orders: one that no key of the reader's trust signed is a problem.
+3. What no ledger has is listed with the reason (`ReportCheck.unchecked`): what was stated, and documents of policies
    that came with the question.
 """
 
@@ -17,9 +18,10 @@ from sqlalchemy import Connection
 from kvcustody._version import __version__
 from kvcustody.audit.reports.framework import load_framework
 from kvcustody.audit.reports.signing.report_signature import check_signature
+from kvcustody.audit.store.database.signed_orders import SignedOrders
 from kvcustody.audit.tlog.signed_note import VerifierKey, parse_vkey
-from kvcustody.audit.verify.report.figures_again import SealedAs, Unchecked, ledger_of_export
-from kvcustody.audit.verify.report.verify_report import ReportCheck
+from kvcustody.audit.verify.report.figures_again import SealedAs, Unchecked, ledger_of_export, orders_refused
+from kvcustody.audit.verify.report.verify_report import ORDERS_NOT_CHECKED, ReportCheck, order_problems
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.processing.build_record import FRAMEWORK, RecordRequest, build_record
 from kvcustody.governance.processing.record import (
@@ -52,6 +54,7 @@ _OF_LEDGER = (
     "policy_digest",
     "run_by",
     "history",
+    "orders",
 )
 _OF_DOCUMENTS = ("recipients", "time_limits", "erasure_within", "measures")
 _NOT_COMPARED = "not compared with the ledger: give `--ledger` or `--export`"
@@ -78,10 +81,11 @@ def verify_record(
     connection: Connection | None = None,
     given: Policy | None = None,
     export: Path | None = None,
+    orders: SignedOrders | None = None,
 ) -> ReportCheck:
     """Check `ropa.json`; a bad one is a list of problems. `given` is the policy that the record was made with.
 
-    `export`: the folder of one, in place of the ledger's `connection`.
+    `export`: the folder of one, in place of the ledger's `connection`. `orders`: whose orders count in it (rule 2).
     """
     keys = [parse_vkey(text) for text in vkeys]
     try:
@@ -96,18 +100,23 @@ def verify_record(
         problems.append(f"the SHA-256 is `{digest}`, not `{expected_digest}`")
     signed_by, wrong = _signature(record, digest, keys)
     problems += wrong
-    source = ""
+    source, refused = "", None
     if connection is not None and record.checkpoint:
         source = "the ledger"
         problems += _differences(connection, record, given)
+        refused = orders_refused(connection, record.checkpoint, orders)
     elif export is not None:
         try:
             with ledger_of_export(export, SealedAs(record.checkpoint), vkeys) as made:
                 source = "the export"
                 problems += _differences(made, record, given)
+                refused = orders_refused(made, record.checkpoint, orders)
         except LedgerError as problem:
             problems.append(f"it cannot be made again from the export: {problem.message}")
+    problems += order_problems(refused)
     unchecked = tuple(_unchecked(record, given, is_made_again=bool(source)))
+    if refused is None:
+        unchecked += (ORDERS_NOT_CHECKED._replace(path="orders"),)
     return ReportCheck(digest, record.checkpoint, 0, tuple(problems), unchecked, signed_by, source)
 
 

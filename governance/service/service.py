@@ -25,7 +25,7 @@ from kvcustody.audit.evidence.processes.marked_processes import Marked, read_mar
 from kvcustody.audit.evidence.processes.orders import AUTHENTICATED
 from kvcustody.audit.evidence.processes.running_policies import read_running_policies
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, read_work_periods
-from kvcustody.audit.evidence.query.issuers import named_tenant
+from kvcustody.audit.evidence.query.issuers import RememberedIssuers, named_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.evidence.subjects.subject_table import has_tags, names_of
 from kvcustody.audit.kinds import Event
@@ -140,8 +140,8 @@ class Service:
             lambda taken: self.submit(events_of("service", taken, self.clock.now_us())),
         )
         stack.callback(self.attempts.close)
-        issuers = [issuer.name for issuer in settings.issuers]
-        self.principals = Principals(self.engine, KeyHasher(), clock, self.record, issuers)
+        of_tokens = (issuer.name for issuer in settings.issuers)
+        self.principals = Principals(self.engine, KeyHasher(), clock, self.record, of_tokens)
         self.sessions = Sessions(
             self.engine,
             self.secret,
@@ -158,6 +158,7 @@ class Service:
             self.principals, tokens, self.sessions, failures, by_key, self.attempts.note, clock
         )
         self.tracing = open_tracing(settings, stack)
+        self._issuers = RememberedIssuers()
         self.rates = RateLimiter(settings.requests_per_second, settings.requests_burst)
         self.cursors = Cursors(self.secret)
         self.answers = IdempotencyStore(
@@ -166,9 +167,13 @@ class Service:
         self.answers.free([settings.name])
         self.dead_workers, self.fleet = self._fleet(stack)
         keys = _subject_keys(settings, stack)
-        clear = settings.subject_names == "clear"
         self.ingest = Ingest(
-            self.engine, self.fleet.flush, keys, clear_names=clear, readers=settings.readers, clock=clock
+            self.engine,
+            self.fleet.flush,
+            keys,
+            clear_names=settings.subject_names == "clear",
+            readers=settings.readers,
+            clock=clock,
         )
         stack.callback(self.ingest.close)
         self._open_policies(stack)
@@ -347,7 +352,7 @@ class Service:
     def named(self, said: str) -> str:
         """The name of the tenant that somebody calls so. No wall: whose tenants there are is in the system log."""
         with self.reading() as connection:
-            return named_tenant(connection, said)
+            return named_tenant(connection, said, self._issuers.known(connection))
 
     def about(self, said: str) -> str:
         """Whom a question is about, for its record: empty for what names nobody."""

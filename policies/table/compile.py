@@ -33,6 +33,7 @@ from kvcustody.policies.table.model import (
     UNLISTED,
     Decision,
     LiveInterval,
+    ManySources,
     Row,
     SegmentRow,
     Tables,
@@ -42,6 +43,7 @@ from kvcustody.policies.table.model import (
 from kvcustody.policies.table.obligations import Obligations, ObligationsOf, ended
 from kvcustody.policies.table.rule_match import NO_RULING, RuleIndex, Ruling, Rulings
 
+_LISTED_MAX = 16  # live sources of a piece of time that have a dict of their own
 _DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
 
 
@@ -281,11 +283,13 @@ def _segment_period(segment: SegmentRule) -> SourcePeriod:
 
 
 def _timeline(periods: Iterable[SourcePeriod], decision: Callable[[tuple[str, ...]], Decision]) -> Timeline:
-    """Cut time at every edge; each piece with a live source gets its decision."""
+    """Cut time at every edge; each piece with a live source gets its decision, and that through each source."""
+    decisions: dict[str, Decision] = {}
     begins: dict[int, list[str]] = {}
     ends: dict[int, list[str]] = {}
     for period in periods:
         if period.start_us < period.end_us:
+            decisions[period.id] = decision((period.id,))
             begins.setdefault(period.start_us, []).append(period.id)
             ends.setdefault(period.end_us, []).append(period.id)
     live: list[str] = []
@@ -296,8 +300,13 @@ def _timeline(periods: Iterable[SourcePeriod], decision: Callable[[tuple[str, ..
         for source in begins.get(start, ()):
             insort(live, source)
         if live:
-            sources = tuple(live)
-            pieces.append(LiveInterval(start, end, decision(sources), sources))
+            ids = tuple(live)
+            each = (
+                ManySources(ids, decisions)
+                if len(ids) > _LISTED_MAX
+                else {one: decisions[one] for one in ids}
+            )
+            pieces.append(LiveInterval(start, end, decision(ids), each))
     return tuple(pieces)
 
 

@@ -17,7 +17,7 @@ made decisions slower once rules named tenants.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
@@ -72,7 +72,7 @@ def places(levels: int) -> Places:
 _TIERS = frozenset(map(str, Tier))
 _OWN, _GRANT, _SEGMENT = int(Via.OWN), int(Via.GRANT), int(Via.SEGMENT)
 _REUSE = int(Action.REUSE)
-_SCANNED_MAX = 16  # intervals, or ids, that are looked through sooner than they are searched
+_SCANNED_MAX = 16  # intervals that are looked through sooner than they are searched
 _START = itemgetter(0)
 SHARED_SCOPES = frozenset((Scope.TENANT, Scope.GROUP, Scope.PUBLIC))
 
@@ -146,9 +146,9 @@ class DecisionTable:
             if len(timeline) > _SCANNED_MAX:
                 place = bisect_right(timeline, now_utc_us, key=_START)
                 timeline = timeline[place - 1 : place]
-            for start, end, decision, ids in timeline:
+            for start, end, decision, sources in timeline:
                 if start <= now_utc_us < end:
-                    return decision if source is None else self._narrowed(decision, ids, source)
+                    return decision if source is None else sources.get(source, self._deny)
             return self._deny
         except (MemoryError, RecursionError):
             return self._failed
@@ -166,13 +166,6 @@ class DecisionTable:
                 return ()
             row = self._segments.get((UNLISTED, owner))
         return () if row is None else row.get((action, classification, scope, source), ())
-
-    def _narrowed(self, decision: Decision, ids: tuple[str, ...], source: str) -> Decision:
-        if source not in ids if len(ids) <= _SCANNED_MAX else not _is_among(source, ids):
-            return self._deny
-        if decision.permitted and len(ids) > 1:
-            return Decision(Effect.PERMIT, (source,), self.revision, decision.errors)
-        return decision
 
     def decide_many(self, requests: AccessColumns[Sequence[str]], now_utc_us: int) -> NDArray[np.bool_]:
         """The permits among many requests at one instant, as a mask; `decide` gives the reasons of one."""
@@ -289,11 +282,6 @@ class DecisionTable:
         except ValueError:
             message = f"policy `{self.policy.name}` has no classification `{name}`"
             raise PolicyError(message, classification=name) from None
-
-
-def _is_among(source: str, ids: tuple[str, ...]) -> bool:
-    """Whether a source is one of many, which the compiler sorts."""
-    return ids[min(bisect_left(ids, source), len(ids) - 1)] == source
 
 
 def _well_formed(tenant: object) -> bool:

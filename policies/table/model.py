@@ -6,7 +6,8 @@ form (`BatchTable`) read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
@@ -84,13 +85,38 @@ Row = tuple[Decision, ...]
 """A tenant's own decisions, ordered by action, level and scope."""
 
 
+class ManySources:
+    """Live sources and the decision through each, where a dict for every piece of time would cost too much memory.
+
+    `ids` are sorted; `decisions` has those of every piece of the timeline.
+    """
+
+    __slots__ = ("_decisions", "_ids")
+
+    def __init__(self, ids: tuple[str, ...], decisions: Mapping[str, Decision]) -> None:
+        self._ids = ids
+        self._decisions = decisions
+
+    def get(self, source: str, default: Decision) -> Decision:
+        """The decision through this source; `default` where it is not live."""
+        ids = self._ids
+        place = bisect_left(ids, source)
+        return self._decisions[source] if place < len(ids) and ids[place] == source else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+
 class LiveInterval(NamedTuple):
-    """A piece of time in which the same grants or segments are live, and what is decided then."""
+    """A piece of time in which the same grants or segments are live, and what is decided then.
+
+    `decision` is through any of them, `sources` has the decision through each.
+    """
 
     start_us: int
     end_us: int  # exclusive
     decision: Decision
-    sources: tuple[str, ...]
+    sources: Mapping[str, Decision] | ManySources
 
 
 Timeline = tuple[LiveInterval, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from sqlalchemy import Connection, Engine, insert, select
+from typer.testing import CliRunner
 
 from kvcustody.audit.evidence.erasure.certificate import issue
 from kvcustody.audit.evidence.processes.orders import orders_to_sign, unsigned_orders
@@ -20,9 +22,22 @@ from kvcustody.audit.store.schema.ledger import logs as log_rows
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.audit.verify.verify_certificate import ORDER_NOT_CHECKED, verify
 from kvcustody.clock import VirtualClock
+from kvcustody.console.main import app
 from kvcustody.console.policy.orders import order_signature
+from kvcustody.governance.release.trust import write_trust
 from standins.erasure.certificate_case import KEY, VKEYS, Case
-from standins.erasure.signing import EVE, OLGA, enforce, hold, monitor, opened_as, orders, put, without_rules
+from standins.erasure.signing import (
+    EVE,
+    OLGA,
+    ONE,
+    enforce,
+    hold,
+    monitor,
+    opened_as,
+    orders,
+    put,
+    without_rules,
+)
 
 
 def _checked(store: Engine, signed: SignedOrders | None) -> FsckReport:
@@ -96,6 +111,41 @@ def test_fsck_names_what_a_writer_of_the_ledger_ordered(any_store: Engine, tmp_p
         (one.log, "no key `eve` is trusted" in one.what or "eve" in one.what) for one in report.problems
     ] == [("system", True)]
     assert _checked(any_store, None).ok, "control"
+
+
+def test_commands_that_read_a_ledger_show_the_orders_that_workers_follow(
+    any_store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: where the settings name no trust, every order counts."""
+    clock = VirtualClock()
+    put(any_store, tmp_path / "hold", clock, hold("placed"), orders(OLGA))
+    clock.advance(1_000_000)
+    for folder, order in (("lift", hold("lifted")), ("monitor", monitor)):
+        put(any_store, tmp_path / folder, clock, order, None)
+    rows = [
+        (str(key.verifier), role, None)
+        for key, role in ((EVE, "author"), (ONE, "approver"), (OLGA, "orders"))
+    ]
+    (tmp_path / "trust.toml").write_text(write_trust("prod", rows))
+    is_file = any_store.dialect.name == "sqlite"
+    url = (
+        f"sqlite:///{tmp_path / 'ledger.db'}"
+        if is_file
+        else any_store.url.render_as_string(hide_password=False)
+    )
+
+    def shown() -> tuple[int, bool]:
+        commands = (["audit", "hold", "list"], ["policy", "enforcement"])
+        holds, enforcement = (
+            json.loads(CliRunner().invoke(app, [*command, "--ledger", url, "--json"]).stdout)
+            for command in commands
+        )
+        return len(holds["holds"]), enforcement["order"] is not None
+
+    assert shown() == (0, True), "control"
+    monkeypatch.setenv("KVCUSTODY_POLICY_TRUST", str(tmp_path / "trust.toml"))
+    monkeypatch.setenv("KVCUSTODY_LEDGER_ORIGIN", "example.com/ledger")
+    assert shown() == (1, False)
 
 
 @pytest.mark.parametrize("remembered", [0, 1])

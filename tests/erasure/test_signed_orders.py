@@ -7,12 +7,12 @@ from pathlib import Path
 
 import orjson
 import pytest
-from kvcustody.audit.leaf.leaf_schema import ORDERS, SIGNED_ORDERS
 from sqlalchemy import Engine, insert, select
 
 from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
 from kvcustody.audit.keep.purge_and_legal_hold import active_holds
 from kvcustody.audit.kinds import Event
+from kvcustody.audit.leaf.leaf_schema import ORDERS, SIGNED_ORDERS
 from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.store.schema.leaf_tables import erasures
 from kvcustody.audit.store.schema.ledger import events

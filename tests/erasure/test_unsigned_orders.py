@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS, plain_type
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.keep.purge_and_legal_hold import (
@@ -21,6 +20,7 @@ from kvcustody.audit.keep.purge_and_legal_hold import (
 )
 from kvcustody.audit.keep.unlink_subject import unlink_subject
 from kvcustody.audit.kinds import KINDS, WorkerStopped
+from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS, plain_type
 from kvcustody.audit.store.database.signed_orders import authenticate
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.write.event_writer import EventWriter

@@ -6,11 +6,11 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import SystemClock

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import orjson
 import pytest
-from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.kinds import BlocksAttached, Event
+from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.store.schema.leaf_tables import attachments
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.governance.admission_outcome import Admission

@@ -19,15 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from kvcustody.audit.leaf.batch import LeafBatch, LeafGroup
-from kvcustody.audit.leaf.change_items import CHANGED
-from kvcustody.audit.leaf.leaf_schema import SCHEMAS
-
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.control_events import DecisionRecorded
 from kvcustody.audit.kinds.custody_events import RequestMonitored
 from kvcustody.audit.kinds.ledger_events import HitCounters
 from kvcustody.audit.kinds.registry import KINDS
+from kvcustody.audit.leaf.batch import LeafBatch, LeafGroup
+from kvcustody.audit.leaf.change_items import CHANGED
+from kvcustody.audit.leaf.leaf_schema import SCHEMAS
 from kvcustody.times import HOUR_US
 
 LEAVES, EVENTS, DENIED = "leaves", "events", "denied"

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.leaf.change_items import CHANGED
 from sqlalchemy import ColumnElement, CompoundSelect, Connection, exists, func, or_, select, union, union_all
 
 from kvcustody.audit.evidence.counters.count_events import (
@@ -48,6 +46,8 @@ from kvcustody.audit.evidence.processes.sequence_gaps import recorded_losses
 from kvcustody.audit.evidence.processes.work_periods import RETURNED, about, life_leaves
 from kvcustody.audit.evidence.query.evidence_columns import read, unit_keys
 from kvcustody.audit.kinds import PROCESS_DEATH, SYSTEM, log_of
+from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.change_items import CHANGED
 from kvcustody.audit.store.database.postgres_roles import sees_one_tenant
 from kvcustody.audit.store.schema.all_tables import has_leaf, is_of_leaves
 from kvcustody.audit.store.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters

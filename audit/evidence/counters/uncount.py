@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.counters.count_events import (
@@ -25,6 +24,7 @@ from kvcustody.audit.evidence.counters.count_events import (
 from kvcustody.audit.evidence.counters.fold import write_deltas
 from kvcustody.audit.evidence.counters.hourly_coverage import drop_verdicts
 from kvcustody.audit.evidence.counters.read_figures import uneven_lives
+from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.schema.counters import ALL_HOURS

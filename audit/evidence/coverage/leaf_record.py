@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 
 from kvcustody.audit.evidence.coverage.block_uses import (
     BlockUses,
@@ -44,6 +43,7 @@ from kvcustody.audit.evidence.query.evidence_columns import (
 )
 from kvcustody.audit.evidence.query.narrowed_holds import NarrowingAct, ended_by_acts
 from kvcustody.audit.kinds.block_runs import Int64s, encoded_blocks
+from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.errors import LedgerError
 
 _AT_ONCE = 1_000  # leaves, whose fields a processor's cache holds

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from kvcustody.audit.leaf.change_items import plain_bodies
-
 from kvcustody.audit.kinds import EVIDENCE
 from kvcustody.audit.kinds.block_runs import decode_flat
+from kvcustody.audit.leaf.change_items import plain_bodies
 
 LEVELS = ("unread", "launched", "retired", "sampled", "full")
 Unit = tuple[str, int, int]

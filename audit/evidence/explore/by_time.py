@@ -13,8 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvcustody.audit.leaf.change_items import CHANGED
-from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from sqlalchemy import ColumnElement, Connection, and_, or_, select
 
 from kvcustody.audit.evidence.counters.read_figures import hour_span, hourly_leaves
@@ -29,6 +27,8 @@ from kvcustody.audit.evidence.query.events import (
     row_of,
     says,
 )
+from kvcustody.audit.leaf.change_items import CHANGED
+from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.store.schema.all_tables import is_leaf_of
 from kvcustody.audit.store.schema.leaf_tables import event_traces
 from kvcustody.audit.store.schema.ledger import events

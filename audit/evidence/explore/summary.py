@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.counters.count_events import ASKING, DEFAULT_DENY, DENIED, OUTCOMES
@@ -24,6 +23,7 @@ from kvcustody.audit.evidence.counters.read_figures import events_by_log, hour_s
 from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.query.events import EventFilter, logs_of
 from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.times import HOUR_US, MINUTE_US
 
 SAMPLE_MAX = 1_000

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import orjson
-from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.kinds import SYSTEM, log_of
 from kvcustody.audit.kinds.registry import SIGNATURE
+from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.store.database.signed_orders import SIGNED_LATER, RefusedOrder, SignedOrders, orders_of
 from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
@@ -115,8 +115,15 @@ def orders_followed(bodies: Iterable[Mapping[str, Any]]) -> str:
     return ALL_AUTHENTICATED if said and "" not in said else NOT_AUTHENTICATED
 
 
-def order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -> str:
-    """What is said of the signatures that orders on record carry; of one tenant, of the orders in its own log."""
+def orders_statement(
+    connection: Connection, as_of: AsOf, bodies: Iterable[Mapping[str, Any]], tenant: str | None = None
+) -> str:
+    """What a document says of the orders that its verdicts rest on; `bodies` are the leaves of workers' starts."""
+    return f"{orders_followed(bodies)} {_order_signatures(connection, as_of, tenant)}".rstrip()
+
+
+def _order_signatures(connection: Connection, as_of: AsOf, tenant: str | None) -> str:
+    """How many orders on record carry a signature; of one tenant, of the orders in its own log."""
     bodies = [orjson.loads(leaf) for leaf in _order_leaves(connection, as_of, tenant)]
     orders = [body for body in bodies if body["kind"] != SIGNED_LATER]
     if not orders:

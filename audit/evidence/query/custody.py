@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
-from kvcustody.audit.leaf.change_items import item_of
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
 
 from kvcustody.audit.evidence.subjects.subject_filter import of_tenant
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.block_runs import names_block
+from kvcustody.audit.leaf.change_items import item_of
 from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of, kinds_of
 from kvcustody.audit.store.schema.leaf_tables import (
     attachments,

@@ -20,13 +20,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
-from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
-from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exists, func, literal, or_, select
 
 from kvcustody.audit.evidence.counters.read_figures import logs_with
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.block_runs import blocks_at, names_block
+from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
+from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import fetch_all
 from kvcustody.audit.store.schema.all_tables import is_leaf_of

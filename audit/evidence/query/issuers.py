@@ -7,15 +7,20 @@
 from __future__ import annotations
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.evidence.processes.orders import order_leaves
 from kvcustody.audit.kinds import BARE
-from kvcustody.audit.store.schema.ledger import tenants
+from kvcustody.audit.store.database.signed_orders import SIGNED_LATER
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, tenants
 from kvcustody.ids import TenantId
 from kvcustody.tenants import SEPARATOR, Issuers
 
 _KIND = "issuer-assigned"
+_ASSIGNMENTS = (
+    select(func.count()).select_from(events).where(events.c.kind.in_((_KIND, SIGNED_LATER)), has_leaf(events))
+)
 
 
 def known_issuers(connection: Connection) -> Issuers:
@@ -30,9 +35,32 @@ def known_issuers(connection: Connection) -> Issuers:
     return Issuers(home, tuple(one for one in met if one != home))
 
 
-def named_tenant(connection: Connection, said: str) -> TenantId:
-    """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
-    issuers = known_issuers(connection)
+class RememberedIssuers:
+    """`known_issuers` for a process that asks at each request; thread-safe.
+
+    NOTE: leaves are only ever added. So the answer is that of before while no leaf of these kinds was added, whoever
+    added it: the count is asked of the database each time, in the transaction of the reader.
+    """
+
+    def __init__(self) -> None:
+        self._read = -1, Issuers("", ())
+
+    def known(self, connection: Connection) -> Issuers:
+        """The issuers that this ledger has met."""
+        assignments = connection.scalar(_ASSIGNMENTS) or 0
+        counted, issuers = self._read
+        if assignments != counted:
+            issuers = known_issuers(connection)
+            self._read = assignments, issuers
+        return issuers
+
+
+def named_tenant(connection: Connection, said: str, issuers: Issuers | None = None) -> TenantId:
+    """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several.
+
+    `issuers`: those of the ledger, where they are known already.
+    """
+    issuers = known_issuers(connection) if issuers is None else issuers
     if len(issuers.all) < 2 and SEPARATOR not in said:
         return TenantId(said)
     names = [issuers.name(issuer, said) for issuer in issuers.all]

@@ -282,14 +282,19 @@ def check_store(engine: Engine) -> None:
         with engine.connect() as connection:
             known = inspect(connection).has_table(VERSION_TABLE)
             version: Select[str] = select(column("version_num")).select_from(table(VERSION_TABLE))
-            found = connection.execute(version).scalar() if known else None
+            versions = connection.scalars(version).all() if known else []
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem
-    if found == SCHEMA_REVISION:
-        return
-    if found is None:
+    if not versions:
         raise LedgerError("the database holds no kvcustody schema; upgrade it first", found=None)
-    raise other_schema(str(found))
+    if len(versions) > 1:
+        raise LedgerError(
+            f"the ledger names {len(versions)} schemas, and a migration writes one: somebody added a row to "
+            f"`{VERSION_TABLE}`",
+            found=versions,
+        )
+    if versions[0] != SCHEMA_REVISION:
+        raise other_schema(versions[0])
 
 
 def other_schema(found: str) -> LedgerError:

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, ORDERS
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import SQLAlchemyError
 
+from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, ORDERS
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import VERSION_TABLE, check_store, ledger_error
 from kvcustody.audit.store.schema.all_tables import kinds_of, projections

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache, lru_cache
 
-from kvcustody.audit.leaf.change_items import CHANGED
 from sqlalchemy import (
     Alias,
     BigInteger,
@@ -22,6 +21,7 @@ from sqlalchemy import (
 )
 
 from kvcustody.audit.kinds import log_of
+from kvcustody.audit.leaf.change_items import CHANGED
 from kvcustody.audit.store.schema import counters as counter_schema
 from kvcustody.audit.store.schema import leaf_tables
 from kvcustody.audit.store.schema import releases as release_schema

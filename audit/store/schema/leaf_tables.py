@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.audit.leaf.leaf_schema import KINDS_OF_ROW, SCHEMAS, LeafSchema
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -51,6 +50,7 @@ from kvcustody.audit.kinds.custody_events import (
 from kvcustody.audit.kinds.event import Event
 from kvcustody.audit.kinds.ledger_events import GapRecorded, HitCounters
 from kvcustody.audit.kinds.row import TRACES, Kept, LeafRow, RowColumn
+from kvcustody.audit.leaf.leaf_schema import KINDS_OF_ROW, SCHEMAS, LeafSchema
 from kvcustody.audit.store.schema.ledger import metadata
 
 SPAN_LEAVES = 1024

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.leaf.canonical_leaf import Leaf, canonical, parse
-from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS
 from sqlalchemy import Connection, Row, func, select
 
 from kvcustody.audit.evidence.counters.count_events import Figures, count_events
 from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.canonical_leaf import Leaf, canonical, parse
+from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.leaf.merkle import (
     EMPTY,
     HALF,
@@ -438,7 +438,9 @@ def check_node_rows(
             absent = range(max(first, inside * tiles.start), inside * tiles.stop)
             final = inside * tiles.start - 1 if final in absent else final
             begun += len(absent)
-        if level == 0 and count != due:
+        if first < 0:
+            what = f"`tree_nodes` has a node of level `{level}` at `{first}`, which is no place"
+        elif level == 0 and count != due:
             what = f"`tree_nodes` keeps `{count}` hashes of leaves, and the content of `{due}` is gone"
         elif level and not broken and (count != due - begun or last != final):
             what = f"`tree_nodes` has `{count}` nodes of level `{level}`, and the leaves give `{due - begun}`"

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kvcustody.audit.leaf.leaf_schema import CLAIMING_KINDS, SERVING_KINDS
 from sqlalchemy import Connection, exists, func, select
 
 from kvcustody.audit.evidence.processes.work_periods import ENDS, RETURNED, STARTED, about
 from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.leaf_schema import CLAIMING_KINDS, SERVING_KINDS
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
 from kvcustody.plurals import several

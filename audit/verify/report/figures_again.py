@@ -97,7 +97,8 @@ def again_from_ledger(
     made = build_report(
         connection, stated.asked, proof=stated.proof, responses=stated.responses, framework=_own(stated)
     )
-    return MadeAgain(made, "the ledger", _of_proof(stated), _refused(connection, stated, orders))
+    refused = orders_refused(connection, stated.asked.checkpoint, orders, stated.asked.tenant)
+    return MadeAgain(made, "the ledger", _of_proof(stated), refused)
 
 
 def again_from_export(
@@ -123,7 +124,7 @@ def again_from_export(
             state = as_of_sizes(connection, earlier.sizes)
             changes = changes_since(connection, made, state, last_event_us(connection, state))
             made = made._replace(changes=changes)
-        refused = _refused(connection, stated, orders)
+        refused = orders_refused(connection, stated.asked.checkpoint, orders, stated.asked.tenant)
     path = () if earlier is None else _extension(earlier, stated)
     unchecked = (*NOT_IN_LEAVES, *_of_proof(stated))
     if earlier is not None and earlier.sizes is None:
@@ -131,14 +132,14 @@ def again_from_export(
     return MadeAgain(_with_seal(made, stated, path), "the export", unchecked, refused)
 
 
-def _refused(
-    connection: Connection, stated: Report, orders: SignedOrders | None
+def orders_refused(
+    connection: Connection, checkpoint: int, orders: SignedOrders | None, tenant: str | None = None
 ) -> tuple[RefusedOrder, ...] | None:
-    """The orders under the report's checkpoint that do not count."""
+    """The orders under a checkpoint that do not count; None where the reader trusts no key. Of one tenant, its own."""
     if orders is None:
         return None
-    sizes = LedgerProofs(connection).sizes(stated.asked.checkpoint)
-    return refused_orders(connection, orders, as_of_sizes(connection, sizes), stated.asked.tenant)
+    sizes = LedgerProofs(connection).sizes(checkpoint)
+    return refused_orders(connection, orders, as_of_sizes(connection, sizes), tenant)
 
 
 class SealedAs(NamedTuple):

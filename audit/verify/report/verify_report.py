@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from kvcustody.audit.leaf.change_items import plain_bodies, runs_of_items
-from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 
 from kvcustody._version import __version__
 from kvcustody.audit.evidence.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.kinds.block_runs import UNNAMED, decode_flat
+from kvcustody.audit.leaf.change_items import plain_bodies, runs_of_items
+from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.reports.framework import NAMES
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.sampling.population import PopulationMember
 from kvcustody.audit.reports.sampling.sample import CONTEXT, SampleItem
 from kvcustody.audit.reports.signing.read_report import report_of
 from kvcustody.audit.reports.signing.report_signature import check_signature
+from kvcustody.audit.store.database.signed_orders import RefusedOrder
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint
 from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
 from kvcustody.audit.tlog.signed_note import VerifierKey, parse_vkey
@@ -109,7 +110,7 @@ def verify_report(
         leaves = _leaves(report, keys, signed, problems)
         if again is not None:
             problems += _differences(report, again)
-            problems += _refused(again)
+            problems += order_problems(again.refused)
     except (LedgerError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as problem:
         text = problem.message if isinstance(problem, LedgerError) else repr(problem)
         problems.append(f"the report cannot be checked: {text}")
@@ -200,9 +201,9 @@ _REPLACED_KEY = Unchecked(
 )
 
 
-def _refused(again: MadeAgain) -> list[str]:
-    """Each order that its verdicts rest on, and that does not count (at most `LISTED_MAX`)."""
-    refused = again.refused or ()
+def order_problems(refused: Sequence[RefusedOrder] | None) -> list[str]:
+    """Each order that a document's verdicts rest on, and that does not count (at most `LISTED_MAX`)."""
+    refused = refused or ()
     found = [f"its verdicts rest on an order that does not count: {order}" for order in refused[:LISTED_MAX]]
     more = len(refused) - LISTED_MAX
     return found + ([f"and on {more} more such orders"] if more > 0 else [])

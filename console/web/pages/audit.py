@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from starlette.responses import Response
 
 from kvcustody import times
 from kvcustody.audit.kinds import SYSTEM, log_of
 from kvcustody.audit.leaf import LEAF_KEYS
+from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.report.render.charts import Figure, columns
 from kvcustody.console.report.render.number_format import count, duration, moment

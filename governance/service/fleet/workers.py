@@ -16,13 +16,13 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
-from kvcustody.audit.leaf.batch import LeafBatch
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.evidence.processes.marked_processes import marked_processes
 from kvcustody.audit.evidence.processes.work_periods import about, at_work, ends, life_leaves, work_periods
 from kvcustody.audit.kinds.control_events import SIGNED
+from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.audit.store.schema.service import service_workers

@@ -19,14 +19,14 @@ from operator import sub
 from typing import Any, NamedTuple
 
 import orjson
-from kvcustody.audit.leaf.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
-from kvcustody.audit.leaf.leaf_schema import SCHEMA_OF_NAME, WORKERS_KINDS
 
 from kvcustody.audit.evidence.subjects.subject_table import is_proved, row_of
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.block_runs import EXACT
 from kvcustody.audit.kinds.event import FieldMeaning, OneOf
 from kvcustody.audit.leaf import LEAF_BYTES_MAX
+from kvcustody.audit.leaf.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
+from kvcustody.audit.leaf.leaf_schema import SCHEMA_OF_NAME, WORKERS_KINDS
 from kvcustody.errors import LedgerError
 from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.service.problem_details import ProblemError

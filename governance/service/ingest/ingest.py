@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import anyio
-from kvcustody.audit.leaf.batch import merge_batches, part_of_batch
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.evidence.subjects.subject_table import unlinkings
+from kvcustody.audit.leaf.batch import merge_batches, part_of_batch
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import StoreGoneError, describe
 from kvcustody.audit.store.schema.all_tables import has_leaf

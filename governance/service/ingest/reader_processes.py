@@ -22,9 +22,9 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import structlog
+
 from kvcustody.audit.leaf.batch import IncarnationStart, LeafBatch, LeafGroup
 from kvcustody.audit.leaf.block_run_text import Extents
-
 from kvcustody.governance.service.gc_tuning import gc_seldom
 from kvcustody.governance.service.ingest.check_leaves import Received, Sender, lines_of, read_batch
 from kvcustody.governance.service.problem_details import ProblemError

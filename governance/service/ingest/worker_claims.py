@@ -19,8 +19,6 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import structlog
-from kvcustody.audit.leaf.batch import LeafBatch, LeafGroup
-from kvcustody.audit.leaf.leaf_schema import CLAIMING_KINDS, SCHEMA_OF_NAME, SERVING_KINDS
 from sqlalchemy import Connection, Engine, exists, or_, select
 
 from kvcustody.audit.evidence.cases.case_record import StepKind
@@ -31,6 +29,8 @@ from kvcustody.audit.evidence.processes.sequence_gaps import lacks_below
 from kvcustody.audit.evidence.query.issuers import known_issuers
 from kvcustody.audit.kinds import OWN_ACTORS, log_of
 from kvcustody.audit.kinds.event import FieldMeaning
+from kvcustody.audit.leaf.batch import LeafBatch, LeafGroup
+from kvcustody.audit.leaf.leaf_schema import CLAIMING_KINDS, SCHEMA_OF_NAME, SERVING_KINDS
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
 from kvcustody.errors import LedgerError

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, WORKERS_KINDS
-
 from kvcustody.governance.service.problem_details import ProblemError
 
 PROTOCOL = 2

@@ -25,7 +25,11 @@ class LeavingPart(NamedTuple):
 
 
 class LeavingRun(NamedTuple):
-    """A part of a chain, `length` blocks from `depth` on, that is in the index: an object for each layer group."""
+    """A part of a chain, `length` blocks from `depth` on, that is in the index: an object for each layer group.
+
+    `parent` and `key` are the chain's keys of the block before it and of its last block. `awaited_by`: the one tier
+    that it leaves for, which has what goes on from it.
+    """
 
     domain: Domain
     residency: ExternalResidency
@@ -35,6 +39,9 @@ class LeavingRun(NamedTuple):
     born_us: int
     ceiling_us: int
     due_us: int
+    parent: bytes
+    key: bytes
+    awaited_by: str | None = None
 
 
 class UnsavedRun:

@@ -20,14 +20,16 @@
 4. Only as many stores are under way as the workers have buffers for: serving never waits for a tier. A load is made
    where that is expected to be faster than computing, by what loads took from their request's blocks to the answer. A
    request in a hurry tries nothing: a worker reads an object for nobody instead, once in a while.
-5. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
+5. Nothing comes back behind a hole. Where a tier gets a run of a chain, the runs before it that were not stored leave
+   for it too, as long as their blocks are in the pool.
+6. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
    that the policy does not permit.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -172,6 +174,7 @@ class SchedulerTiers:
         self._fresh: list[LeavingRun] = []
         self._unsettled: list[UnsavedRun] = []  # with blocks that a step may have yet to compute
         self._waiting: deque[LeavingRun] = deque(maxlen=_WAITING_MAX)
+        self._refused: OrderedDict[tuple[str, bytes], LeavingRun] = OrderedDict()  # by tier and last key
         self._open: dict[int, set[int]] = {}  # jobs, with the shards that have not answered
         self._label_of: dict[int, DomainLabel] = {}  # by job, of what it stores
         self._stores: set[int] = set()
@@ -293,9 +296,9 @@ class SchedulerTiers:
                 born_us = int(self._port.pool.born_us[blocks].min())
                 ceiling_us = int(self._port.pool.ceiling_us[blocks].min())
                 due_us = now_us + domain.idle_us
-                into.append(
-                    LeavingRun(domain, residency, run.first, count, made, born_us, ceiling_us, due_us)
-                )
+                place = (residency, run.first, count, made)
+                keys = (run.parent, run.keys[count - 1])
+                into.append(LeavingRun(domain, *place, born_us, ceiling_us, due_us, *keys))
             run.drop(count)
 
     def _part(self, group: CopiedGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
@@ -358,24 +361,42 @@ class SchedulerTiers:
         due_us = min(run.ceiling_us, run.due_us)
         if not run.domain.may_be_copied or due_us <= now_us:
             return
-        for tier, directory in self.directories.items():
-            rule = self._rule(tier, label.tenant, label.classification)
+        for tier in self.directories if run.awaited_by is None else (run.awaited_by,):
+            directory, rule = self.directories[tier], self._rule(tier, label.tenant, label.classification)
             names = [self._name(tier, label, part.keys[-len(NO_KEY) :]) for part in run.parts]
             parts = [
                 part
                 for part, name in zip(run.parts, names, strict=True)
                 if name is not None and not directory.has(name, now_us, len(part.blocks))
             ]
-            if not rule.limit.absolute_us or not parts:
+            if not rule.limit.absolute_us:
+                continue
+            if not parts:
+                self._await(tier, run)
                 continue
             blocks = sum(len(part.blocks) for part in parts)
             size, recompute_us = blocks * self._block_bytes, self._recompute_us(run.length, run.depth)
-            choice = self._links[tier].choose_store(size, recompute_us)
+            is_awaited = run.awaited_by is not None
+            choice = self._links[tier].choose_store(size, recompute_us, is_awaited=is_awaited)
             if not choice.moves:
                 self._decide("store", Moved(tier, label.tenant, 0, blocks, size), choice)
+                self._refuse(tier, run)
                 continue
             for part in parts:
                 self._store(tier, label, run, part, rule, _share(choice, len(part.blocks), blocks))
+            self._await(tier, run)
+
+    def _refuse(self, tier: str, run: LeavingRun) -> None:
+        """Remember a run that a tier does not get, for a later one of its chain may be stored (rule 5)."""
+        self._refused[tier, run.key] = run
+        if len(self._refused) > _WAITING_MAX:
+            self._refused.popitem(last=False)
+
+    def _await(self, tier: str, run: LeavingRun) -> None:
+        """A tier has this run: the refused one before it leaves next, where its blocks are still there."""
+        before = self._refused.pop((tier, run.parent), None)
+        if before is not None and self._is_intact(before):
+            self._waiting.appendleft(before._replace(awaited_by=tier))
 
     def _store(
         self,

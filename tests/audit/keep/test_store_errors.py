@@ -207,8 +207,13 @@ def test_a_disk_that_refuses_everything_stops_admission_and_loses_nothing(tmp_pa
     assert set(range(1, 52)) <= found
 
 
-def test_a_good_store_passes(store: Engine) -> None:
-    check_store(store)
+def test_a_good_store_passes_and_one_that_names_two_schemas_does_not(any_store: Engine) -> None:
+    """Which of two rows a database gives first would decide whether the ledger is of this program."""
+    check_store(any_store)
+    with any_store.begin() as connection:
+        connection.exec_driver_sql(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES ('9999')")
+    with pytest.raises(LedgerError, match="names 2 schemas"):
+        check_store(any_store)
 
 
 def test_only_who_asks_for_it_reads_through_the_memory_map(tmp_path: Path) -> None:

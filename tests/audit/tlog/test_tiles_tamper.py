@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
 from kvcustody.audit.kinds import Event, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.leaf.merkle import TreeHead, leaf_hash, leaf_hashes
 from kvcustody.audit.tlog.checkpoint import check_witness_time, open_checkpoint
 from kvcustody.audit.tlog.proofs import (

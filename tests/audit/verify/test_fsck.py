@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Engine
 
 from kvcustody.audit.evidence.counters.count_events import count_events
 from kvcustody.audit.evidence.counters.packed_figures import pack_hour
 from kvcustody.audit.kinds import GapRecorded, WorkerStarted
+from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.leaf.merkle import EMPTY, TreeHead, leaf_hashes
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -319,6 +319,7 @@ def test_leaves_moved_about_are_found_where_it_begins(attack: Attack, act: Calla
         "DELETE FROM logs WHERE id = 2",
         "UPDATE tree_nodes SET hash = zeroblob(32)",
         "DELETE FROM tree_nodes",
+        "INSERT INTO tree_nodes SELECT log, level, -1, hash FROM tree_nodes WHERE level > 15 LIMIT 1",
         "UPDATE root_log SET frontier = zeroblob(40)",
         "DELETE FROM root_log",
         "UPDATE root_leaves SET salt = zeroblob(32) WHERE idx = 3",

@@ -1,4 +1,4 @@
-"""A report says how many orders its verdicts rest on carry a signature; with a trust, each one is verified."""
+"""A report, and a record of processing, says how many orders carry a signature; with a trust, each one is verified."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from kvcustody.audit.reports.build_report import build_report, newest_checkpoint
 from kvcustody.audit.reports.model import Report, ReportParameters
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
-from kvcustody.audit.verify.report.verify_report import ORDERS_NOT_CHECKED, verify_report
+from kvcustody.audit.verify.report.verify_report import ORDERS_NOT_CHECKED, ReportCheck, verify_report
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.policy.orders import order_signature
+from kvcustody.governance.processing.build_record import RecordRequest, build_record, signed_record
+from kvcustody.governance.processing.record import CONTROLLER, ControllerStatement, ProcessingRecord
+from kvcustody.governance.processing.verify_record import verify_record
 from kvcustody.governance.release.trust import write_trust
+from kvcustody.policies.reading.load_policy import load_policy
+from standins import builders
 from standins.audit import falsified, report_ledger
 from standins.erasure.signing import EVE, OLGA, opened_as, orders, put
 
 READERS = orders(ledger=report_ledger.ORIGIN)
+POLICY = builders.policy()
 NOT_COUNTED = "its verdicts rest on an order that does not count: `erasure-requested` in `tenant/tenant-1`"
 
 
@@ -54,6 +60,23 @@ class Reported:
             times = period(connection, size, None, None)
             asked = ReportParameters("cc-fdp-rip", size, *times, sample=4, tenant=tenant)
             return report_ledger.signed(connection, build_report(connection, asked))
+
+    def record(self) -> ProcessingRecord:
+        with self.store.connect() as connection:
+            size = newest_checkpoint(connection)
+            asked = RecordRequest(
+                CONTROLLER, size, *period(connection, size, None, None), ControllerStatement()
+            )
+            made = build_record(connection, asked, given=load_policy(POLICY, name="given"))
+            return signed_record(connection, made, report_ledger.REPORT_KEY)
+
+    def check_record(self, source: str, record: ProcessingRecord, *, trusted: bool) -> ReportCheck:
+        how: dict[str, Any] = {"given": load_policy(POLICY, name="given")}
+        how["orders"] = READERS if trusted else None
+        if source == "export":
+            return verify_record(record.to_bytes(), self.vkeys, export=self.export, **how)
+        with self.store.connect() as connection:
+            return verify_record(record.to_bytes(), self.vkeys, connection=connection, **how)
 
     def again(self, source: str, report: Report, *, trusted: bool) -> MadeAgain:
         signed = READERS if trusted else None
@@ -89,6 +112,27 @@ def test_an_order_that_no_trusted_key_signed_is_a_problem(
     assert named == (set() if counts else {NOT_COUNTED, *forged})
 
 
+@pytest.mark.parametrize("source", ["export", "ledger"])
+@pytest.mark.parametrize(("signer", "counts"), [(None, False), (OLGA, True)])
+def test_a_record_of_processing_rests_on_the_same_orders(
+    any_store: Engine,
+    tmp_path: Path,
+    world_class: Callable[..., Any],
+    source: str,
+    signer: SigningKey | None,
+    counts: bool,
+) -> None:
+    """Control: without a trust the same record is sound, and says that the orders were not checked."""
+    ledger = Reported(any_store, tmp_path, world_class, signer)
+    record = ledger.record()
+    assert record.orders == ledger.report().boundary.orders != ""
+    blind = ledger.check_record(source, record, trusted=False)
+    assert blind.ok and "orders" in [one.path for one in blind.unchecked], blind.problems
+    found = ledger.check_record(source, record, trusted=True)
+    assert "orders" not in [one.path for one in found.unchecked]
+    assert [problem.partition(" (")[0] for problem in found.problems] == ([] if counts else [NOT_COUNTED])
+
+
 def test_a_tenants_own_report_counts_the_orders_of_its_own_log(
     any_store: Engine, tmp_path: Path, world_class: Callable[..., Any]
 ) -> None:
@@ -107,18 +151,21 @@ def test_a_report_alone_shows_no_order(
     assert ORDERS_NOT_CHECKED in verify_report(ledger.report().to_bytes(), ledger.vkeys).unchecked
 
 
+@pytest.mark.parametrize("document", ["report.json", "ropa.json"])
 @pytest.mark.parametrize("signer", [EVE, OLGA])
 def test_the_command_verifies_orders_by_a_trust_configuration(
-    any_store: Engine, tmp_path: Path, world_class: Callable[..., Any], signer: SigningKey
+    any_store: Engine, tmp_path: Path, world_class: Callable[..., Any], signer: SigningKey, document: str
 ) -> None:
     ledger = Reported(any_store, tmp_path, world_class, signer)
-    (tmp_path / "report.json").write_bytes(ledger.report().to_bytes())
+    made = ledger.record() if document == "ropa.json" else ledger.report()
+    (tmp_path / document).write_bytes(made.to_bytes())
+    (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "vkey").write_text(ledger.vkeys[0])
     roles = ((EVE, "author"), (SigningKey.generate("ben"), "approver"), (OLGA, "orders"))
     rows = [(str(key.verifier), role, None) for key, role in roles]
     (tmp_path / "trust.toml").write_text(write_trust("prod", rows))
-    verify = ["report", "verify", str(tmp_path / "report.json"), "--key", str(tmp_path / "vkey"), "--json"]
-    verify += ["--export", str(ledger.export)]
+    verify = ["report", "verify", str(tmp_path / document), "--key", str(tmp_path / "vkey"), "--json"]
+    verify += ["--export", str(ledger.export), "--policy", str(tmp_path / "policy.yaml")]
     assert CliRunner().invoke(app, verify).exit_code == 0, "control: nobody asks whose orders count"
     found = CliRunner().invoke(app, [*verify, "--trust", str(tmp_path / "trust.toml")])
     assert found.exit_code == (0 if signer is OLGA else 1), found.output

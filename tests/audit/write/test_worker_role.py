@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DBAPIError
 
 from kvcustody.audit.kinds import (
@@ -83,6 +83,38 @@ def test_a_leaf_of_a_kind_that_nobody_knows_is_refused(
         connection.exec_driver_sql(statement)
     with as_role(WRITER).connect() as connection:
         connection.exec_driver_sql(statement)
+
+
+@pytest.mark.parametrize("by", ["the table", "its partition"])
+def test_a_login_that_does_not_take_its_role_writes_no_order(
+    postgres_store: Engine, as_role: Callable[[str], Engine], make_writer: Callable[..., EventWriter], by: str
+) -> None:
+    """A login inherits what its role may, and not the role's name. Control: the writer's role inserts the same row."""
+    make_writer(as_role(WRITER)).submit_durable(ORDER)
+    with postgres_store.begin() as connection:
+        login = f"login_{connection.scalar(text('SELECT oid FROM pg_database WHERE datname = current_database()'))}"
+        connection.exec_driver_sql(f"CREATE ROLE {login} LOGIN IN ROLE {WORKER}")
+        place = connection.scalar(text("SELECT tableoid::regclass::text FROM events LIMIT 1"))
+    table = "events" if by == "the table" else place
+    columns = [column.name for column in events.columns]
+    values = {"idx": "(SELECT size FROM logs WHERE name = 'system')", "sequence": "1000"}
+    with postgres_store.connect() as connection:
+        row = connection.execute(select(events).where(events.c.kind == "enforcement-ordered")).one()._asdict()
+    values = {name: f"%({name})s" for name in columns} | values
+    statement = (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(values[name] for name in columns)})"
+    )
+    try:
+        with (
+            as_role(login).connect() as connection,
+            pytest.raises(DBAPIError, match=r"security policy|denied"),
+        ):
+            connection.exec_driver_sql(statement, row)
+        with as_role(WRITER).connect() as connection:
+            connection.exec_driver_sql(statement.replace(f"INTO {table}", "INTO events"), row)
+    finally:
+        with postgres_store.begin() as connection:
+            connection.exec_driver_sql(f"DROP ROLE {login}")
 
 
 def test_the_role_that_may_write_orders_does(

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from coverage_oracle import History, judge
-from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import select
 
 from kvcustody.audit.evidence.counters import uncount
@@ -25,6 +24,7 @@ from kvcustody.audit.evidence.coverage.summary import summary
 from kvcustody.audit.kinds import CustodyEnded
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.kinds.ledger_events import GapRecorded
+from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.leaf_tables import custody_ends
 from kvcustody.audit.store.schema.ledger import events

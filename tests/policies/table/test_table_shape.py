@@ -11,6 +11,8 @@ from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import places
 from kvcustody.policies.table.model import AccessRequest
+from kvcustody.times import iso
+from standins import builders
 
 NOW = 1_790_000_000_000_000
 
@@ -88,3 +90,31 @@ def test_places_are_every_cell_once(large):
     levels = range(len(large.policy.classifications))
     cells = [places(len(levels))[a][level][s] for a in Action for level in levels for s in Scope]
     assert cells == list(range(len(large._own["acme"])))
+
+
+@pytest.mark.parametrize("grants", [1, 2, 16, 17, 40])
+def test_a_grant_among_many_of_one_pair_answers_while_it_is_open(grants):
+    """Windows overlap: a piece of time has up to `grants` live sources, in a dict or searched (`ManySources`)."""
+    day, first = 86_400_000_000, 1_767_225_600_000_000  # 2026-01-01
+    windows = {f"g{i:02}": (first + i * day, first + (i + grants) * day) for i in range(grants)}
+    sections = ", ".join(
+        f"{{id: {name}, owner: holder, reader: reader, at_most: low, reason: x, "
+        f"from: {iso(start)[:10]}, until: {iso(end)[:10]}}}"
+        for name, (start, end) in windows.items()
+    )
+    table = compile_policy(
+        load_policy(builders.policy(more=f"grants: [{sections}]"), name="many.yaml"), revision=1
+    )
+    [timeline, *_] = table.timelines("reader", "holder")
+    assert max(len(list(piece.sources)) for piece in timeline) == grants
+    for now in sorted({edge + off for window in windows.values() for edge in window for off in (-1, 0)}):
+        for source in (*windows, "g", "zz"):
+            start, end = windows.get(source, (0, 0))
+            asked = AccessRequest(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.GRANT, source)
+            decision = table.decide(asked, now)
+            is_open = start <= now < end
+            assert (decision.permitted, decision.reasons, decision.errors) == (
+                is_open,
+                (source,) if is_open else ("default-deny",),
+                (),
+            )

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from kvcustody.audit.evidence.processes.sequence_gaps import gaps
 from kvcustody.audit.kinds import BlocksAttached, Event, KeyEvent, ResidencyOpened, WorkerStarted
+from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.write import database_sink

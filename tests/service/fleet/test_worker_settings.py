@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 import pytest
-from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import select
 
 from kvcustody.audit.evidence.processes.sequence_gaps import gaps
+from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.clock import MICROSECONDS

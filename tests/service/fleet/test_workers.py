@@ -16,14 +16,14 @@ from typing import Any
 
 import orjson
 import pytest
-from kvcustody.audit.leaf.batch import LeafBatch, merge_batches, part_of_batch, read_leaves
-from kvcustody.audit.leaf.change_items import plain_bodies
 from sqlalchemy import select
 
 from kvcustody.audit.evidence.processes.sequence_gaps import gaps
 from kvcustody.audit.evidence.query.custody import custody_of
 from kvcustody.audit.evidence.subjects.subject_table import committed_name, names_of
 from kvcustody.audit.kinds import DecisionRecorded, ErasureRequested, KeyEvent, ResidencyOpened, WorkerStarted
+from kvcustody.audit.leaf.batch import LeafBatch, merge_batches, part_of_batch, read_leaves
+from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.store.schema.leaf_tables import releases
 from kvcustody.audit.store.schema.ledger import events, incarnations, subjects

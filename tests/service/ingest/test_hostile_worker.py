@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from kvcustody.audit.leaf.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
 
 from kvcustody.audit.evidence.erasure.requests_and_answers import pending
 from kvcustody.audit.evidence.processes.enforcement import newest_order
@@ -24,6 +23,7 @@ from kvcustody.audit.kinds import (
     ResidencyOpened,
 )
 from kvcustody.audit.kinds.event import FieldMeaning, OneOf
+from kvcustody.audit.leaf.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.service.ingest import check_leaves, worker_claims
 from kvcustody.governance.service.ingest.worker_claims import WorkerClaims

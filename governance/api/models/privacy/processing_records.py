@@ -98,6 +98,7 @@ _RECORD = {
     "due": 400,
     "covered": 400,
     "history": "",
+    "orders": "Orders are authenticated: every worker states that it follows those of its control plane.",
     "signature": _SIGNATURE | {"enrolments": [_ENROLMENT]},
 }
 _KEYS = list[shown(KeyEnrolment, "KeyEnrolmentModel", _ENROLMENT)]  # type: ignore[misc,valid-type]

@@ -6,14 +6,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 
 from kvcustody.audit.evidence.copies.transfers import RecordedTransfer, TransferFilter, transfers
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.governance.observability.prefill_cost import LEARNED_MIN
+from kvcustody.governance.tiers.tier_link import TRIED
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
-from standins.engines.vllm.tier_engines import PREFIX, deployment_with, displace, options, prompt, tier, until
+from standins.engines.vllm.tier_engines import (
+    OBJECT,
+    PREFIX,
+    deployment_with,
+    displace,
+    options,
+    prompt,
+    tier,
+    until,
+)
 
 SLOW = 0.4  # seconds that the store takes for each object; nothing of this model takes so long to compute
 
@@ -73,6 +84,34 @@ def test_a_tier_that_is_slower_is_left_alone_and_looked_at_again(
     stores = decided(deployment.ledger_url, "store")
     assert {one.outcome for one in stores if one.choice == "transfer"} == {"done"}
     assert any(one.reason == "does not pay" for one in stores), "what would not be loaded is not stored"
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_trial_takes_along_what_goes_before_it(
+    start: Callable[..., LocalEngine], plain: LocalEngine, tmp_path: Path, remembers: bool
+):
+    """A prompt's first runs are refused, its last is tried. Control: nothing comes back behind the hole."""
+    deployment = deployment_with(tmp_path / "site")
+    engine = start(deployment=deployment, **options(tier_transfers="measured"))
+    runs, mine = PREFIX // OBJECT, prompt(1)
+    expected = plain.ask(mine, max_tokens=8).tokens
+    engine.ask(prompt(60), tenant="churner", max_tokens=2)
+    if not remembers:
+        engine.probe("forget_refused_runs")
+    engine.probe("tier_cost", ("host", 0, TRIED - runs))  # nothing seems to pay, and the third run is tried
+    engine.ask(mine, tenant="alpha")
+    until(lambda: engine.probe("tier_copies", "host").get("alpha") == (PREFIX if remembers else OBJECT))
+    engine.probe("tier_cost", ("host", 1 << 40, 0))  # from here on whatever comes back is faster
+    displace(engine)
+    answer = engine.ask(mine, tenant="alpha", max_tokens=8)
+    assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK if remembers else 0, expected)
+    assert engine.governance("check") == []
+    engine.close()
+    stores = [one for one in decided(deployment.ledger_url, "store") if one.tenant == "alpha"][
+        : 5 if remembers else 3
+    ]
+    reasons = ["does not pay", "does not pay", "tried", *(["tried", "tried"] if remembers else [])]
+    assert [one.reason for one in stores] == reasons
 
 
 def test_a_request_says_its_class_and_what_is_chosen_follows(

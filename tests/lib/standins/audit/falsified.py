@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from coverage_oracle import History, judge
-from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
 from kvcustody.audit.kinds import (
     BlocksAttached,
@@ -24,6 +23,7 @@ from kvcustody.audit.kinds import (
 )
 from kvcustody.audit.kinds.block_runs import Run, Runs, flatten, gather
 from kvcustody.audit.leaf import Context
+from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 
 OFFSET_US = 1_700_000_000_000_000
 Unit = tuple[int, int]  # block, generation

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Engine
 
 from kvcustody.audit.kinds import OrphanScanned, WorkerStopped
+from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.reports.model import Report, ReportParameters
 from kvcustody.audit.store.database.engine import WRITE

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.kinds import (
@@ -25,6 +24,7 @@ from kvcustody.audit.kinds import (
     SpillStarted,
     WorkerStopped,
 )
+from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.signing.report_signature import sign_digest
 from kvcustody.audit.store.database.engine import WRITE

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcustody.audit.leaf.batch import read_leaves
 from sqlalchemy import Engine
 
 from kvcustody.audit.kinds import (
@@ -39,6 +38,7 @@ from kvcustody.audit.kinds import (
     WorkerStarted,
     WorkerStopped,
 )
+from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.key_rotation import rotation_record

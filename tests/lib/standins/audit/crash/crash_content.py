@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
-from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
-from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from sqlalchemy import Connection, Select, func, select
 
 from kvcustody.audit.kinds import Event, HitCounted
 from kvcustody.audit.leaf import Context, leaves
+from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
+from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from standins.audit.crash.crash_server import Operations, durable_act
 

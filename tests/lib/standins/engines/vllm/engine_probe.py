@@ -373,6 +373,23 @@ def _tier_copies(core: Any, name: str) -> dict[str, int]:
     return found
 
 
+def _tier_cost(core: Any, what: tuple[str, int, int]) -> None:
+    """From now on computing takes this (µs), a transfer 100 µs, and the tier's link has passed over so many stores."""
+    name, recompute_us, skipped = what
+    tiers = core.scheduler.connector.scheduler_side.tiers
+    tiers._recompute_us = lambda blocks, depth: recompute_us
+    link = tiers._links[name]
+    for size in (1_000, 10_000, 100_000, 1_000_000):
+        link.stores.learn(size, 100)
+        link.restores.learn(size, 100)
+    link.skipped = skipped
+
+
+def _forget_refused_runs(core: Any) -> None:
+    """Each run is tried by itself, whatever goes before it in its chain."""
+    core.scheduler.connector.scheduler_side.tiers._refuse = lambda tier, run: None
+
+
 def _as_submitted(request_id: str) -> str:
     """vLLM appends a random part to the id that a request came with."""
     return request_id.rpartition("-")[0] or request_id
@@ -385,4 +402,6 @@ _ENGINE = {
     "steps_lived": _steps_lived,
     "declare": _declare,
     "tier_copies": _tier_copies,
+    "tier_cost": _tier_cost,
+    "forget_refused_runs": _forget_refused_runs,
 }
