@@ -1,5 +1,5 @@
 # The commands people use. Each sets up what it needs on a fresh machine (Python >= 3.11 and make).
-PYTHON ?= python3
+PYTHON ?= "$$(python3 packaging/interpreter.py)" # the fastest build of python3's version
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check

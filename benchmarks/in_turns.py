@@ -194,7 +194,8 @@ def resolve(commit: str) -> str:
 def unpack(commit: str, folder: Path) -> None:
     """The files of a commit."""
     with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", commit))) as archive:
-        archive.extractall(folder, filter="tar")
+        archive.extraction_filter = getattr(tarfile, "tar_filter", None)  # 3.11.4 and newer have one
+        archive.extractall(folder)
 
 
 def snapshot(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 import typer.main
@@ -62,7 +63,12 @@ def every_command() -> Iterator[tuple[str, Any]]:
         for name in command.list_commands(None):  # type: ignore[arg-type]
             yield from walk(command.get_command(None, name), (*words, name))  # type: ignore[arg-type]
 
-    return walk(typer.main.get_command(app), ())
+    return walk(_program(), ())
+
+
+@cache
+def _program() -> Any:
+    return typer.main.get_command(app)
 
 
 def rows() -> list[CommandRow]:

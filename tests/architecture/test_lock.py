@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
+from importlib.metadata import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +47,14 @@ def test_every_package_has_hashes_and_every_constraint_is_what_is_locked(lock: M
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     for name, version in pins.items():
         assert lock.locked().get(lock.canonical(name), version) == version, name
+
+
+def test_every_locked_package_installs_on_the_oldest_python_that_is_supported(lock: ModuleType) -> None:
+    """`make setup` may choose any build of 3.11, and a distribution's may be an early one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    needs = {name: metadata(name).get("Requires-Python") or "" for name in lock.installed()}
+    assert [name for name, asked in needs.items() if oldest not in SpecifierSet(asked)] == []
 
 
 def test_setup_checks_hashes() -> None:

@@ -213,22 +213,27 @@ class _Search:
         for source, own in edges.items():
             named[source] = _around(own | declared.get(source, set()))
         decide, timeline, findings = self._table.decide, self._table.timeline, self._findings
-        for action, level, scope, via in product(Action, self._levels, Scope, vias):
-            access = AccessRequest(action, reader, owner, level, scope, via)
-            findings.cells += len(instants) * (1 if via is Via.OWN else 1 + len(named))
-            opens = bool(timelines and timeline(access))
-            for now_us in instants if opens else _AT_ANY_TIME:
-                decision = decide(access, now_us)
-                if decision.permitted:
-                    request = Request(action, reader, owner, level, scope, via, now_us)
-                    self._judge_crossing(request, decision)
-            for source, at in named.items() if opens or via is Via.SEGMENT else ():
-                access = AccessRequest(action, reader, owner, level, scope, via, source)
-                for now_us in at if opens or timeline(access) else ():
+        others = sum(via is not Via.OWN for via in vias) * len(named)
+        findings.cells += len(self._own_cells) * len(instants) * (len(vias) + others)
+        in_segment = Via.SEGMENT  # a name of an enumeration is a look-up, and this loop is most of a proof
+        for action, level, scope in self._own_cells:
+            for via in vias:
+                access = AccessRequest(action, reader, owner, level, scope, via)
+                opens = timelines and timeline(access)
+                for now_us in instants if opens else _AT_ANY_TIME:
                     decision = decide(access, now_us)
                     if decision.permitted:
-                        request = Request(action, reader, owner, level, scope, via, now_us, source)
+                        request = Request(action, reader, owner, level, scope, via, now_us)
                         self._judge_crossing(request, decision)
+                if not named or not (opens or via is in_segment):
+                    continue
+                for source, at in named.items():
+                    access = AccessRequest(action, reader, owner, level, scope, via, source)
+                    for now_us in at if opens or timeline(access) else ():
+                        decision = decide(access, now_us)
+                        if decision.permitted:
+                            request = Request(action, reader, owner, level, scope, via, now_us, source)
+                            self._judge_crossing(request, decision)
 
     def _judge_own(self, request: Request, decision: Decision) -> None:
         findings, declared = self._findings, self._declared

@@ -144,9 +144,13 @@ def test_a_ledger_with_an_odd_name_is_the_one_that_is_opened(name: str, place: P
     ledger = place / ODD / f"ledger-{ODD}.db"
     shutil.copy(migrated, ledger)
     ledger.chmod(0o600)
+    limited = any(
+        "--limit" in each.opts for each in TRIED[name].params
+    )  # one request or row names the files too
     before = entries(place)
     with in_time():
-        done = CliRunner().invoke(app, [*name.split(), "--ledger", str(ledger)], input="")
+        words = [*name.split(), "--ledger", str(ledger), *(["--limit", "1"] if limited else [])]
+        done = CliRunner().invoke(app, words, input="")
     assert "does not exist" not in done.output and "cannot be opened" not in done.output, done.output
     assert problems(before, entries(place), {ledger}) == []
 
