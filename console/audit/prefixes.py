@@ -49,9 +49,11 @@ def top(
     """
     since_us, until_us = period_us(start, end, span_us=DAY_US)
     if server is not None:
+        from kvcustody.governance.control_plane.connection import fact_of
+
         with connect(server, key_file, authority) as plane:
             found = plane.get("/v1/prefixes", since=since_us, until=until_us, tenant=tenant, limit=limit)
-        rows = [PrefixValue(**row) for row in found["items"]]
+        rows = [fact_of(PrefixValue, row) for row in found["items"]]
     else:
         with reading(ledger) as engine, engine.connect() as connection:
             costs = costs_of(statuses(connection))

@@ -27,7 +27,7 @@ from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorName
 from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
-from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection, fact_of, is_away
 from kvcustody.governance.erasure.erasure_inbox import (
     ErasureInbox,
     ErasureTarget,
@@ -143,7 +143,7 @@ class RemoteInbox(ErasureInbox):
         self._keep(restricted_from(found["restrictions"]))
         ordered = found["enforcement"]
         if ordered is not None:
-            order = EnforcementOrder(**{**ordered, "tenants": tuple(ordered["tenants"])})
+            order = fact_of(EnforcementOrder, {**ordered, "tenants": tuple(ordered["tenants"])})
             self._enforcement_answer = followed(order)
         keys = found["keys"]
         self._newest_key_order = max((item["order"] for item in keys), default=0)
@@ -154,9 +154,8 @@ class RemoteInbox(ErasureInbox):
 
 def _named(item: dict[str, Any]) -> Named:
     """An erasure as the control plane names it."""
-    who = SelectorNames(item.pop("subject_name"), item.pop("session_name"))
-    is_named = item.pop("named")
-    return Requested(**item), who if is_named else None
+    who = SelectorNames(item["subject_name"], item["session_name"])
+    return fact_of(Requested, item), who if item["named"] else None
 
 
 def _unasked(error: ServiceError) -> int:
