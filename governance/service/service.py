@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.database.dialect import dialect_of
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.ledger_identity import ledger_identity
+from kvcustody.audit.database.private_copy import at_rest
 from kvcustody.audit.database.signed_orders import NO_KEY, SignedOrders, authenticate
 from kvcustody.audit.events import Event
 from kvcustody.audit.processes.enforcement import worker_enforcement
@@ -338,10 +339,21 @@ class Service:
     @contextmanager
     def reading(self, tenant: str | None = None) -> Iterator[Connection]:
         """A connection in one read transaction; with `tenant`, behind the wall of its rows (row_walls)."""
-        with self.reader.connect() as connection, connection.begin():
-            dialect_of(connection).begin_reading(connection)
+        with self._reading(self.reader) as connection:
             if tenant is not None and self.row_walls:
                 restrict_to_tenant(connection, tenant)
+            yield connection
+
+    @contextmanager
+    def reading_at_rest(self) -> Iterator[Connection]:
+        """A connection in one read transaction that may last, and holds no writer up (`private_copy`)."""
+        with at_rest(self.reader) as engine, self._reading(engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self, engine: Engine) -> Iterator[Connection]:
+        with engine.connect() as connection, connection.begin():
+            dialect_of(connection).begin_reading(connection)
             yield connection
 
     def named(self, said: str) -> str:
