@@ -19,6 +19,7 @@ from sqlalchemy import Engine, select
 from kvcustody.audit.processes.sequence_gaps import gaps
 from kvcustody.audit.schema.ledger import events, incarnations, logs, releases
 from kvcustody.audit.verify.fsck_ledger import fsck
+from standins import builders
 
 WORKERS, EVENTS = 2, 200
 WORKER = """
@@ -49,9 +50,7 @@ writer.close(60)
 
 
 def test_workers_share_logs_without_hole_or_double(any_store: Engine, tmp_path: Path) -> None:
-    url = any_store.url.render_as_string(False)
-    if any_store.dialect.name == "sqlite":
-        url = str(any_store.url.database).removeprefix("file:").split("?", 1)[0]
+    url = builders.address_of(any_store)
     workers = [_start(url, tmp_path, f"w-{number}", EVENTS) for number in range(WORKERS)]
     victim = _start(url, tmp_path, "victim", -1)
     everybody = [*workers, victim]
