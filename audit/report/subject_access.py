@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 from sqlalchemy import Connection, or_, select
 
+from kvcustody.answered_facts import fact_of
 from kvcustody.audit.coverage.block_uses import NEVER, BlockUses, read_uses
 from kvcustody.audit.coverage.custody_units import (
     CustodySelection,
@@ -108,9 +109,9 @@ def page_of_data(data: dict[str, Any]) -> SubjectPage:
         data["tenant"],
         tuple(data["pseudonyms"]),
         data["now_us"],
-        tuple(Holding(**item | {"reasons": tuple(item["reasons"])}) for item in data["holdings"]),
-        CoverageRow(**data["evidence"]),
-        tuple(ErasureShown(**item) for item in data["erasures"]),
+        tuple(fact_of(Holding, item | {"reasons": tuple(item["reasons"])}) for item in data["holdings"]),
+        fact_of(CoverageRow, data["evidence"]),
+        tuple(fact_of(ErasureShown, item) for item in data["erasures"]),
         data.get("history", ""),
     )
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvcustody.answered_facts import fact_of
 from kvcustody.audit.query.prefix_value import PrefixValue, prefix_values
 from kvcustody.audit.query.showback import costs_of
 from kvcustody.console.command import Json, make_table, print_json, stdout
@@ -49,8 +50,6 @@ def top(
     """
     since_us, until_us = period_us(start, end, span_us=DAY_US)
     if server is not None:
-        from kvcustody.governance.control_plane.connection import fact_of
-
         with connect(server, key_file, authority) as plane:
             found = plane.get("/v1/prefixes", since=since_us, until=until_us, tenant=tenant, limit=limit)
         rows = [fact_of(PrefixValue, row) for row in found["items"]]

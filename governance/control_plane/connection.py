@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ssl
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import orjson
@@ -33,7 +33,6 @@ _KEY_BYTES_MAX = 16_384
 _ITEMS_A_PAGE = 1000
 _ANSWER_BYTES_MAX = 256 << 20  # as large as the largest report
 _WHOLE_ANSWER = 10  # times the timeout of a part
-Fact = TypeVar("Fact")
 HISTORY = "kvcustody-history"
 
 
@@ -145,11 +144,6 @@ class ControlPlaneConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def fact_of(kind: Callable[..., Fact], answer: Mapping[str, Any]) -> Fact:
-    """The named tuple `kind` of what an answer says; other fields of the answer are not read."""
-    return kind(*(answer[name] for name in kind._fields))  # type: ignore[attr-defined]
 
 
 def _of_tls(error: BaseException) -> str | None:

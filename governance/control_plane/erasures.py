@@ -23,11 +23,12 @@ from typing import Any
 import orjson
 import structlog
 
+from kvcustody.answered_facts import fact_of
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
-from kvcustody.governance.control_plane.connection import ControlPlaneConnection, fact_of, is_away
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.erasure.erasure_inbox import (
     ErasureInbox,
     ErasureTarget,

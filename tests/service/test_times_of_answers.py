@@ -30,7 +30,7 @@ def document() -> Any:
 
 
 def _schemas(document: Any, part: str) -> dict[str, Any]:
-    """The schemas that this part of operations leads to, by name."""
+    """The schemas that this part of operations leads to, by name; signed documents stay as they were signed."""
     every, found = document["components"]["schemas"], {}
 
     def walk(value: Any) -> None:
@@ -39,7 +39,7 @@ def _schemas(document: Any, part: str) -> dict[str, Any]:
                 walk(item)
         elif isinstance(value, dict):
             name = str(value.get("$ref", "")).rpartition("/")[2]
-            if name and name not in found:
+            if name and name not in found and "signature" not in every[name].get("properties", {}):
                 found[name] = every[name]
                 walk(every[name])
             walk(list(value.values()))

@@ -3,7 +3,7 @@
 1. Beside `since_us` stands `since`, null where there is no moment or no calendar has it. A field of an answer whose
    name ends in `_us` is a moment, unless it is one of `LENGTHS`.
 2. Models state moments once. The second form is added where an answer becomes bytes, and where the API document is
-   written; what a model leaves open, as a leaf, stays as it is.
+   written; what a model leaves open, as a leaf, stays as it is, and so does a document that carries its signature.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ LENGTHS = frozenset(
     }
 )
 """Fields of answers that are lengths of time, though their names end as those of moments do."""
+_SIGNED = "signature"  # the field of a signed document
 _END_US = 253_402_300_800_000_000  # the year 10,000
 
 
@@ -62,6 +63,8 @@ class AnswerTimes(NamedTuple):
 @cache
 def times_of(model: type[BaseModel]) -> AnswerTimes | None:
     """Where the moments of a model's answers stand; None: it has none."""
+    if _SIGNED in model.model_fields:
+        return None
     stated = {name: iso_field(name) for name in model.model_fields}
     added = tuple((name, other) for name, other in stated.items() if other is not None)
     assert not stated.keys() & {other for _, other in added}, (
@@ -133,7 +136,7 @@ def _references(value: Any, schemas: dict[str, Any], known: set[str]) -> Iterato
             yield from _references(item, schemas, known)
     elif isinstance(value, dict):
         name = str(value.get("$ref", "")).rpartition("/")[2]
-        if name and name not in known:
+        if name and name not in known and _SIGNED not in schemas[name].get("properties", {}):
             known.add(name)
             yield name
             yield from _references(schemas[name], schemas, known)
