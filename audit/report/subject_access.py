@@ -14,7 +14,6 @@ import numpy as np
 import orjson
 from sqlalchemy import Connection, or_, select
 
-from kvcustody.answered_facts import fact_of
 from kvcustody.audit.coverage.block_uses import NEVER, BlockUses, read_uses
 from kvcustody.audit.coverage.custody_units import (
     CustodySelection,
@@ -30,6 +29,7 @@ from kvcustody.audit.processes.marked_processes import Marked, history, read_mar
 from kvcustody.audit.processes.work_periods import WorkPeriod
 from kvcustody.audit.schema.all_tables import is_leaf_of
 from kvcustody.audit.schema.ledger import events, residencies
+from kvcustody.http_exchange import fact_of
 
 
 class Holding(NamedTuple):

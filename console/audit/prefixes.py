@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.answered_facts import fact_of
 from kvcustody.audit.query.prefix_value import PrefixValue, prefix_values
 from kvcustody.audit.query.showback import costs_of
 from kvcustody.console.command import Json, make_table, print_json, stdout
@@ -14,6 +13,7 @@ from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.fleet.workers import statuses
+from kvcustody.http_exchange import fact_of
 from kvcustody.times import DAY_US, readable
 
 app = typer.Typer(

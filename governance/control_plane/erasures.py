@@ -23,7 +23,6 @@ from typing import Any
 import orjson
 import structlog
 
-from kvcustody.answered_facts import fact_of
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.processes.enforcement import EnforcementOrder
 from kvcustody.errors import ConfigError, ServiceError
@@ -46,6 +45,7 @@ from kvcustody.governance.restriction.restricted_subjects import (
     RestrictedSubject,
     RestrictedSubjects,
 )
+from kvcustody.http_exchange import fact_of
 
 WAIT_SECONDS = 15
 _END_SECONDS = 0.5
