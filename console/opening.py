@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from kvcustody.audit.evidence.processes.marked_processes import history, read_ma
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, store_beside
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.store.database.private_copy import at_rest
 from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -114,13 +115,16 @@ def key_texts(given: list[str]) -> list[str]:
 
 
 @contextmanager
-def snapshot(ledger: str) -> Iterator[Connection]:
-    """A read-only connection in one snapshot; raises `LedgerError` where there is no ledger of this schema."""
+def snapshot(ledger: str, *, long: bool = False) -> Iterator[Connection]:
+    """A read-only connection in one snapshot; raises `LedgerError` where there is no ledger of this schema.
+
+    `long`: it may be read for longer than a writer waits for readers (`private_copy`).
+    """
     engine = open_store(ledger, read_only=True, timeout_seconds=_SNAPSHOT_SECONDS, mapped=True)
     try:
         check_store(engine)
-        with engine.connect() as connection:
-            dialect_of(engine).one_snapshot(connection)
+        with at_rest(engine) if long else nullcontext(engine) as read, read.connect() as connection:
+            dialect_of(read).one_snapshot(connection)
             tell_marked(connection)
             yield connection
     except SQLAlchemyError as problem:

@@ -30,6 +30,7 @@ from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
 from kvcustody.audit.store.schema.all_tables import is_leaf_of
 from kvcustody.audit.store.schema.leaf_tables import residencies
 from kvcustody.audit.store.schema.ledger import events
+from kvcustody.http_exchange import fact_of
 
 
 class Holding(NamedTuple):
@@ -109,9 +110,9 @@ def page_of_data(data: dict[str, Any]) -> SubjectPage:
         data["tenant"],
         tuple(data["pseudonyms"]),
         data["now_us"],
-        tuple(Holding(**item | {"reasons": tuple(item["reasons"])}) for item in data["holdings"]),
-        CoverageRow(**data["evidence"]),
-        tuple(ErasureShown(**item) for item in data["erasures"]),
+        tuple(fact_of(Holding, item | {"reasons": tuple(item["reasons"])}) for item in data["holdings"]),
+        fact_of(CoverageRow, data["evidence"]),
+        tuple(fact_of(ErasureShown, item) for item in data["erasures"]),
         data.get("history", ""),
     )
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvcustody.audit.store.database.private_copy import at_rest
 from kvcustody.audit.tlog.root_sealer import OVERDUE_INTERVALS
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.ledger.fsck_ledger import Progress, fsck
@@ -50,7 +51,8 @@ def check(
     witnesses = [parse_vkey(text) for text in key_texts(witness or [])]
     with (
         reading(ledger) as engine,
-        engine.connect() as connection,
+        at_rest(engine) as read,
+        read.connect() as connection,
         progress_bar() as bar,
     ):
         task = bar.add_task("leaves", total=None)

@@ -13,6 +13,7 @@ from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.fleet.workers import statuses
+from kvcustody.http_exchange import fact_of
 from kvcustody.times import DAY_US, readable
 
 app = typer.Typer(
@@ -51,7 +52,7 @@ def top(
     if server is not None:
         with connect(server, key_file, authority) as plane:
             found = plane.get("/v1/prefixes", since=since_us, until=until_us, tenant=tenant, limit=limit)
-        rows = [PrefixValue(**row) for row in found["items"]]
+        rows = [fact_of(PrefixValue, row) for row in found["items"]]
     else:
         with reading(ledger) as engine, engine.connect() as connection:
             costs = costs_of(statuses(connection))

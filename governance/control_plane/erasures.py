@@ -45,6 +45,7 @@ from kvcustody.governance.restriction.restricted_subjects import (
     RestrictedSubject,
     RestrictedSubjects,
 )
+from kvcustody.http_exchange import fact_of
 
 WAIT_SECONDS = 15
 _END_SECONDS = 0.5
@@ -143,7 +144,7 @@ class RemoteInbox(ErasureInbox):
         self._keep(restricted_from(found["restrictions"]))
         ordered = found["enforcement"]
         if ordered is not None:
-            order = EnforcementOrder(**{**ordered, "tenants": tuple(ordered["tenants"])})
+            order = fact_of(EnforcementOrder, {**ordered, "tenants": tuple(ordered["tenants"])})
             self._enforcement_answer = followed(order)
         keys = found["keys"]
         self._newest_key_order = max((item["order"] for item in keys), default=0)
@@ -154,9 +155,8 @@ class RemoteInbox(ErasureInbox):
 
 def _named(item: dict[str, Any]) -> Named:
     """An erasure as the control plane names it."""
-    who = SelectorNames(item.pop("subject_name"), item.pop("session_name"))
-    is_named = item.pop("named")
-    return Requested(**item), who if is_named else None
+    who = SelectorNames(item["subject_name"], item["session_name"])
+    return fact_of(Requested, item), who if item["named"] else None
 
 
 def _unasked(error: ServiceError) -> int:

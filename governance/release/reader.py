@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvcustody.errors import ConfigError
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.activation_gates import Gate
@@ -18,8 +20,9 @@ class ReleaseReader:
     """The release as one worker may believe it."""
 
     def __init__(
-        self, store: ReleaseStore, trust: Trust, mark: RevisionMark, *, gate: Gate = gates.check
+        self, store: ReleaseStore, trust: Callable[[], Trust], mark: RevisionMark, *, gate: Gate = gates.check
     ) -> None:
+        """`trust`: the trust configuration as it is now; another one than before verifies every record anew."""
         self._store = store
         self._trust = trust
         self._mark = mark
@@ -43,7 +46,10 @@ class ReleaseReader:
 
         Records that were verified before are not read again: the last of them vouches for all before it.
         """
-        return self._first() if self._state is None else self._further(self._state)
+        trust = self._trust()
+        if self._state is None or self._state.trust is not trust:
+            return self._first(trust)
+        return self._further(self._state)
 
     def check(self, state: ReleaseState) -> None:
         """Take what is in effect past the gates, and move the mark; raises `CustodyError`."""
@@ -54,10 +60,10 @@ class ReleaseReader:
         manifest = None if state.active is None else state.active.manifest
         self._mark.advance(manifest, records=len(state.records), head=state.head)
 
-    def _first(self) -> ReleaseState:
+    def _first(self, trust: Trust) -> ReleaseState:
         records = self._store.read()
         self._mark.check_records(records)
-        self._state = fold(records, self._trust)
+        self._state = fold(records, trust)
         return self._state
 
     def _further(self, state: ReleaseState) -> ReleaseState:

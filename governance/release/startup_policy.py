@@ -19,7 +19,7 @@ from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.release.reader import ReleaseReader
 from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
-from kvcustody.governance.release.trust import read_trust
+from kvcustody.governance.release.trust import TrustFile, read_trust
 from kvcustody.governance.settings import Settings
 from kvcustody.policies.bundle.bundle import verify
 from kvcustody.policies.document.model import Policy
@@ -54,9 +54,9 @@ def open_startup_policy(settings: Settings, engine: Engine, clock: Clock) -> Sta
 
 def released_startup_policy(store: ReleaseStore | None, settings: Settings) -> StartupPolicy:
     """What is in effect in a release; its store, or None for the folder that the settings name."""
-    trust = read_trust(Path(settings.policy_trust))
+    trust = TrustFile(Path(settings.policy_trust))
     store = store or FolderStore(Path(settings.policy_release))
-    reader = ReleaseReader(store, trust, RevisionMark(settings.policy_mark_path))
+    reader = ReleaseReader(store, trust.current, RevisionMark(settings.policy_mark_path))
     return StartupPolicy(*reader.first(settings.profile), reader)
 
 

@@ -55,6 +55,9 @@ class ReportingService(Protocol):
     def reading(self) -> AbstractContextManager[Connection]:
         """A connection in one read transaction."""
 
+    def reading_at_rest(self) -> AbstractContextManager[Connection]:
+        """A connection in one read transaction that may last."""
+
 
 def report_parameters(
     service: ReportingService,
@@ -106,7 +109,7 @@ def start_report(
             progress(done, _PARTS + 1)
 
         key = report_key(service)
-        with service.reading() as connection:
+        with service.reading_at_rest() as connection:
             report = build_report(connection, asked, progress=tell)
             if key is not None:
                 report = signed_report(connection, report, key)

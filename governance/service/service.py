@@ -31,6 +31,7 @@ from kvcustody.audit.evidence.subjects.subject_table import has_tags, names_of
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.private_copy import at_rest
 from kvcustody.audit.store.database.signed_orders import NO_KEY, SignedOrders, authenticate
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.ledger_identity import ledger_identity
@@ -343,10 +344,21 @@ class Service:
     @contextmanager
     def reading(self, tenant: str | None = None) -> Iterator[Connection]:
         """A connection in one read transaction; with `tenant`, behind the wall of its rows (row_walls)."""
-        with self.reader.connect() as connection, connection.begin():
-            dialect_of(connection).begin_reading(connection)
+        with self._reading(self.reader) as connection:
             if tenant is not None and self.row_walls:
                 restrict_to_tenant(connection, tenant)
+            yield connection
+
+    @contextmanager
+    def reading_at_rest(self) -> Iterator[Connection]:
+        """A connection in one read transaction that may last, and holds no writer up (`private_copy`)."""
+        with at_rest(self.reader) as engine, self._reading(engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self, engine: Engine) -> Iterator[Connection]:
+        with engine.connect() as connection, connection.begin():
+            dialect_of(connection).begin_reading(connection)
             yield connection
 
     def named(self, said: str) -> str:

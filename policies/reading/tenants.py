@@ -1,6 +1,7 @@
 """Building `tenants`, `groups` and `classify`: who is admitted, with what share, and at which classification.
 
-1. Unlisted tenants are admitted only by `tenants.default`, which belongs to no group.
+1. Unlisted tenants are admitted only by `tenants.default`, which belongs to no group. No tenant's name reads like
+   `default`: as an entry of its own it would admit nobody.
 2. Guarantees, counted with the most unlisted tenants there may be, never exceed the pool.
 3. In an isolating profile a tenant's guarantee is its cap, and nothing is borrowed.
 """
@@ -8,6 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -37,6 +39,8 @@ from kvcustody.policies.reading.obligations import (
 )
 from kvcustody.policies.reading.sections import PolicyDocument, TenantEntry, percent
 
+_LIKE_DEFAULT, _LIKE_LETTERS = 0.8, 3  # `defualt`, `defaults`, `defalt`
+
 
 class TenantObligations(NamedTuple):
     """The policy-wide values that a tenant's entry is held against."""
@@ -57,12 +61,25 @@ def build_tenants(
     for key, tenant in zip(keys, tenants, strict=True):
         if once[tenant.id] > 1:
             names.problems.add(key.mark, "KVP305", f"`tenants` lists {quote(key.text)} twice")
+        if key.text != DEFAULT_TENANT and _reads_like_default(key.text):
+            message = (
+                f"tenant {quote(key.text)} reads like `{DEFAULT_TENANT}`, which is every unlisted tenant"
+            )
+            names.problems.add(
+                key.mark, "KVP207", message, f"write `{DEFAULT_TENANT}`, or choose another name"
+            )
     total = sum((tenant.guaranteed * (tenant.tenants_max or 1) for tenant in tenants), Fraction(0))
     if total > 1:
         message = f"guaranteed shares add up to `{percent(total)}`"
         names.problems.add(document.at("tenants"), "KVP601", message)
     default = next((tenant for tenant in tenants if tenant.id == DEFAULT_TENANT), None)
     return tuple(tenant for tenant in tenants if tenant is not default), default
+
+
+def _reads_like_default(name: str) -> bool:
+    """Whether somebody who wrote this meant the entry of unlisted tenants: as one, it would admit nobody."""
+    near = abs(len(name) - len(DEFAULT_TENANT)) <= _LIKE_LETTERS
+    return near and bool(get_close_matches(DEFAULT_TENANT, [name.lower()], cutoff=_LIKE_DEFAULT))
 
 
 def _tenant(

@@ -12,14 +12,15 @@ import asyncio
 import math
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import httpx
 
 UNIX = "unix:"
+Fact = TypeVar("Fact")
 UNPACKED = {"Accept-Encoding": "identity"}
 _SHORTEST_SECONDS = 0.001  # of a socket 0 would mean: does not wait
 _ENDS: ContextVar[float] = ContextVar("kvcustody_exchange_ends", default=math.inf)
@@ -190,3 +191,8 @@ def _reason(error: BaseException) -> str:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__
+
+
+def fact_of(kind: Callable[..., Fact], answer: Mapping[str, Any]) -> Fact:
+    """The named tuple `kind` of what an answer says; other fields of the answer are not read."""
+    return kind(*(answer[name] for name in kind._fields))  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from kvcustody.audit.kinds import CustodyEnded, PolicyActivated, PolicyStaged, ReceiptRecorded
+from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions.segment_matcher import declare
@@ -19,7 +21,10 @@ from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.record import ReleaseError
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.rollback_guard import RevisionMark
+from kvcustody.governance.release.signer import FileSigner
+from kvcustody.policies.bundle.trust import KeyRole, TrustedKey
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
@@ -143,6 +148,23 @@ def test_a_store_that_cannot_be_verified_is_as_good_as_none(release: Release) ->
     worker.governor.step()
     assert worker.governor.table.revision == 1
     worker.clock.advance(60 * MICROSECONDS)
+    assert worker.glance("reader") == 0
+
+
+def test_a_key_that_the_trust_configuration_names_later_counts_without_a_restart(release: Release) -> None:
+    """Control: as long as it does not name the key, the step that it signed is not followed."""
+    worker, before = opened(release), release.people.trust
+    hans = SigningKey.generate("hans")
+    named = TrustedKey("hans", hans.verifier.public, frozenset({KeyRole.OWNER}), "holder")
+    after = replace(before, keys={**before.keys, "hans": named})
+    desk = ReleaseWorkflow(release.store, after, clock=release.clock, ledger=release.ledger)
+    desk.revoke(["reads"], FileSigner(hans), reason="over")
+    assert not worker.feed.poll() and worker.feed.problem
+    worker.governor.step()
+    assert worker.glance("reader") == HIT
+    release.people.trust = after
+    assert worker.feed.poll(), worker.feed.problem
+    worker.governor.step()
     assert worker.glance("reader") == 0
 
 

@@ -20,13 +20,13 @@ from kvcustody.audit.kinds import EnforcementOrdered, LegalHoldChanged, WorkerSt
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.signed_orders import SignedOrders
 from kvcustody.audit.store.schema.ledger import events
-from kvcustody.audit.tlog.signing_key import create_signing_key
+from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.record_operator_act import record_operator_acts
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.policy.orders import order_signature
-from kvcustody.errors import ServiceError
+from kvcustody.errors import ServiceError, UnsignedOrderError
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.trust import write_trust
 from kvcustody.times import DAY_US, iso
@@ -34,6 +34,7 @@ from standins import builders
 from standins.erasure.signing import (
     EVE,
     OLGA,
+    ONE,
     READERS,
     erase_alpha,
     monitor,
@@ -314,3 +315,48 @@ def test_orders_and_their_authors_are_listed_before_they_are_signed(desk: Engine
     assert "nothing is signed" in refused.output and refused.exit_code and not leaves(desk, "order-signed")
     signed = CliRunner().invoke(app, [*sign, "--kind", "legal-hold", "--yes"])
     assert signed.output.index("legal-hold by eve: 1") < signed.output.index("2 orders signed"), signed.output
+
+
+def trusted(folder: Path, *signers: SigningKey) -> Path:
+    """A trust configuration with these keys that sign orders."""
+    people = [SigningKey.generate(name) for name in ("ada", "grace")]
+    rows = [(str(key.verifier), role, None) for key, role in zip(people, ("author", "approver"), strict=True)]
+    rows += [(str(key.verifier), "orders", None) for key in signers]
+    path = folder / "trust.toml"
+    path.write_text(write_trust("prod", rows))
+    return path
+
+
+def signed_hold(signer: SigningKey) -> bytes:
+    """A leaf with the signature of somebody who may sign orders, or not."""
+    body = {"kind": "legal-hold-changed", "log": "system", "incarnation": "ab" * 16, "sequence": 1}
+    signature = orders(signer, ledger=ORIGIN).sign(orjson.dumps(body))
+    return orjson.dumps(body | {"signature": signature})
+
+
+def test_keys_that_are_added_and_taken_away_count_without_a_restart(tmp_path: Path) -> None:
+    path, leaf = trusted(tmp_path, ONE), signed_hold(OLGA)
+    found = read_signed_orders(path, ORIGIN, None)
+    assert found is not None
+    beside = found.beside([])  # as a connection has it
+    assert found.accepted(leaf, "legal-hold-changed") is None and len(found.newly_refused()) == 1
+    trusted(tmp_path, ONE, OLGA)
+    for view in (found, beside):
+        assert view.accepted(leaf, "legal-hold-changed") is not None and view.refusal(leaf) is None
+    assert not found.newly_refused()
+    trusted(tmp_path, ONE)
+    for view in (found, beside):
+        assert view.accepted(leaf, "legal-hold-changed") is None and view.refusal(leaf) is not None
+    assert not found.newly_refused(), "it is on record already"
+
+
+def test_a_process_signs_while_its_key_is_trusted(tmp_path: Path) -> None:
+    key = create_signing_key(tmp_path / "desk.key", "desk")
+    found = read_signed_orders(trusted(tmp_path, key), ORIGIN, tmp_path / "desk.key")
+    assert found is not None and found.may_sign
+    trusted(tmp_path, ONE)
+    assert not found.may_sign
+    with pytest.raises(UnsignedOrderError):
+        found.sign(orjson.dumps({"kind": "legal-hold-changed"}))
+    trusted(tmp_path, ONE, key)
+    assert found.may_sign and found.sign(orjson.dumps({"kind": "legal-hold-changed"})).startswith("desk ")

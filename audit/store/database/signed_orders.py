@@ -1,6 +1,6 @@
 """Orders that carry a signature, and whose signatures a process believes.
 
-    orders = SignedOrders("prod", "example.com/ledger", keys, own)
+    orders = SignedOrders("prod", "example.com/ledger", lambda: keys, own)
     authenticate(engine, orders)              # from here on, for every reader and every writer of this engine
     orders_of(connection).accepted(leaf, kind)      # what an order says; None: nobody acts on this leaf
 
@@ -14,6 +14,8 @@
    and from its own time. So nothing that was superseded, ended or answered comes back.
 6. A process without a key writes no order: whatever would record one raises `UnsignedOrderError` before anything is
    queued (`check_orders`).
+7. Keys are asked for anew each time. Other keys judge every order anew: one whose key was added counts, one whose key
+   was taken away does not.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ NO_KEY = (
     f"one: it refuses each ({UnsignedOrderError.code})."
 )
 SIGNED_LATER: Final = KINDS[OrderSigned].name
+OrderKeys = Mapping[str, PublicKey]
 _KEPT_MAX = 1 << 16
 _REFUSED_MAX = 1000
 _SHOWN_CHARACTERS = 64
@@ -78,20 +81,61 @@ class RefusedOrder(NamedTuple):
         )
 
 
+class _Verdicts:
+    """Which leaves these keys signed, by digest: a bounded number; thread-safe. Other keys judge anew (rule 7)."""
+
+    def __init__(self, keys: OrderKeys) -> None:
+        self._lock = threading.Lock()
+        self._keys = keys
+        self._accepted: set[bytes] = set()
+        self._refused: dict[bytes, RefusedOrder] = {}
+        self._told: set[bytes] = set()
+
+    def of(self, digest: bytes, keys: OrderKeys) -> tuple[bool, RefusedOrder | None]:
+        """Whether a leaf is known as accepted, and why it is refused if it is known as that."""
+        with self._lock:
+            if keys is not self._keys:
+                self._keys = keys
+                self._accepted.clear()
+                self._refused.clear()
+            return digest in self._accepted, self._refused.get(digest)
+
+    def accept(self, digest: bytes, keys: OrderKeys) -> None:
+        """Remember a leaf that one of these keys signed."""
+        with self._lock:
+            if len(self._accepted) > _KEPT_MAX:
+                self._accepted.clear()
+            if keys is self._keys:
+                self._accepted.add(digest)
+
+    def refuse(self, digest: bytes, refused: RefusedOrder, keys: OrderKeys) -> None:
+        """Remember a leaf that none of these keys signed."""
+        with self._lock:
+            if keys is self._keys and len(self._refused) < _REFUSED_MAX:
+                self._refused[digest] = refused
+
+    def newly_refused(self) -> tuple[RefusedOrder, ...]:
+        """Those that no earlier call returned."""
+        with self._lock:
+            found = tuple(order for digest, order in self._refused.items() if digest not in self._told)
+            self._told |= self._refused.keys() if len(self._told) < _KEPT_MAX else set()
+        return found
+
+
 class SignedOrders:
     """Whose orders count in one ledger; thread-safe."""
 
     def __init__(
-        self, audience: str, ledger: str, keys: Mapping[str, PublicKey], own: OwnKey | None = None
+        self, audience: str, ledger: str, keys: Callable[[], OrderKeys], own: OwnKey | None = None
     ) -> None:
-        """`keys`: those that may sign orders, by name. `own` None: this process signs nothing."""
+        """`keys`: those that may sign orders now, by name; the same mapping while they are the same (rule 7).
+
+        `own` None: this process signs nothing.
+        """
         self._place = {"audience": audience, "ledger": ledger}
         self._keys = keys
         self._own = own
-        self._lock = threading.Lock()
-        self._accepted: set[bytes] = set()  # digests of leaves
-        self._refused: dict[bytes, RefusedOrder] = {}
-        self._told = 0
+        self._verdicts = _Verdicts(keys())
         self._read_signed_later: Callable[[], frozenset[str]] = frozenset
 
     def over(self, connection: Connection) -> SignedOrders:
@@ -118,19 +162,16 @@ class SignedOrders:
     @property
     def may_sign(self) -> bool:
         """Whether orders of this process are signed."""
-        return self._own is not None
+        return self._own is not None and self._own.name in self._keys()
 
     def newly_refused(self) -> tuple[RefusedOrder, ...]:
         """Those that no earlier call returned."""
-        with self._lock:
-            found = tuple(self._refused.values())[self._told :]
-            self._told += len(found)
-        return found
+        return self._verdicts.newly_refused()
 
     def sign(self, leaf: bytes) -> str:
         """The signature of a leaf that has none yet, as its `signature` says it; raises without an own key (rule 6)."""
         body = orjson.loads(leaf)
-        if self._own is None:
+        if self._own is None or not self.may_sign:
             raise UnsignedOrderError(str(body["kind"]))
         form = DocumentSignature(self._own.name, self._own.sign(self._message(body))).form()
         return f"{form['key']} {form['signature']}"
@@ -151,9 +192,8 @@ class SignedOrders:
     def _judged(self, leaf: bytes) -> dict[str, Any] | RefusedOrder:
         """What a leaf says whose signature counts, else why it does not count."""
         digest = hashlib.sha256(leaf).digest()
-        with self._lock:
-            refused = self._refused.get(digest)
-            is_known = digest in self._accepted
+        keys = self._keys()
+        is_known, refused = self._verdicts.of(digest, keys)
         if refused is not None and digest.hex() not in self._read_signed_later():
             return refused
         body: dict[str, Any] = {}
@@ -161,7 +201,7 @@ class SignedOrders:
             body = dict(orjson.loads(leaf))
             if is_known or refused is not None:
                 return body
-            self._check(body)
+            self._check(body, keys)
         except (DocumentRejected, ValueError, TypeError) as error:
             if digest.hex() in self._read_signed_later():
                 return body
@@ -170,17 +210,12 @@ class SignedOrders:
             refused = RefusedOrder(
                 **{name: str(body.get(name))[:_SHOWN_CHARACTERS] for name in names}, why=why
             )
-            with self._lock:
-                if len(self._refused) < _REFUSED_MAX:
-                    self._refused[digest] = refused
+            self._verdicts.refuse(digest, refused, keys)
             return refused
-        with self._lock:
-            if len(self._accepted) > _KEPT_MAX:
-                self._accepted.clear()
-            self._accepted.add(digest)
+        self._verdicts.accept(digest, keys)
         return body
 
-    def _check(self, body: Mapping[str, Any]) -> None:
+    def _check(self, body: Mapping[str, Any], keys: OrderKeys) -> None:
         """Raise `DocumentRejected` where no key that may sign orders signed this."""
         key, found, data = str(body.get(SIGNATURE, "")).rpartition(" ")
         if not found:
@@ -189,7 +224,7 @@ class SignedOrders:
             )
         unsigned = {name: value for name, value in body.items() if name != SIGNATURE}
         signature = read_signature({"key": key, "signature": data})
-        check_signature(self._keys, signature, self._message(unsigned), "the order")
+        check_signature(keys, signature, self._message(unsigned), "the order")
 
     def _message(self, unsigned: Mapping[str, Any]) -> bytes:
         return signed_bytes(SCHEMA, self._place | {"leaf": dict(unsigned)})

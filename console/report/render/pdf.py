@@ -4,8 +4,8 @@
 2. A section begins a page where little room is left below its heading; what is signed is never parted.
 3. It is tagged (`pdf_tags`): headings, paragraphs, lists, tables with their heads, figures with their words.
 4. What the standard fonts lack is set in an embedded one (`fonts/`): Latin of every language, Greek, Cyrillic, Armenian
-   and Georgian. A character that it lacks too is written as its code point, and never dropped; where a page is
-   `addressed` to somebody, it is refused by name instead.
+   and Georgian. A character that it lacks too is written as its code point, and never dropped: a section at the end
+   names each, and says where the exact text is. Where a page is `addressed` to somebody, it is refused by name instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def render_pdf(page: Page, *, addressed: bool = False) -> bytes:
     try:
         if addressed:
             _check_glyphs(page)
-        return _Setter().render(page)
+        return _Setter().render(_explained(page))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"a PDF needs `{error.name}`: install kvcustody with the extra `reports`", missing=error.name
@@ -421,6 +421,11 @@ def draw(figure: Figure, width: float) -> Any:
 _FONT = "DejaVuSans"
 _FONT_FILE = Path(__file__).parent / "fonts" / "DejaVuSans.ttf"
 _REPLACED = {"≤": "<=", "≥": ">=", "−": "-"}  # what the standard fonts lack and we write ourselves
+_EXPLAINED_MAX = 60
+_EXPLANATION = (
+    "No font of this PDF has the characters below. Each stands in the text as its code point, as shown here. "
+    "The exact text is in the JSON and HTML forms of this document."
+)
 _WORD = re.compile(r"\S+")
 
 
@@ -467,20 +472,43 @@ def _marked_up(word: str) -> str:
     return escape(word) if _is_standard(word) else f'<font name="{_FONT}">{escape(word)}</font>'
 
 
+def _missing(word: str) -> list[str]:
+    """The characters of a word that no font here has."""
+    return [each for each in word if not (_is_standard(each) or each in _glyphs() or each in _REPLACED)]
+
+
+def _unprintable(page: Page) -> dict[str, list[str]]:
+    """The words of a page that have characters which no font here has, in their order, with these."""
+    texts = (unicodedata.normalize("NFC", text) for text in _texts(page))
+    words = dict.fromkeys(word for text in texts if not _is_standard(text) for word in text.split())
+    return {word: missing for word in words if (missing := _missing(word))}
+
+
+def _texts(part: Any) -> Iterator[str]:
+    """Every text of a page, or of a part of one."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, tuple | list):
+        for inner in part:
+            yield from _texts(inner)
+
+
+def _explained(page: Page) -> Page:
+    """A page with a section at its end that explains every code point on it (rule 4)."""
+    lacking = dict.fromkeys(character for missing in _unprintable(page).values() for character in missing)
+    if not lacking:
+        return page
+    listed = [f"{plain(each)}: {unicodedata.name(each, 'without a name')}" for each in lacking]
+    more = len(listed) - _EXPLAINED_MAX
+    items = (*listed[:_EXPLAINED_MAX], *([f"and {more} more"] if more > 0 else ()))
+    explained = Section("Characters that this PDF cannot draw", (Paragraph(_EXPLANATION), Items(items)))
+    return page._replace(sections=(*page.sections, explained))
+
+
 def _check_glyphs(page: Page) -> None:
     """Raise `ConfigError` for the first word of an addressed page that no font here can print."""
-    texts = [page.title, page.subtitle, page.footer]
-    for section in page.sections:
-        texts.append(section.title)
-        texts += [block.text for block in section.blocks if isinstance(block, Paragraph | Literal)]
-    for text in texts:
-        for word in unicodedata.normalize("NFC", text).split():
-            missing = [
-                each for each in word if not (_is_standard(each) or each in _glyphs() or each in _REPLACED)
-            ]
-            if missing:
-                code = f"U+{ord(missing[0]):04X}"
-                raise ConfigError(
-                    f"a PDF cannot print `{word}`: no font here has {code}; write the letter as text or HTML",
-                    word=word,
-                )
+    for word, missing in _unprintable(page).items():
+        raise ConfigError(
+            f"a PDF cannot print `{word}`: no font here has U+{ord(missing[0]):04X}; write the letter as text or HTML",
+            word=word,
+        )

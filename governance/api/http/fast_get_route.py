@@ -18,6 +18,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from starlette.concurrency import run_in_threadpool
 
+from kvcustody.governance.api.http.answer_times import answer_bytes, times_of
+
 Given = Callable[[Request], Any]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _PLACES = {params.Query: "query", params.Path: "path", params.Depends: "given", params.Param: "other"}
@@ -78,6 +80,7 @@ class ReadRoute(APIRoute):
             return super().get_route_handler()  # rule 2
         query, path = _model("query", asked), _model("path", asked)
         answers = None if self.response_model is None else TypeAdapter(self.response_model)
+        times = None if self.response_model is None else times_of(self.response_model)
         status, waits = self.status_code or 200, inspect.iscoroutinefunction(call)
 
         async def handle(request: Request) -> Response:
@@ -90,7 +93,13 @@ class ReadRoute(APIRoute):
             if isinstance(found, Response):
                 return found
             assert answers is not None
-            body = answers.dump_json(answers.validate_python(found), by_alias=True)
+            valid = answers.validate_python(found)
+            if times is None:
+                body = answers.dump_json(valid, by_alias=True)
+            else:
+                body = answer_bytes(
+                    self.response_model, answers.dump_python(valid, mode="json", by_alias=True)
+                )
             return Response(body, status, media_type="application/json")
 
         self.read = handle

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any
 
 import orjson
@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 
 from kvcustody._version import __version__
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
+from kvcustody.governance.api.http.answer_times import answer_bytes, date_schemas
 from kvcustody.governance.api.http.exchange import Scope, problem_answer
 from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, parameters_of
 from kvcustody.governance.api.http.gate import CALLER, Read
@@ -132,7 +133,7 @@ class Api:
             operation_id=operation.name,
             status_code=status,
             response_model=answers,
-            response_class=Json if answers is not None else Response,
+            response_class=_json_of(answers) if answers is not None else Response,
             responses=responses | _documented(names),
             tags=[operation.tag],
             openapi_extra=extra,
@@ -173,6 +174,7 @@ class Api:
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             describe_parameters(made)
+            date_schemas(made)
             self._document = orjson.dumps(made, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
         return self._document
 
@@ -187,12 +189,15 @@ class Api:
         }
 
 
-class Json(JSONResponse):
-    """A JSON answer from typed values."""
+@cache
+def _json_of(model: type[BaseModel]) -> type[Response]:
+    """What writes the answers of a model."""
 
-    def render(self, content: Any) -> bytes:
-        """The bytes."""
-        return orjson.dumps(content)
+    class Json(JSONResponse):
+        def render(self, content: Any) -> bytes:
+            return answer_bytes(model, content)
+
+    return Json
 
 
 def _service_of(request: Request) -> Service:

@@ -18,7 +18,7 @@ from fastapi import Path, Query, Response
 
 from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.explore.summary import summarize
-from kvcustody.audit.evidence.query.events import BlockRef, EventFilter, EventRow, find_events
+from kvcustody.audit.evidence.query.events import BlockRef, EventFilter, find_events
 from kvcustody.audit.evidence.query.events import Cursor as Place
 from kvcustody.audit.kinds import SYSTEM, log_of
 from kvcustody.audit.leaf import LEAF_KEYS
@@ -26,6 +26,7 @@ from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
+from kvcustody.governance.api.http.answer_times import answer_bytes
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -169,8 +170,18 @@ def found_events(
                 scan_max=_SCAN_MAX,
             )
     following = None if found.next is None else service.cursors.write(question, list(found.next))
-    answer = {"items": [_event(row) for row in found.rows], "next": following, "as_of": as_of}
-    return Response(orjson.dumps(answer), media_type="application/json")
+    items = [
+        {
+            "log": row.log,
+            "idx": row.idx,
+            "at_us": row.at_us,
+            "kind": row.kind,
+            "leaf": orjson.Fragment(row.leaf),
+        }
+        for row in found.rows
+    ]
+    answer = {"items": items, "next": following, "as_of": as_of}
+    return Response(answer_bytes(EventPage, answer), media_type="application/json")
 
 
 def summary(
@@ -311,7 +322,7 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
         "leaf": orjson.Fragment(leaf),
     }
     answer = {"event": event, "canonical": leaf.decode(), "proof": proof}
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Response(answer_bytes(LeafProofModel, answer), media_type="application/json")
 
 
 def consistent(
@@ -393,11 +404,6 @@ def _checkpoint(proofs: LedgerProofs, size: int) -> dict[str, Any]:
     note = proofs.signed_or_none(size)
     signed = None if note is None else note.note.decode()
     return {"size": found.size, "root": found.root.hex(), "at_us": found.at_us, "note": signed}
-
-
-def _event(row: EventRow) -> dict[str, Any]:
-    leaf = orjson.Fragment(row.leaf)
-    return {"log": row.log, "idx": row.idx, "at_us": row.at_us, "kind": row.kind, "leaf": leaf}
 
 
 def _block(text: str) -> BlockRef:

@@ -16,6 +16,7 @@ import orjson
 from fastapi import Header, Path, Response
 
 from kvcustody.errors import PolicyError
+from kvcustody.governance.api.http.answer_times import answer_bytes
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -314,7 +315,8 @@ def _release(state: ReleaseState, tenant: str | None) -> Response:
         "staged_revision": 0 if state.staged is None else state.staged.revision,
         "revoked": sorted(state.revoked if tenant is None else revoked_of(state, tenant)),
     }
-    return Response(orjson.dumps(answer), media_type="application/json", headers={"ETag": _tag(state)})
+    body = answer_bytes(Release, answer)
+    return Response(body, media_type="application/json", headers={"ETag": _tag(state)})
 
 
 def _proposal(state: ReleaseState, revision: int) -> Proposal:

@@ -22,6 +22,7 @@ from fastapi import Path, Query, Request, Response
 
 from kvcustody._version import __version__
 from kvcustody.audit.store.database.engine import SCHEMA_REVISION
+from kvcustody.governance.api.http.answer_times import answer_bytes
 from kvcustody.governance.api.http.exchange import CERTIFICATE, is_tls
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
@@ -277,7 +278,7 @@ def begin_session(caller: CallerDep, service: ServiceDep, request: Request) -> R
     _enrolled(caller.by)
     made = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
-    body = orjson.dumps({"csrf": made.csrf, "expires_us": made.expires_us})
+    body = answer_bytes(Session, {"csrf": made.csrf, "expires_us": made.expires_us})
     answer = Response(body, 201, media_type="application/json")
     answer.headers["Set-Cookie"] = set_cookie(made.token, seconds, tls=is_tls(request.scope))
     return answer

@@ -264,7 +264,7 @@ def check(caller: CallerDep, service: ServiceDep, what: CheckRequest) -> dict[st
                 told = done
                 progress(done, total)
 
-        with service.reading() as connection:
+        with service.reading_at_rest() as connection:
             return _found(fsck(connection, keys=keys, kept=kept, progress=tell))
 
     parameters = {"keys": len(keys), "notes": len(kept)}

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import pairwise
 
 from kvcustody.policies.document.model import (
-    DEFAULT_TENANT,
     Action,
     Grant,
     Policy,
@@ -211,10 +209,6 @@ def _lint_names(policy: Policy, known_tenants: Collection[str] | None) -> Iterat
     marks = {tenant.id: tenant.mark for tenant in policy.tenants}
     for tenant, like in confused(marks):
         yield marks[tenant], "KVP722", f"tenant {quote(tenant)} looks like tenant {quote(like)}"
-    for tenant, mark in marks.items():
-        if get_close_matches(DEFAULT_TENANT, [tenant.lower()], cutoff=_LIKE_DEFAULT):
-            message = f"tenant {quote(tenant)} reads like `{DEFAULT_TENANT}`, which is every unlisted tenant"
-            yield mark, "KVP722", message
     sections = (policy.groups, policy.segments, policy.grants, policy.rules)
     ids = sorted((entry.mark, entry.id) for section in sections for entry in section)
     marks = {name: mark for mark, name in ids}
@@ -295,7 +289,6 @@ def _cap(tenant: TenantPolicy) -> float:
     return float(tenant.cap)
 
 
-_LIKE_DEFAULT = 0.8  # `defualt`, `defaults`, `defalt`
 _PAIRS = (("rn", "m"), ("vv", "w"), ("cl", "d"))
 _LETTERS = str.maketrans({"1": "l", "i": "l", "0": "o", "5": "s", "-": "", "_": "", ".": "", "@": "a"})
 

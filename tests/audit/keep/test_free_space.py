@@ -42,6 +42,7 @@ from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.migrations.upgrade import upgrade
+from standins import builders
 
 pytestmark = pytest.mark.system
 
@@ -139,7 +140,7 @@ def test_a_purge_gives_the_space_back(busy: Engine, tmp_path: Path) -> None:
 
 def _shrinks(engine: Engine, tmp_path: Path) -> None:
     """Beside a reader that stays; what it is in the way of goes with the next purge, or by `free_space`."""
-    place = Path(engine.url.database.removeprefix("file:").split("?")[0])  # type: ignore[union-attr]
+    place = builders.ledger_file(engine)
     before = place.stat().st_size
     with engine.connect() as reader:
         assert reader.scalar(select(func.count()).select_from(residencies)) == 2020

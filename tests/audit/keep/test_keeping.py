@@ -46,6 +46,7 @@ from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade
+from standins import builders
 
 KEY = SigningKey.generate("ledger.example/keeping")
 ALICE = "alice@example.org-4711"
@@ -68,7 +69,7 @@ def sign(store: Engine, folder: Path) -> None:
 
 def bytes_of(store: Engine) -> bytes:
     """Everything that the ledger has on disk: database, write-ahead log, index of it."""
-    path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
+    path = builders.ledger_file(store)
     return b"".join(each.read_bytes() for each in path.parent.glob(path.name + "*"))
 
 

@@ -52,6 +52,7 @@ from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
+from standins import builders
 from standins.postgres import set_up_roles_in_turn
 
 pytestmark = pytest.mark.system
@@ -367,7 +368,7 @@ def test_whatever_is_cut_off_is_finished_by_asking_again(
 def test_a_process_that_is_really_gone(aged_file: Aged, tmp_path: Path, point: str) -> None:
     """Nothing is unwound: no rollback, no file taken away."""
     module, name = POINTS[point]
-    database = str(aged_file.store.url.database).removeprefix("file:").split("?", 1)[0].replace("%3A", ":")
+    database = str(builders.ledger_file(aged_file.store))
     program = f"""
 import os, sys
 from pathlib import Path

@@ -8,7 +8,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from kvcustody.governance.service.fleet.webhooks import stored_troubles
 from kvcustody.governance.service.settings import ServiceSettings, Webhook
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import HOUR_US
-from standins.sinks import Flaky
+from standins.sinks import Flaky, WebhookReceiver
 
 KEY = b"k" * 32
 LEDGER = "ab12" * 4
@@ -246,45 +245,19 @@ def test_a_dead_sink_costs_the_ledger_and_other_sinks_nothing(
         dead.close(), alive.close()
 
 
-class Receiver(HTTPServer):
-    """Takes webhooks on loopback, with the status that it is told to give."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Receive)
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        self.status = 200
-
-
-class _Receive(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append(({key.lower(): value for key, value in self.headers.items()}, body))
-        self.send_response(self.server.status)
-        self.send_header("Location", "/elsewhere")
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("ed25519", [False, True])
-def test_webhooks_are_signed_over_time_and_body(receiver: Receiver, ed25519: bool) -> None:
+def test_webhooks_are_signed_over_time_and_body(receiver: WebhookReceiver, ed25519: bool) -> None:
     private = Ed25519PrivateKey.generate()
-    url = f"http://127.0.0.1:{receiver.server_port}/hook?x=1"
+    url = f"{receiver.url}hook?x=1"
     sink = WebhookSink("hook", url, private if ed25519 else KEY, content_type=BATCH_TYPE)
     sink.deliver("batch-1", b"[]")
-    [(headers, body)] = receiver.got
+    [(headers, body)] = receiver.batches
     assert headers["content-type"] == BATCH_TYPE and headers["webhook-id"] == "batch-1"
     given = (headers["webhook-id"], headers["webhook-timestamp"], headers["webhook-signature"])
     key = private.public_key() if ed25519 else KEY
@@ -303,8 +276,8 @@ def test_webhooks_are_signed_over_time_and_body(receiver: Receiver, ed25519: boo
             call()
 
 
-def test_statuses_decide_between_again_and_never(receiver: Receiver) -> None:
-    sink = WebhookSink("hook", f"http://127.0.0.1:{receiver.server_port}/", KEY, content_type=BATCH_TYPE)
+def test_statuses_decide_between_again_and_never(receiver: WebhookReceiver) -> None:
+    sink = WebhookSink("hook", receiver.url, KEY, content_type=BATCH_TYPE)
     for status, problem in (
         (500, SinkError),
         (429, SinkError),
@@ -317,14 +290,14 @@ def test_statuses_decide_between_again_and_never(receiver: Receiver) -> None:
         with pytest.raises(problem) as caught:
             sink.deliver("1", b"[]")
         assert isinstance(caught.value, RejectedError) == (problem is RejectedError)
-    assert len(receiver.got) == 6  # the redirect was not followed
+    assert len(receiver.batches) == 6  # the redirect was not followed
 
 
 def test_a_receiver_that_is_not_there_for_seconds_loses_nothing_to_the_dead_folder(
-    store: Engine, make_writer: Any, world: Any, tmp_path: Path, receiver: Receiver
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path, receiver: WebhookReceiver
 ) -> None:
     fill(store, make_writer, world)
-    url = f"http://127.0.0.1:{receiver.server_port}/"
+    url = receiver.url
     pump = DeliveryPump(store, WebhookSink("hook", url, KEY, content_type=BATCH_TYPE), tmp_path, lines)
     receiver.status = 404
     with pytest.raises(SinkError, match="404"):
@@ -335,10 +308,10 @@ def test_a_receiver_that_is_not_there_for_seconds_loses_nothing_to_the_dead_fold
 
 
 def test_a_dead_batch_is_sent_again_with_its_own_content_type(
-    store: Engine, make_writer: Any, world: Any, tmp_path: Path, receiver: Receiver
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path, receiver: WebhookReceiver
 ) -> None:
     fill(store, make_writer, world)
-    url = f"http://127.0.0.1:{receiver.server_port}/"
+    url = receiver.url
     receiver.status = 400
     DeliveryPump(
         store, WebhookSink("hook", url, KEY, content_type="application/json"), tmp_path, lines
@@ -346,7 +319,7 @@ def test_a_dead_batch_is_sent_again_with_its_own_content_type(
     receiver.status = 200
     other = WebhookSink("hook", url, KEY, content_type=BATCH_TYPE)
     assert DeliveryPump(store, other, tmp_path, lines).retry_dead() == 1
-    assert [headers["content-type"] for headers, _ in receiver.got] == ["application/json"] * 2
+    assert [headers["content-type"] for headers, _ in receiver.batches] == ["application/json"] * 2
 
 
 @pytest.mark.parametrize("url", ["http://example.org/", "ftp://127.0.0.1/", "https://", "nonsense"])

@@ -29,6 +29,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import MICROSECONDS, SystemClock, VirtualClock
+from standins import builders
 
 Make = Callable[..., Any]
 SECOND = MICROSECONDS
@@ -48,12 +49,6 @@ def sealed(engine: Engine) -> list[int]:
 def waiting(engine: Engine, now_us: int = 0) -> Unsealed:
     with engine.connect() as connection:
         return unsealed(connection, now_us)
-
-
-def url_of(engine: Engine) -> str:
-    if engine.dialect.name == "sqlite":
-        return str(engine.url.database).removeprefix("file:").split("?", 1)[0]
-    return engine.url.render_as_string(False)
 
 
 def test_a_commit_touches_no_row_of_the_root_log(any_store: Engine, make_writer: Make) -> None:
@@ -216,12 +211,12 @@ sys.stdin.readline()
 def test_kill_9_between_commit_and_seal_loses_nothing(
     any_store: Engine, make_writer: Make, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", KILLED, url_of(any_store), str(tmp_path / "killed")]
+    command = [sys.executable, "-c", KILLED, builders.address_of(any_store), str(tmp_path / "killed")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout and killed.stdout.readline() == "committed\n"
         os.kill(killed.pid, signal.SIGKILL)
     assert sealed(any_store) == [] and waiting(any_store).leaves == 5
-    dying = subprocess.run([sys.executable, "-c", DYING, url_of(any_store)], check=False)
+    dying = subprocess.run([sys.executable, "-c", DYING, builders.address_of(any_store)], check=False)
     assert dying.returncode == -signal.SIGKILL
     assert sealed(any_store) == [] and waiting(any_store).leaves == 5, "a killed sealer leaves all as it was"
     writer = make_writer(any_store, worker="another", settings=NEVER)
@@ -368,7 +363,7 @@ def test_a_foreign_writer_gets_no_place_but_the_next(postgres_store: Engine, mak
 def test_opened_read_only_nothing_is_sealed(store: Engine, make_writer: Make) -> None:
     writer = make_writer(store, settings=NEVER)
     writer.submit_durable(key_event())
-    reader = open_store(url_of(store), read_only=True)
+    reader = open_store(builders.address_of(store), read_only=True)
     sealer = RootSealer(reader, SystemClock(), 0.001)
     done = sealer.ask()
     sealer.turn()

@@ -143,7 +143,7 @@ def _target(node: ast.stmt) -> str:
 
 def readers(module: str, source: str) -> Iterator[Reader]:
     """Every reader of a module."""
-    if "audit.schema" not in source:
+    if "audit.store.schema" not in source:
         return
     tree = ast.parse(source)
     tables: dict[str, str] = {}

@@ -26,6 +26,7 @@ from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.migrations.upgrade import upgrade
+from standins import builders
 
 Away = Callable[[], AbstractContextManager[None]]
 LIMIT = 64 << 20
@@ -62,7 +63,7 @@ def stopped(server: Any) -> Iterator[None]:
 @contextmanager
 def hidden(store: Engine, folder: Path) -> Iterator[None]:
     """The ledger's file vanishes and comes back."""
-    path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
+    path = builders.ledger_file(store)
     folder.mkdir()
     for each in [each for each in path.parent.glob(path.name + "*") if each.is_file()]:
         each.rename(folder / each.name)

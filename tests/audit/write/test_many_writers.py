@@ -20,6 +20,7 @@ from kvcustody.audit.evidence.processes.sequence_gaps import gaps
 from kvcustody.audit.store.schema.leaf_tables import releases
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from standins import builders
 
 WORKERS, EVENTS = 2, 200
 WORKER = """
@@ -50,9 +51,7 @@ writer.close(60)
 
 
 def test_workers_share_logs_without_hole_or_double(any_store: Engine, tmp_path: Path) -> None:
-    url = any_store.url.render_as_string(False)
-    if any_store.dialect.name == "sqlite":
-        url = str(any_store.url.database).removeprefix("file:").split("?", 1)[0]
+    url = builders.address_of(any_store)
     workers = [_start(url, tmp_path, f"w-{number}", EVENTS) for number in range(WORKERS)]
     victim = _start(url, tmp_path, "victim", -1)
     everybody = [*workers, victim]

@@ -13,9 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -42,6 +40,7 @@ from kvcustody.console.opening import reading
 from standins import builders
 from standins.audit.verifiers import ALONE
 from standins.console.command_line import Run, answer
+from standins.sinks import WebhookReceiver
 
 DOCS = Path(__file__).parents[3] / "docs" / "audit" / "walkthrough.md"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -270,34 +269,13 @@ def test_a_purge_that_writes_its_own_export(run: Run, place: Path) -> None:
     assert "dropped" in run(f"{asked} --to purged").stdout  # asked again: nothing is left
 
 
-class Receiver(HTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Receive)
-        self.bodies: list[Any] = []
-
-
-class _Receive(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as opened:
+        yield opened
 
 
-def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Receiver) -> None:
+def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: WebhookReceiver) -> None:
     lines = run("audit ship positions.json --shape ocsf").stdout.splitlines()
     assert len(lines) == 48 and len({json.loads(line)["metadata"]["uid"] for line in lines}) == 48
     assert json.loads(lines[-2])["unmapped"]["operation"] == "audit ship", (
@@ -305,9 +283,9 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Re
     )
     assert run("audit ship positions.json").stdout == ""
     (place / "hook.key").write_text("k" * 40)
-    target = f"audit push hook --url http://127.0.0.1:{receiver.server_port}/ --key-file hook.key --json"
+    target = f"audit push hook --url {receiver.url} --key-file hook.key --json"
     assert answer(run(target))["delivered"] == 48 + 2
-    assert {event["specversion"] for event in receiver.bodies[0]} == {"1.0"}
+    assert {event["specversion"] for event in receiver.bodies()[0]} == {"1.0"}
     run("audit sink detach hook --actor ops --reason down")
     assert answer(run(target)) == {
         "name": "webhook",
@@ -326,12 +304,12 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Re
     own = 2  # that it is taken out, and the end of the process that wrote so
     assert answer(run(target))["delivered"] == 4 + own
     assert answer(run("audit sink status hook --json"))["attached"]
-    kinds = [event["type"] for event in receiver.bodies[-2]]
+    kinds = [event["type"] for event in receiver.bodies()[-2]]
     assert kinds == ["kvcustody.sink-changed.v1", "kvcustody.worker-stopped.v1"] * 2
 
 
 def test_a_restored_ledger_is_told_by_exit_status_and_stderr(
-    run: Run, place: Path, receiver: Receiver
+    run: Run, place: Path, receiver: WebhookReceiver
 ) -> None:
     ledger, backup = place / "kvcustody.db", place / "backup.db"
     with (
@@ -340,7 +318,7 @@ def test_a_restored_ledger_is_told_by_exit_status_and_stderr(
     ):
         source.backup(to)
     (place / "hook.key").write_text("k" * 40)
-    target = f"audit push hook --url http://127.0.0.1:{receiver.server_port}/ --key-file hook.key"
+    target = f"audit push hook --url {receiver.url} --key-file hook.key"
     run(target), run("audit ship positions.json")
     run("audit ship positions.json"), run(target)
     for name in ("kvcustody.db", "kvcustody.db-wal", "kvcustody.db-shm"):

@@ -30,8 +30,9 @@ from kvcustody.governance.service.inbox.delivery import InboxDelivery
 from kvcustody.governance.service.inbox.item import InboxItem, InboxKind, InboxState
 from kvcustody.governance.service.inbox.read_inbox import InboxReader
 from kvcustody.governance.service.settings import InboxMail, InboxWebhook, ServiceSettings
-from standins.console.receivers import hook_server, mail_server, serving
+from standins.console.receivers import mail_server, serving
 from standins.console.web_world import World, policy_source, running
+from standins.sinks import WebhookReceiver
 
 
 @pytest.fixture(scope="module")
@@ -249,28 +250,27 @@ def test_each_item_is_delivered_once_and_again_when_it_is_overdue(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     waits = [item("1"), item("2")]
-    with serving(hook_server()) as hook, serving(mail_server()) as mail:
-        made = settings(tmp_path, hook.server_port, mail.server_address[1])
+    with WebhookReceiver() as hook, serving(mail_server()) as mail:
+        made = settings(tmp_path, hook.port, mail.server_address[1])
         first = InboxDelivery(made, tmp_path, lambda: tuple(waits))
         first.deliver_once()
         first.deliver_once()
         first.close()
         second = InboxDelivery(made, tmp_path, lambda: tuple(waits))
         second.deliver_once()
-        assert len(hook.posts) == len(mail.letters) == 1, "a restart repeats nothing"
+        assert len(hook.taken) == len(mail.letters) == 1, "a restart repeats nothing"
         waits[0] = item("1", InboxState.OVERDUE)
-        hook.refuses = True
+        hook.status = 503
         second.deliver_once()
-        assert len(hook.posts) == 1 and len(mail.letters) == 2, "one receiver waits for no other"
-        hook.refuses = False
+        assert len(hook.taken) == 1 and len(mail.letters) == 2, "one receiver waits for no other"
+        hook.status = 204
         second.deliver_once()
         second.close()
-    headers, body = hook.posts[0]
-    named = {name.lower(): value for name, value in headers.items()}
-    identity, moment, signature = (named[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
+    headers, body = hook.taken[0]
+    identity, moment, signature = (headers[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
     check_webhook(SECRET.encode(), identity, moment, signature, body, now_seconds=int(time.time()))
     assert [one["id"] for one in json.loads(body)["items"]] == ["approval:1", "approval:2"]
-    assert [one["state"] for one in json.loads(hook.posts[1][1])["items"]] == ["overdue"]
+    assert [one["state"] for one in json.loads(hook.taken[1][1])["items"]] == ["overdue"]
     letter = message_from_string(mail.letters[0], policy=default)
     assert letter["Subject"] == "kvcustody: 2 wait for somebody" and letter["To"] == "dpo@example.org"
     assert "revision 1 waits" in mail.letters[0] and mail.logins, "it signed in"

@@ -19,6 +19,7 @@ from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.kinds import Event
+from kvcustody.audit.store.database.database_place import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock, SystemClock, VirtualClock
@@ -50,6 +51,19 @@ def ledger(migrated: Path, path: Path, **how: Any) -> Iterator[Engine]:
     engine = open_store(path, **how)
     yield engine
     engine.dispose()
+
+
+def ledger_file(store: Engine) -> Path:
+    """The file of a SQLite ledger."""
+    path = file_of(store)
+    assert path is not None
+    return path
+
+
+def address_of(store: Engine) -> str:
+    """What opens this ledger again, in another process too: its file, or its server's URL."""
+    path = file_of(store)
+    return store.url.render_as_string(hide_password=False) if path is None else str(path)
 
 
 def writer(

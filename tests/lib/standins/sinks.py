@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Self
+from typing import Any, Self
 
 import orjson
 
@@ -31,33 +31,45 @@ class Flaky:
 
 
 class WebhookReceiver:
-    """Keeps what a webhook is sent, on loopback; answers `status`."""
+    """Keeps what a webhook is sent, on loopback; answers `status`, and leads elsewhere where that is a redirect."""
 
     def __init__(self) -> None:
         self.status = 200
-        self.batches: list[tuple[dict[str, str], bytes]] = []
+        self.batches: list[tuple[dict[str, str], bytes]] = []  # headers by lowercase name, and the body
+        self.taken: list[tuple[dict[str, str], bytes]] = []  # those that were answered with success
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.batches.append((dict(self.headers), body))
+                batch = {name.lower(): value for name, value in self.headers.items()}, body
+                receiver.batches.append(batch)
+                if receiver.status < 300:
+                    receiver.taken.append(batch)
                 self.send_response(receiver.status)
+                self.send_header("Location", f"{receiver.url}elsewhere")
                 self.end_headers()
+
+            do_PUT = do_POST  # what an S3 client would send
 
             def log_message(self, *_: object) -> None:
                 """Be quiet."""
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        self.port = self._server.server_port
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.url = f"{self.address}/"
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         ).start()
 
     def leaves(self) -> set[tuple[str, int]]:
         """The log and idx of each leaf that came, in the shape `leaf`."""
-        items = [item for _, body in list(self.batches) for item in orjson.loads(body)]
-        return {(item["log"], item["idx"]) for item in items}
+        return {(item["log"], item["idx"]) for body in self.bodies() for item in body}
+
+    def bodies(self) -> list[Any]:
+        """What came, as JSON."""
+        return [orjson.loads(body) for _, body in list(self.batches)]
 
     def __enter__(self) -> Self:
         return self

@@ -57,6 +57,10 @@ CASES = [
     case("control-character", "name: base\n", "name: ba\x07se\n"),
     case("bidi-in-name", "id: agent\n", "id: ag\u202eent\n"),
     case("bidi-in-comment", "eviction: {policy: lru}", "eviction: {policy: lru} # \u2066x"),
+    *(
+        case(f"tenant-that-reads-like-{name}", "  globex:", f"  {name}: {{}}\n  globex:")
+        for name in ("defualt", "defaults", "Default", "defalt")
+    ),
     case("zero-width", "name: base\n", "name: ba\u200bse\n"),
     case("escaped-bidi", "id: agent\n", 'id: "ag\\u202eent"\n'),
     case("escaped-bidi-in-text", "reason: joint evaluation", 'reason: "joint \\u202e evaluation"'),

@@ -230,17 +230,6 @@ def test_each_finding(compiled, code):
     assert mine[0].hint == LINT_CODES[code].advice
 
 
-@pytest.mark.parametrize("name", ["defualt", "defaults", "Default"])
-def test_a_tenant_that_reads_like_default_is_named(compiled, name):
-    """Control: a tenant of another name is none."""
-    found = lint(compiled(*OPEN, ("  globex:", f"  {name}: {{}}\n  globex:")), now_us=NOW)
-    assert [finding.message for finding in found if finding.code == "KVP722"] == [
-        f"tenant `{name}` reads like `default`, which is every unlisted tenant"
-    ]
-    other = lint(compiled(*OPEN, ("  globex:", "  delta: {}\n  globex:")), now_us=NOW)
-    assert not [finding for finding in other if finding.code == "KVP722"]
-
-
 def test_findings_that_need_to_be_told_something(compiled):
     assert lint_codes(compiled, used={"agent"}) == ["KVP715"]
     assert lint_codes(compiled, used={"agent", "labs-reads-acme"}) == []

@@ -16,6 +16,7 @@ from kvcustody.governance.service.access.authenticator import ServiceAuthenticat
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
+from standins import builders
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,10 +25,7 @@ def test_a_key_is_nowhere_in_the_database(service: Service, people, client) -> N
     key = people["auditor"]
     assert client("GET", "/v1/whoami", key).status_code == 200
     raw = b"".join(
-        path.read_bytes()
-        for path in Path(service.engine.url.database.split("?")[0].removeprefix("file:")).parent.glob(
-            "ledger.db*"
-        )
+        path.read_bytes() for path in builders.ledger_file(service.engine).parent.glob("ledger.db*")
     )
     secret = key.split("_")[2].encode()
     assert secret not in raw and key.split("_")[1].encode() in raw, (

@@ -27,6 +27,7 @@ from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
+from standins import builders
 from standins.service.service_world import Server, Worker
 
 SETTINGS = WriterSettings(interval_seconds=0.002, durable_seconds=3.0, retry_seconds=0.01)
@@ -66,7 +67,7 @@ class World:
         self._server = server
         self._people = people
         self.worker = f"{sink.replace(' ', '-')}-{folder.name}"[:60]
-        self.engine = open_store(str(service.engine.url.database).removeprefix("file:").split("?", 1)[0])
+        self.engine = open_store(builders.ledger_file(service.engine))
         self.writers: list[LedgerWriter] = []
         self.lose: Callable[[], str] = lambda: ""
 

@@ -34,6 +34,7 @@ from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder, ReportStore, ReportWebhook
 from standins.service.schedules_world import KEY, LATER, made, move_back, on_record, reports, settled
 from standins.service.service_world import Worker, register, ship
+from standins.sinks import WebhookReceiver
 
 pytestmark = pytest.mark.system
 
@@ -301,38 +302,15 @@ def test_an_endpoint_is_https_or_on_this_machine(endpoint: str) -> None:
 # -- a webhook ------------------------------------------------------------------------------------------------------
 
 
-class _Hook(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        server: Any = self.server
-        server.asked.append((dict(self.headers), body))
-        self.send_response(server.answers)
-        if server.answers == 302:
-            self.send_header("Location", f"http://127.0.0.1:{server.server_port}/elsewhere")
-        self.end_headers()
-
-    do_PUT = do_POST  # what an S3 client would send
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def hook() -> Iterator[Any]:
-    server: Any = HTTPServer(("127.0.0.1", 0), _Hook)
-    server.asked, server.answers = [], 204
-    server.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def hook() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as opened:
+        yield opened
 
 
-def test_a_webhook_gets_the_files_signed(hook: Any) -> None:
+def test_a_webhook_gets_the_files_signed(hook: WebhookReceiver) -> None:
     WebhookDelivery("hook", hook.address + "/in", KEY).deliver(PARCEL)
-    [(headers, body)] = hook.asked
+    [(headers, body)] = hook.batches
     said = (headers["webhook-id"], headers["webhook-timestamp"], headers["webhook-signature"])
     check_webhook(KEY, *said, body, now_seconds=int(time.time()))
     with pytest.raises(SinkError):
@@ -345,22 +323,24 @@ def test_a_webhook_gets_the_files_signed(hook: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["webhook", "s3"])
-def test_a_redirect_leads_nowhere(hook: Any, kind: str) -> None:
+def test_a_redirect_leads_nowhere(hook: WebhookReceiver, kind: str) -> None:
     """A receiver cannot send the service on to another address."""
-    hook.answers = 302
+    hook.status = 302
     to: Any = WebhookDelivery("hook", hook.address, KEY)
     if kind == "s3":
         to = S3Delivery("s3", hook.address, "reports", "", EXAMPLE)
     with pytest.raises(SinkError, match="302"):
         to.deliver(PARCEL)
-    assert len(hook.asked) == 1
+    assert len(hook.batches) == 1
 
 
-def test_a_report_that_is_too_large_is_not_sent_in_part(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_is_too_large_is_not_sent_in_part(
+    hook: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(webhook_delivery, "_BODY_BYTES_MAX", 100)
     with pytest.raises(SinkError, match="too large"):
         WebhookDelivery("hook", hook.address, KEY).deliver(PARCEL)
-    assert hook.asked == []
+    assert hook.batches == []
 
 
 # -- a service ------------------------------------------------------------------------------------------------------
@@ -397,7 +377,7 @@ def test_a_schedule_hands_over_to_all_kinds(
     make_people: Any,
     tmp_path: Path,
     share: Path,
-    hook: Any,
+    hook: WebhookReceiver,
     store: SmallStore | MotoStore,
 ) -> None:
     hook_key = secret_file(tmp_path, "hook.key", KEY)
@@ -419,7 +399,7 @@ def test_a_schedule_hands_over_to_all_kinds(
     }  # fmt: skip
     in_folder = (next(share.iterdir()) / "report.json").read_bytes()
     in_store = {key: data for key, data in store.objects().items() if key.startswith("whole/")}
-    posted = json.loads(hook.asked[0][1])
+    posted = json.loads(hook.batches[0][1])
     assert list(in_store.values()) == [in_folder] == [base64.b64decode(posted["files"][0]["content"])]
     assert posted["opinion"] == report["opinion"] and posted["digest"] == report["digest"]
     everything = b"".join(
@@ -439,11 +419,11 @@ def test_what_is_not_taken_is_tried_again_and_never_lost(
     make_client: Any,
     make_people: Any,
     tmp_path: Path,
-    hook: Any,
+    hook: WebhookReceiver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(report_scheduler, "_TRIES_MAX", 3)
-    hook.answers = 503
+    hook.status = 503
     key = secret_file(tmp_path, "hook.key", KEY)
     to = ReportWebhook(kind="webhook", name="hook", url=hook.address, key_path=key)
     service, client, people = opened(make_service, make_client, make_people, to)
@@ -477,8 +457,8 @@ def test_what_is_not_taken_is_tried_again_and_never_lost(
     assert 'kvcustody_inbox_items{kind="report",state="overdue"} 1.0' in text
     due_now(service)
     service.scheduler.turn()
-    assert len(hook.asked) == 3  # given up
-    hook.answers = 204
+    assert len(hook.batches) == 3  # given up
+    hook.status = 204
     report = reports(client, people["auditor"])[0]["report"]
     assert client("POST", f"/v1/reports/{report}/retry", people["tenant-admin@acme"]).status_code == 404
     assert client("POST", f"/v1/reports/{report}/retry", people["auditor"]).status_code == 200
@@ -492,9 +472,9 @@ def test_what_is_not_taken_is_tried_again_and_never_lost(
 
 
 def test_one_destination_that_fails_holds_up_no_other(
-    make_service: Any, make_client: Any, make_people: Any, tmp_path: Path, share: Path, hook: Any
+    make_service: Any, make_client: Any, make_people: Any, tmp_path: Path, share: Path, hook: WebhookReceiver
 ) -> None:
-    hook.answers = 500
+    hook.status = 500
     key = secret_file(tmp_path, "hook.key", KEY)
     service, client, people = opened(
         make_service,

@@ -56,7 +56,7 @@ def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRe
     named = tuple(sorted(ServedController(tenant, name) for tenant, name in what.controllers.items()))
     record_read(service, caller, "makeProcessingRecord")
     key = report_key(service)
-    with service.reading() as connection:
+    with service.reading_at_rest() as connection:
         for one in named:
             check_tenant(connection, one.tenant)
         size, since_us, until_us = _bounds(service, what)

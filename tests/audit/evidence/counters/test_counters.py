@@ -67,6 +67,7 @@ from kvcustody.audit.store.schema.leaf_tables import (
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.times import HOUR_US
+from standins import builders
 
 
 def more(world: Any) -> list[Event]:
@@ -238,9 +239,7 @@ with engine.connect().execution_options(**WRITE) as connection, connection.begin
 def test_a_fold_that_is_killed_has_folded_nothing(any_store: Engine, make_writer: Any, world: Any) -> None:
     written(any_store, make_writer, world)
     before = sums(any_store)
-    url = any_store.url.render_as_string(False)
-    if dialect_of(any_store).in_file:
-        url = str(any_store.url.database).removeprefix("file:").split("?", 1)[0]
+    url = builders.address_of(any_store)
     ended = subprocess.run([sys.executable, "-c", KILLED, url], check=False, timeout=60)
     assert ended.returncode == -9
     assert sums(any_store) == before

@@ -15,6 +15,7 @@ from kvcustody.audit.evidence.subjects.subject_filter import of_subjects, of_ten
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.leaf_tables import SPAN_LEAVES, residencies
 from kvcustody.audit.store.schema.ledger import logs
+from standins import builders
 
 SIZE = 3 * SPAN_LEAVES + 5
 PLACES = (0, 1, SPAN_LEAVES - 1, SPAN_LEAVES, 2 * SPAN_LEAVES + 7, 3 * SPAN_LEAVES, SIZE - 1)  # alice's
@@ -93,7 +94,7 @@ def test_the_index_has_the_three_conditions(filled: Connection) -> None:
 
 def test_openings_of_many_subjects_change_the_last_spans_alone(store: Engine) -> None:
     """What the index is for: however large a ledger, a batch changes no page of spans that are full."""
-    path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
+    path = builders.ledger_file(store)
     old = [row(50, idx, "acme", f"{idx * 7919 % 10_007:024x}") for idx in range(20 * SPAN_LEAVES)]
     new = [row(50, 20 * SPAN_LEAVES + idx, "acme", f"{idx * 104_729 % 10_007:024x}") for idx in range(200)]
     statement = f"INSERT INTO residencies ({', '.join(old[0])}) VALUES ({', '.join('?' * len(old[0]))})"

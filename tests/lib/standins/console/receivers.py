@@ -1,4 +1,4 @@
-"""A mail server and a webhook's receiver on this machine, for tests: they keep what they were sent."""
+"""A mail server on this machine, for tests: it keeps what it was sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 
@@ -39,18 +38,6 @@ class _Mail(socketserver.StreamRequestHandler):
         self.wfile.write(text.encode() + b"\r\n")
 
 
-class _Hook(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self.server.refuses:  # type: ignore[attr-defined]
-            self.server.posts.append((dict(self.headers), body))  # type: ignore[attr-defined]
-        self.send_response(503 if self.server.refuses else 204)  # type: ignore[attr-defined]
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @contextmanager
 def serving(server: Any) -> Iterator[Any]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -66,10 +53,4 @@ def serving(server: Any) -> Iterator[Any]:
 def mail_server() -> Any:
     server = socketserver.TCPServer(("127.0.0.1", 0), _Mail)
     server.letters, server.logins = [], []  # type: ignore[attr-defined]
-    return server
-
-
-def hook_server() -> Any:
-    server = HTTPServer(("127.0.0.1", 0), _Hook)
-    server.posts, server.refuses = [], False  # type: ignore[attr-defined]
     return server

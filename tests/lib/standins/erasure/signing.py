@@ -36,12 +36,20 @@ TRUSTED = {
 }
 
 
+class AnyKey(SignedOrders):
+    """Orders of a process that signs with whatever key it has, trusted or not."""
+
+    @property
+    def may_sign(self) -> bool:
+        return self._own is not None
+
+
 def orders(
     key: SigningKey | None = None, *, name: str = "", ledger: str = "example.com/ledger"
 ) -> SignedOrders:
     """The orders of a deployment that trusts Olga and the worker `one`; this process signs with `key`, under a name."""
     own = None if key is None else OwnKey(name or key.name, key.raw)
-    return SignedOrders("prod", ledger, TRUSTED, own)
+    return AnyKey("prod", ledger, lambda: TRUSTED, own)
 
 
 def opened_as(store: Engine, signed: SignedOrders | None) -> Engine:

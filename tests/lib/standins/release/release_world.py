@@ -152,7 +152,9 @@ class Follower:
     def __init__(self, release: Release, *, mark: str = "mark", lease_seconds: float = 60) -> None:
         self.clock = release.clock
         self.ledger = StepLedger()
-        self.reader = ReleaseReader(release.store, release.people.trust, RevisionMark(release.folder / mark))
+        self.reader = ReleaseReader(
+            release.store, lambda: release.people.trust, RevisionMark(release.folder / mark)
+        )
         table, expires_us = self.reader.first("shared")
         self.governor = governor(table, self.clock, ledger=self.ledger, blocks=512, expires_utc_us=expires_us)
         self.feed = PolicyFeed(self.reader, self.governor, self.clock, lease_seconds=lease_seconds)

@@ -20,6 +20,7 @@ from kvcustody.audit.evidence.processes.sequence_gaps import gaps
 from kvcustody.audit.store.schema.leaf_tables import outages, receipts, releases, residencies
 from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from standins import builders
 from standins.audit.crash.crash_content import check_content, unknown_operations
 
 CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,rename,unlink"
@@ -38,7 +39,7 @@ class Lives:
 
     def __init__(self, server: subprocess.Popen[str], store: Engine, folder: Path) -> None:
         self._server = server
-        self._ledger = ledger_file(store)
+        self._ledger = builders.ledger_file(store)
         self.spill = folder / "spill"
         self._folder = folder
 
@@ -181,8 +182,3 @@ def missing(store: Engine, kill: Kill, upto: int) -> int:
         for first, last in connection.execute(ranges):
             found |= set(range(first, last + 1))
     return len(set(range(1, upto + 1)) - found - set(kill.refused))
-
-
-def ledger_file(store: Engine) -> Path:
-    """The file of a SQLite ledger."""
-    return Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])

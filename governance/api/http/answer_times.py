@@ -1,0 +1,162 @@
+"""Times of answers: each moment stands in an answer twice, in microseconds and in ISO 8601.
+
+1. Beside `since_us` stands `since`, null where there is no moment or no calendar has it. A field of an answer whose
+   name ends in `_us` is a moment, unless it is one of `LENGTHS`.
+2. Models state moments once. The second form is added where an answer becomes bytes, and where the API document is
+   written; what a model leaves open, as a leaf, stays as it is, and so does a document that carries its signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import orjson
+from pydantic import BaseModel
+
+from kvcustody.times import iso, utc
+
+LENGTHS = frozenset(
+    {
+        *(
+            "actual_us",
+            "age_us",
+            "ahead_us",
+            "behind_us",
+            "column_us",
+            "measured_us",
+            "net_us",
+            "predicted_us",
+        ),
+        *("predicted_actual_us", "recompute_us", "saved_us", "transfer_us", "unwitnessed_us"),
+    }
+)
+"""Fields of answers that are lengths of time, though their names end as those of moments do."""
+_SIGNED = "signature"  # the field of a signed document
+_END_US = 253_402_300_800_000_000  # the year 10,000
+
+
+def iso_field(name: str) -> str | None:
+    """The field that gives the moment `name` in ISO 8601; None: `name` is no moment (rule 1)."""
+    return name.removesuffix("_us") if name.endswith("_us") and name not in LENGTHS else None
+
+
+class AnswerTimes(NamedTuple):
+    """Where the moments of a model's answers stand: fields of its own, and parts that have some."""
+
+    fields: tuple[tuple[str, str], ...]  # in microseconds, in ISO 8601
+    parts: tuple[tuple[str, AnswerTimes], ...]  # by field: a model, or a list of them
+
+    def add(self, answers: Sequence[dict[str, Any]]) -> None:
+        """Add every moment of these answers in ISO 8601."""
+        for stated, added in self.fields:
+            for answer, at in zip(answers, _moments([answer[stated] for answer in answers]), strict=True):
+                answer[added] = at
+        for name, times in self.parts:
+            times.add([item for answer in answers for item in _items(answer[name])])
+
+
+@cache
+def times_of(model: type[BaseModel]) -> AnswerTimes | None:
+    """Where the moments of a model's answers stand; None: it has none."""
+    if _SIGNED in model.model_fields:
+        return None
+    stated = {name: iso_field(name) for name in model.model_fields}
+    added = tuple((name, other) for name, other in stated.items() if other is not None)
+    assert not stated.keys() & {other for _, other in added}, (
+        f"{model.__name__}: a field of this name is there"
+    )
+    inner = (
+        (name, times_of(part))
+        for name, field in model.model_fields.items()
+        for part in _models(field.annotation)
+    )
+    parts = tuple((name, times) for name, times in inner if times is not None)
+    return AnswerTimes(added, parts) if added or parts else None
+
+
+def answer_bytes(model: type[BaseModel] | None, answer: dict[str, Any]) -> bytes:
+    """An answer as JSON, with its moments in both forms."""
+    times = None if model is None else times_of(model)
+    if times is not None:
+        times.add([answer])
+    return orjson.dumps(answer, option=orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z)
+
+
+def date_schemas(document: dict[str, Any]) -> None:
+    """Add the second form of every moment to what an API document says of answers, and to its examples."""
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    answers = [at["responses"] for path in document["paths"].values() for at in path.values()]
+    for name in set(_references(answers, schemas, set())):
+        schema = schemas[name]
+        for stated in list(schema.get("properties", {})):
+            added = iso_field(stated)
+            if added is not None:
+                schema["properties"][added] = _schema(stated, added)
+                schema.setdefault("required", []).append(added)
+        if "examples" in schema:
+            schema["examples"] = [_dated(item) for item in schema["examples"]]
+
+
+def _moments(stated: list[int | None]) -> list[datetime | None]:
+    """Moments as datetimes in UTC, many at once (a third of the time that one by one takes)."""
+    with suppress(TypeError, OverflowError):  # where one is None, or larger than 64 bits
+        found = np.array(stated, dtype=np.int64)
+        if found.size and found.min() >= 0 and found.max() < _END_US:
+            moments: list[datetime | None] = found.view("datetime64[us]").tolist()
+            return moments
+    return [_moment(at_us) for at_us in stated]
+
+
+def _moment(at_us: int | None) -> datetime | None:
+    if at_us is not None:
+        with suppress(OverflowError):
+            return utc(at_us)
+    return None
+
+
+def _items(part: Any) -> list[dict[str, Any]]:
+    return part if isinstance(part, list) else [] if part is None else [part]
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def _references(value: Any, schemas: dict[str, Any], known: set[str]) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item, schemas, known)
+    elif isinstance(value, dict):
+        name = str(value.get("$ref", "")).rpartition("/")[2]
+        if name and name not in known and _SIGNED not in schemas[name].get("properties", {}):
+            known.add(name)
+            yield name
+            yield from _references(schemas[name], schemas, known)
+        yield from _references(list(value.values()), schemas, known)
+
+
+def _schema(stated: str, added: str) -> dict[str, Any]:
+    forms = [{"type": "string", "format": "date-time"}, {"type": "null"}]
+    return {
+        "anyOf": forms,
+        "title": added.replace("_", " ").title(),
+        "description": f"`{stated}` in ISO 8601.",
+    }
+
+
+def _dated(example: Any) -> Any:
+    if isinstance(example, list):
+        return [_dated(item) for item in example]
+    if not isinstance(example, dict):
+        return example
+    stated = {name: _dated(item) for name, item in example.items()}
+    moments = {iso_field(name): item for name, item in example.items()}
+    return stated | {name: None if item is None else iso(item) for name, item in moments.items() if name}

@@ -1,0 +1,165 @@
+"""Every moment of an answer is in microseconds and in ISO 8601: in the API document, its examples and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.http.answer_times import (
+    LENGTHS,
+    answer_bytes,
+    date_schemas,
+    iso_field,
+    times_of,
+)
+from kvcustody.times import iso
+from standins.service.service_world import Worker, register, ship
+
+AT_US = 1_780_000_000_000_001
+_OLDEST_US = 10**15  # September 2001: what is smaller is a length
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    return json.loads(create_api(None).document())
+
+
+def _schemas(document: Any, part: str) -> dict[str, Any]:
+    """The schemas that this part of operations leads to, by name; signed documents stay as they were signed."""
+    every, found = document["components"]["schemas"], {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, list):
+            for item in value:
+                walk(item)
+        elif isinstance(value, dict):
+            name = str(value.get("$ref", "")).rpartition("/")[2]
+            if name and name not in found and "signature" not in every[name].get("properties", {}):
+                found[name] = every[name]
+                walk(every[name])
+            walk(list(value.values()))
+
+    walk([at[part] for path in document["paths"].values() for at in path.values() if part in at])
+    return found
+
+
+def undated(schemas: dict[str, Any]) -> list[str]:
+    """Moments that no field beside them gives in ISO 8601."""
+    return [
+        f"{name}.{field}"
+        for name, schema in schemas.items()
+        for field in schema.get("properties", {})
+        if (added := iso_field(field)) is not None and "date-time" not in str(schema["properties"].get(added))
+    ]
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Every field of time, its value, and the object that it stands in; leaves are as they were written."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _pairs(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if name.endswith("_us"):
+                yield name, item, value
+            elif name != "leaf":
+                yield from _pairs(item)
+
+
+def test_every_moment_of_the_document_stands_in_it_twice(document: Any) -> None:
+    answers, requests = _schemas(document, "responses"), _schemas(document, "requestBody")
+    assert not undated(answers)
+    fields = {field for schema in answers.values() for field in schema.get("properties", {})}
+    assert fields >= LENGTHS and sum(iso_field(field) is not None for field in fields) > 30
+    assert undated(requests)  # a request states a time once
+
+
+def test_a_document_without_the_rule_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positive control: what FastAPI writes of the models states each moment once."""
+    monkeypatch.setattr("kvcustody.governance.api.http.route_builder.date_schemas", lambda made: None)
+    api = create_api(None)
+    monkeypatch.setattr(api, "_declared", None)
+    plain = json.loads(api.document())
+    assert len(undated(_schemas(plain, "responses"))) > 60
+    date_schemas(plain)
+    assert not undated(_schemas(plain, "responses"))
+
+
+def test_examples_tell_lengths_from_moments(document: Any) -> None:
+    examples = [schema.get("examples", []) for schema in _schemas(document, "responses").values()]
+    seen = list(_pairs(examples))
+    assert len(seen) > 60
+    for name, value, beside in seen:
+        added = iso_field(name)
+        if value and value != 7:  # what an example that is made by itself has
+            assert (added is not None) == (value >= _OLDEST_US), name
+        if added is not None:
+            assert beside[added] == (None if value is None else iso(value)), name
+
+
+class Timed(BaseModel):
+    until_us: int
+    ended_us: int | None
+    age_us: int
+
+
+def test_what_no_calendar_has_is_null() -> None:
+    ends = {"until_us": 1 << 62, "ended_us": None, "age_us": 7}
+    assert json.loads(answer_bytes(Timed, ends)) == {
+        "until_us": 1 << 62, "until": None, "ended_us": None, "ended": None, "age_us": 7,
+    }  # fmt: skip
+    last = {"until_us": 253_402_300_799_999_999, "ended_us": 0, "age_us": 7}
+    dated = json.loads(answer_bytes(Timed, last))
+    assert (dated["until"], dated["ended"]) == ("9999-12-31T23:59:59.999999Z", "1970-01-01T00:00:00Z")
+
+
+def test_a_moment_is_not_written_over_another_field() -> None:
+    class Twice(BaseModel):
+        at_us: int
+        at: str
+
+    with pytest.raises(AssertionError, match="Twice: a field of this name is there"):
+        times_of(Twice)
+
+
+@pytest.fixture(scope="module")
+def filled(service: Any, people: Any, client: Any) -> Any:
+    worker = Worker()
+    register(client, people["worker"], worker)
+    made = [worker.started(), *worker.request("acme"), *worker.request("labs")]
+    ship(client, people["worker"], worker, worker.batch(made))
+    return people, client
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/audit/events?limit=1000",
+        "/v1/audit/proofs/inclusion?log=system&idx=0",
+        "/v1/audit/checkpoints/latest",
+        "/v1/audit/summary",
+        "/v1/custody/live",
+        "/v1/custody/coverage?since=2026-01-01&until=2026-12-31",
+        "/v1/keys",
+        "/v1/health",
+    ],
+)
+def test_answers_give_every_moment_twice(filled: Any, path: str) -> None:
+    people, client = filled
+    answer = client("GET", path, people["auditor"])
+    assert answer.status_code == 200, answer.text
+    moments = [entry for entry in _pairs(answer.json()) if iso_field(entry[0]) is not None]
+    assert moments
+    for name, value, beside in moments:
+        assert beside[iso_field(name)] == (None if value is None else iso(value)), (name, beside)
+
+
+def test_a_leaf_stays_as_it_was_written(filled: Any) -> None:
+    people, client = filled
+    item = client("GET", "/v1/audit/events?limit=1", people["auditor"]).json()["items"][0]
+    assert "at_us" in item["leaf"] and "at" not in item["leaf"] and item["at"] == iso(item["at_us"])
