@@ -35,6 +35,7 @@ from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import CannotCheckError, NoteError, parse_vkey
 from kvcustody.audit.verify.verify_export import ExportVerdict, parse_kept_head, verify_export, verify_leaf
 from kvcustody.errors import LedgerError
+from kvcustody.plurals import several
 
 _TIMESTAMPS = (
     "a timestamp authority that you trust is asked by: openssl ts -verify -data PLACE.txt -in PLACE.tsr "
@@ -87,8 +88,10 @@ def _check_mailed(path: Path, keys: Sequence[str], witnesses: Sequence[str]) -> 
         print(f"NOT SOUND: {problem.message}")
         return 1
     root = sealed.signed.checkpoint
-    print(f"SOUND: leaf {idx} of `{sealed.name}` ({sealed.head.size} leaves), under a checkpoint of {root.size} "
-          f"of `{root.origin}`")  # fmt: skip
+    size = several(sealed.head.size, "leaf")
+    print(
+        f"SOUND: leaf {idx} of `{sealed.name}` ({size}), under a checkpoint of {root.size} of `{root.origin}`"
+    )
     _print_end(sealed.signed, _OF_ONE_LEAF)
     return 0
 
@@ -97,13 +100,13 @@ def _print_sound(found: ExportVerdict) -> None:
     for log in found.logs:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(log.kinds.items()))
         print(f"{log.name}: leaves {log.first} to {log.end} of {log.size} are as signed ({kinds})")
-    print(f"SOUND: {found.leaves} leaves of `{found.origin}`, checkpoint of {found.root.size}")
+    print(f"SOUND: {several(found.leaves, 'leaf')} of `{found.origin}`, checkpoint of {found.root.size}")
     for one in found.marked:
         print(
             f"NOT AN ENGINE AT WORK: all that process {one.incarnation} of {one.worker!a} recorded is {one.origin}"
         )
     if found.handovers:
-        print(f"{found.handovers} handovers of the signing key are on record")
+        print(f"{several(found.handovers, 'handover')} of the signing key on record")
     _print_end(found.signed, [*found.limits, *([_TIMESTAMPS] if found.unchecked_stamps else [])])
 
 

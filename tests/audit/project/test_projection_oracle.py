@@ -125,8 +125,9 @@ class Held:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.logs = dict(connection.execute(select(logs.c.id, logs.c.name)).tuples().all())
-        self.lives = dict(connection.execute(select(incarnations.c.id, incarnations.c.uuid)).tuples().all())
+        self.logs = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
+        lives = select(incarnations.c.id, incarnations.c.uuid)
+        self.lives = {row.id: row.uuid for row in connection.execute(lives)}
 
     def opinion(self) -> Opinion:
         rows = connection_rows(self._connection, events)
@@ -261,7 +262,7 @@ def rebuilt(source: Connection, folder: Path) -> Engine:
 
     engine = open_store(folder / "rebuilt.db")
     every: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
-    names = dict(source.execute(select(logs.c.id, logs.c.name)).tuples().all())
+    names = {row.id: row.name for row in source.execute(select(logs.c.id, logs.c.name))}
     for row in source.execute(select(events).order_by(events.c.log, events.c.idx)):
         every[names[row.log]].append((row.idx, bytes(row.leaf)))
     with engine.begin() as connection:

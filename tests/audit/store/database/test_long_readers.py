@@ -22,7 +22,7 @@ from kvcustody.audit.store.database.private_copy import at_rest
 from standins.audit import report_ledger
 from standins.console.command_line import call
 
-POLICY = Path(__file__).parents[3] / "policies" / "library" / "regulated-saas.yaml"
+POLICY = Path(__file__).parents[4] / "policies" / "library" / "regulated-saas.yaml"
 READERS = {
     "report make --framework gdpr --out made": ("console.report.command", "build_report"),
     f"report ropa --policy {POLICY} --controller A --out made": (
