@@ -78,7 +78,7 @@ def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
         )
     )
     count = select(events.c.incarnation, func.count()).group_by(events.c.incarnation)
-    leaves = {life: number for life, number in connection.execute(count)}
+    leaves = {row[0]: int(row[1]) for row in connection.execute(count)}
     group, size = list[_Life](), 0
     query = select(column.id, column.uuid, column.blocks, column.end).order_by(column.id)
     for life, uuid, blocks, end in connection.execute(query).all():
