@@ -100,7 +100,7 @@ def fill(engine: Engine, folder: Path, lock: Lock) -> WholeLedger:
     assert fold(engine)
     with lock(engine):
         late.submit([_opened(at_us=n, residency=n) for n in range(2, 9)])
-        assert late.flush(3) and late.status().spilled_bytes, "void: nothing was spilled"
+        assert late.flush(20) and late.status().spilled_bytes, "void: nothing was spilled"
         late.close(3)
     turns = _begin(engine, folder, "first", _instant(4, 2)), _begin(engine, folder, "second", _instant(4, 2))
     for number in range(2, 8):
@@ -161,9 +161,16 @@ def _finished_process(engine: Engine, folder: Path, at_us: int, leaves: int) -> 
 
 def _purge(engine: Engine, folder: Path, clock: VirtualClock) -> tuple[LogPlan, ...]:
     write_export(folder / "export", LedgerSource(engine), made_at_us=_instant(4, 1))
-    people = {"actor": "operator", "approver": "dpo", "reason": "schedule"}
-    keys = [str(KEY.verifier)]
-    return purge(engine, _instant(2, 10), folder / "export", keys, **people, clock=clock)
+    return purge(
+        engine,
+        _instant(2, 10),
+        folder / "export",
+        [str(KEY.verifier)],
+        actor="operator",
+        approver="dpo",
+        reason="schedule",
+        clock=clock,
+    )
 
 
 def _of_every_kind(at_us: int) -> list[Event]:
