@@ -76,14 +76,12 @@ def rebuild_ledger(connection: Connection, every: Iterable[LogLeaves]) -> None:
             insert(logs).values(name=log.name, size=log.size, frontier=EMPTY.to_bytes())
         )
         assert made.inserted_primary_key is not None
-        number, place = int(made.inserted_primary_key[0]), log.first
+        number, place, seen_us = int(made.inserted_primary_key[0]), log.first, 0
         figures: Figures = {}
         inserts = Inserts(connection)
         for some in _windows(log.leaves):
             batch = read_leaves(some, hashed=False)
-            if log.name != SYSTEM and place == log.first:
-                tenant = {"tenant": log.name.removeprefix(_TENANT), "log": number}
-                connection.execute(insert(tenants).values(**tenant, first_seen_us=batch.at_us[0]))
+            seen_us = seen_us or batch.at_us[0]
             of_log, idx = [number] * len(some), range(place, place + len(some))
             lives.take(batch)
             recorders = [lives.of(uuid).id for uuid in batch.incarnations]
@@ -92,6 +90,9 @@ def rebuild_ledger(connection: Connection, every: Iterable[LogLeaves]) -> None:
                 inserts.add(table, pieces)
             count_events(batch, of_log, figures)
             place = idx.stop
+        if log.name != SYSTEM:  # a tenant whose leaves were all dropped has its log
+            tenant = {"tenant": log.name.removeprefix(_TENANT), "log": number}
+            connection.execute(insert(tenants).values(**tenant, first_seen_us=seen_us))
         write_deltas(inserts, figures, {number: log.size})
         inserts.finish()
     lives.drop_idle()

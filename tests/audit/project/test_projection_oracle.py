@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, select
 
 from kvcustody.audit import project as projecting
 from kvcustody.audit.evidence.counters.count_events import CARRIED
+from kvcustody.audit.keep import purge_and_legal_hold
 from kvcustody.audit.kinds import Event, WorkerDied, WorkerReturned
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.batch import read_leaves
@@ -21,9 +22,11 @@ from kvcustody.audit.project import IncarnationRow, life_changes, project, rows_
 from kvcustody.audit.store.schema.all_tables import projections
 from kvcustody.audit.store.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers
+from kvcustody.audit.tlog.proofs import TILE_WIDTH
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.rebuild import LogLeaves, rebuild_ledger
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import report_ledger, tiered_ledger
+from standins.audit import report_ledger, tiered_ledger, whole_ledger
 from standins.audit.projection_oracle import TABLES, Opinion, Row, Stored
 from standins.audit.recorded_events import CONTEXT, OLDER, WRITTEN, event_of
 from standins.migrations import first_schema
@@ -131,6 +134,7 @@ class Held:
 
     def opinion(self) -> Opinion:
         rows = connection_rows(self._connection, events)
+        rows.sort(key=lambda row: (row["log"], row["idx"]))  # PostgreSQL gives them month by month
         return Opinion(Stored(self.logs[row["log"]], row["idx"], bytes(row["leaf"])) for row in rows)
 
     def rows(self) -> Rows:
@@ -253,6 +257,71 @@ def test_what_a_purge_left_is_what_the_leaves_that_are_left_give(purged: Engine)
         assert not problems, "\n".join(problems)
 
 
+# -- a ledger that has everything -----------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_has_everything_holds_what_its_leaves_give(
+    store: Engine, lock: whole_ledger.Lock, tmp_path: Path
+) -> None:
+    check_whole(store, lock, tmp_path)
+
+
+def test_a_ledger_that_has_everything_holds_what_its_leaves_give_on_postgresql(
+    postgres_store: Engine, lock: whole_ledger.Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    purge_months, emptied = purge_and_legal_hold.purge_months, list[int]()
+
+    def counted(*how: Any) -> int:
+        emptied.append(purge_months(*how))
+        return emptied[-1]
+
+    monkeypatch.setattr(purge_and_legal_hold, "purge_months", counted)
+    written = check_whole(postgres_store, lock, tmp_path)
+    dropped = sum(plan.leaves for plan in written.purged)
+    assert 0 < emptied[0] < dropped, "void: no month was emptied at once, or nothing went row by row"
+
+
+def check_whole(store: Engine, lock: whole_ledger.Lock, folder: Path) -> whole_ledger.WholeLedger:
+    """Rows, folds and sums by the second opinion, by `fsck`, and by a ledger that is rebuilt from the leaves."""
+    written = whole_ledger.fill(store, folder, lock)
+    with store.connect() as connection, rebuilt(connection, folder).connect() as again:
+        held = Held(connection)
+        rows = held.rows()
+        check_has_everything(rows, written)
+        problems = problems_of(connection)
+        assert not problems, "\n".join(problems)
+        report = fsck(connection, keys=[whole_ledger.KEY.verifier])
+        assert report.ok, report.problems
+        assert Held(again).rows() == rows
+        assert Held(again).folds() == held.folds()
+        problems = problems_of(again)
+        assert not problems, "\n".join(problems)
+    return written
+
+
+def check_has_everything(rows: Rows, written: whole_ledger.WholeLedger) -> None:
+    """The control: each thing that makes rows hard to get right is there."""
+    leaves = {(log, idx): row for (log, idx), row in sorted(rows["events"].items())}
+    assert {row["kind"] for row in leaves.values()} == {each["kind"] for each in WRITTEN}, "every kind"
+    assert any(row["parts"] > 2 for row in leaves.values()), "an event of several parts"
+    names = Counter((row["incarnation"], row["sequence"], row["part"]) for row in leaves.values())
+    assert 2 in names.values(), "an event in two logs"
+    log, first = written.purged[0].log, written.purged[0].below
+    of_log = {idx: row for (name, idx), row in leaves.items() if name == log}
+    assert min(of_log) == first > TILE_WIDTH and first % TILE_WIDTH, "a purge inside a tile"
+    assert not any(name == written.purged[1].log for name, _ in leaves), "a log that has no leaf any more"
+    writers = [row["incarnation"] for row in of_log.values() if row["incarnation"] in written.turns]
+    assert writers[:6] == [*written.turns] * 3, "two writers in turns"
+    newest_us = max(row["at_us"] for idx, row in of_log.items() if row["incarnation"] in written.turns)
+    late = [idx for idx, row in of_log.items() if row["incarnation"] == written.late]
+    assert min(late) > first and max(of_log[idx]["at_us"] for idx in late) < newest_us, "a late spill"
+    lives = [orjson.loads(row["leaf"]) for row in leaves.values() if row["kind"].startswith("worker-")]
+    ends = [body["kind"] for body in lives if body.get("of_incarnation") == written.returned]
+    assert ends == ["worker-died", "worker-returned", "worker-died"]
+    kinds = Counter(row["kind"] for row in rows["outages"].values())
+    assert kinds["withdrawn"] > 1, "a withdrawn event, beside the one of every kind"
+
+
 # -- rows made anew -------------------------------------------------------------------------------------------------
 
 
@@ -261,17 +330,16 @@ def rebuilt(source: Connection, folder: Path) -> Engine:
     from kvcustody.audit.store.database.engine import open_store
 
     engine = open_store(folder / "rebuilt.db")
-    every: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
-    names = {row.id: row.name for row in source.execute(select(logs.c.id, logs.c.name))}
+    every: dict[int, list[bytes]] = defaultdict(list)
     for row in source.execute(select(events).order_by(events.c.log, events.c.idx)):
-        every[names[row.log]].append((row.idx, bytes(row.leaf)))
+        every[row.log].append(bytes(row.leaf))
     with engine.begin() as connection:
         projections()[0].metadata.create_all(connection)
         rebuild_ledger(
             connection,
             [
-                LogLeaves(name, there[0][0], there[-1][0] + 1, [leaf for _, leaf in there])
-                for name, there in sorted(every.items())
+                LogLeaves(log.name, log.size - len(every[log.id]), log.size, every[log.id])
+                for log in source.execute(select(logs).order_by(logs.c.name))
             ],
         )
     return engine

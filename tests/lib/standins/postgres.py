@@ -52,6 +52,35 @@ def volatile_server() -> Iterator[Any]:
     yield from _server(str(MEMORY) if in_memory else tempfile.gettempdir(), VOLATILE)
 
 
+@contextmanager
+def standby_of(server: Any) -> Iterator[str]:
+    """The address of a hot standby of a server, made by `pg_basebackup` beside it."""
+    folder = Path(f"{server.pgdata}-standby")
+
+    def run(program: str, *arguments: str | Path) -> None:
+        command = [server.bin_path / program, *arguments]
+        with Path(f"{folder}.log").open("a") as log:  # a pipe would stay open for as long as the server runs
+            done = subprocess.run(
+                command, stdout=log, stderr=log, timeout=60, user=server.system_user, check=False
+            )
+        assert done.returncode == 0, Path(f"{folder}.log").read_text()
+
+    folder.mkdir(mode=0o700)
+    shutil.chown(folder, Path(server.pgdata).owner())
+    try:
+        run("pg_basebackup", "-d", server.get_uri(), "-D", folder, "-R", "-X", "stream", "-c", "fast")
+        for lock in folder.glob(".s.PGSQL.*"):  # the server's socket lies in its folder, and was copied
+            lock.unlink()
+        run("pg_ctl", "-D", folder, "-w", "-o", f"-k {folder} -c listen_addresses=", "start")
+        try:
+            yield server.get_uri().replace(str(server.pgdata), str(folder))
+        finally:
+            run("pg_ctl", "-D", folder, "-m", "fast", "-w", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(f"{folder}.log").unlink(missing_ok=True)
+
+
 def _remove_abandoned() -> None:
     """What killed runs left in memory."""
     for folder in MEMORY.glob(f"{_PREFIX}*"):

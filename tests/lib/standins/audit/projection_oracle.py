@@ -354,7 +354,9 @@ class Opinion:
         return made
 
     def _tenants(self) -> dict[str, Row]:
+        """A log for each tenant that has leaves, or had some that a purge dropped."""
         logs = dict.fromkeys(stored.log for stored, _ in self.leaves if stored.log != SYSTEM)
+        logs |= dict.fromkeys(body["of_log"] for _, body in self.leaves if body["kind"] == "retention-purged")
         return {log.removeprefix("tenant/"): {"log": log} for log in logs}
 
     # -- sums -----------------------------------------------------------------------------------------------------
