@@ -67,7 +67,14 @@ from kvcustody.audit.kinds import (
     WorkerStopped,
 )
 from kvcustody.audit.store.schema import service as service_schema
-from kvcustody.audit.store.schema.all_tables import MONTHLY, every_table, has_leaf, kinds_of, projections
+from kvcustody.audit.store.schema.all_tables import (
+    MONTHLY,
+    every_table,
+    has_leaf,
+    kinds_of,
+    projections,
+    tables_of_one_row,
+)
 from kvcustody.audit.store.schema.leaf_tables import custody_ends, event_traces, receipts, releases
 from kvcustody.audit.store.schema.ledger import events, subjects
 from kvcustody.audit.store.schema.retention import cosignatures, timestamps
@@ -79,6 +86,7 @@ from kvcustody.audit.verify.ledger import fsck_ledger, fsck_log, register_rows, 
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.audit.verify.ledger.life_rows import LifeRows
 from kvcustody.audit.verify.ledger.not_evidence import NOT_EVIDENCE, ROWS
+from kvcustody.audit.verify.ledger.table_classes import TableClass, table_classes
 from kvcustody.clock import SystemClock
 from kvcustody.governance.release.record import ReleaseAction, make_record
 from kvcustody.governance.release.signer import FileSigner
@@ -421,13 +429,9 @@ def _forms(table: Table, row: dict[str, Any]) -> Iterator[_Insert]:
         yield _Insert(table, "second row", row | texts)
 
 
-def _may_be_there(entry: _Insert) -> bool:
-    """Rows of a table nothing of which is evidence, or of which no row proves anything by being there."""
-    return (
-        (entry.table.name, "*") in LISTED
-        or (entry.table.name, "id") in LISTED
-        or entry.table.name == "timestamps"
-    )
+def _is_no_evidence(table: Table) -> bool:
+    """Whether nothing rests on any column of a table, so that a row more of it proves nothing."""
+    return (table.name, "*") in LISTED or all((table.name, column.name) in LISTED for column in table.columns)
 
 
 def _inserts(connection: Connection) -> list[_Insert]:
@@ -435,10 +439,49 @@ def _inserts(connection: Connection) -> list[_Insert]:
     for table in every_table():
         row = connection.execute(select(table).order_by(*table.primary_key.columns)).first()
         assert row is not None, table.name
-        made += [entry for entry in _forms(table, row._asdict()) if not _may_be_there(entry)]
+        made += [] if _is_no_evidence(table) else _forms(table, row._asdict())
         if table in projections():
             made += _of_leaves_that_are_there(connection, table, row._asdict())
     return made
+
+
+LOG_FORMS = {"log not there", "negative log", "fractional log"}
+
+
+def _wanted_forms(of: TableClass, table: Table) -> set[str]:
+    """The stray rows that are to be tried of a table, by its class, its key and its log."""
+    if _is_no_evidence(table):
+        return set()
+    numbers = [column.name for column in table.primary_key if isinstance(column.type, Integer)]
+    wanted = {f"{form} {name}" for form in PLACES for name in numbers if name != "log"}
+    wanted |= LOG_FORMS if "log" in table.columns else set()
+    wanted |= {"second row"} if table in tables_of_one_row() or not numbers else set()
+    return wanted | ({"of a leaf that is there: subject-unlinked"} if of is TableClass.LEAF else set())
+
+
+def _left_out(inserts: list[_Insert]) -> set[str]:
+    """Tables of a class, and forms of each, that no insert tries."""
+    tried = {(entry.table, entry.form) for entry in inserts}
+    return {
+        f"{of.name} {table.name}: {form}"
+        for table, of in table_classes().items()
+        for form in _wanted_forms(of, table)
+        if (table, form) not in tried
+    }
+
+
+def test_each_class_of_tables_has_every_form_of_stray_rows(filled: Engine) -> None:
+    """Of each table that is evidence; the control leaves one table out, and one form."""
+    with filled.connect() as connection:
+        inserts = _inserts(connection)
+    assert _left_out(inserts) == set()
+    assert {table_classes()[entry.table] for entry in inserts} == {*TableClass}
+    for table in {entry.table for entry in inserts}:
+        found = _left_out([entry for entry in inserts if entry.table is not table])
+        assert found and all(f" {table.name}: " in what for what in found)
+    for form in {what.split(": ", 1)[1] for what in _left_out([])}:
+        found = _left_out([entry for entry in inserts if entry.form != form])
+        assert found and all(what.endswith(f": {form}") for what in found)
 
 
 def _of_leaves_that_are_there(connection: Connection, table: Table, row: dict[str, Any]) -> Iterator[_Insert]:

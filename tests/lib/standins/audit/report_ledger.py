@@ -38,6 +38,8 @@ from standins.audit import falsified
 ORIGIN = "ledger.example/kvcustody"
 REPORT_KEY = SigningKey.from_seed(f"{ORIGIN}/report", KeyKind.ED25519, bytes([7]) * 32)
 
+REPORT_KEY_MADE = ReportKeyRecorded(2, "made", str(REPORT_KEY.verifier), "", "governor")
+
 
 def histories(world: Callable[..., Any]) -> list[list[Event]]:
     """A worker that stopped in order, one that still runs, and one that lost a twentieth of its ends and receipts."""
@@ -51,7 +53,7 @@ def histories(world: Callable[..., Any]) -> list[list[Event]]:
     orderly = [
         *first.events[:1],
         PolicyActivated(2, 1, "regulated-saas", "shared", "sha256:" + "cd" * 32, "governor"),
-        ReportKeyRecorded(2, "made", str(REPORT_KEY.verifier), "", "governor"),
+        REPORT_KEY_MADE,
         *first.events[1:],
         ErasureRequested(at + 1, "e-1", "tenant-1", "subject", "user-1", None, at + 9_000_000, "dpo"),
         ErasureCompleted(at + 2, "e-1", "tenant-1", "partial", 1, 3, 1, "held by another residency"),
@@ -75,10 +77,17 @@ def histories(world: Callable[..., Any]) -> list[list[Event]]:
 
 
 def fill(store: Engine, world: Callable[..., Any], folder: Path, *, seed: bytes = bytes(32)) -> SigningKey:
-    """Write the histories, each in a batch of its own, and sign the checkpoint; returns the signing key."""
+    """Write the histories, and sign the checkpoint; returns the signing key."""
+    return fill_with(store, histories(world), folder, seed=seed)
+
+
+def fill_with(
+    store: Engine, every: list[list[Event]], folder: Path, *, seed: bytes = bytes(32)
+) -> SigningKey:
+    """The same with other histories, each of a process and in a batch of its own."""
     with store.connect().execution_options(**WRITE) as connection:
         appender = Appender()
-        for number, events in enumerate(histories(world)):
+        for number, events in enumerate(every):
             with connection.begin():
                 appender.append(connection, read_leaves(falsified.leaf_bytes(events, f"{number + 1:032x}")))
     key = SigningKey.from_seed(ORIGIN, KeyKind.ED25519, seed)
