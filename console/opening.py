@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,15 +115,15 @@ def key_texts(given: list[str]) -> list[str]:
 
 
 @contextmanager
-def snapshot(ledger: str, *, long: bool = False) -> Iterator[Connection]:
-    """A read-only connection in one snapshot; raises `LedgerError` where there is no ledger of this schema.
+def snapshot(ledger: str) -> Iterator[Connection]:
+    """A read-only connection in one snapshot, which may be read for long and holds no writer up (`private_copy`).
 
-    `long`: it may be read for longer than a writer waits for readers (`private_copy`).
+    Raises `LedgerError` where there is no ledger of this schema.
     """
     engine = open_store(ledger, read_only=True, timeout_seconds=_SNAPSHOT_SECONDS, mapped=True)
     try:
         check_store(engine)
-        with at_rest(engine) if long else nullcontext(engine) as read, read.connect() as connection:
+        with at_rest(engine) as read, read.connect() as connection:
             dialect_of(read).one_snapshot(connection)
             tell_marked(connection)
             yield connection

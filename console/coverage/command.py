@@ -123,7 +123,7 @@ def recompute(
             record = LeafRecord(leaves_in_export(export))
             again = recounted(record, chosen, record.last_us)
     else:
-        with snapshot(ledger, long=True) as connection:
+        with snapshot(ledger) as connection:
             chosen = chosen._replace(tenant=known_tenant(connection, tenant))
             state = state_of(connection, as_of)
             now_us = last_event_us(connection, state)

@@ -134,7 +134,7 @@ def make(
     chosen = asked_framework(framework)
     proof = None if policy is None else prove_policy(policy)
     answers = () if responses is None else read_responses(read_words(responses))
-    with snapshot(ledger, long=True) as connection, _telling() as tell:
+    with snapshot(ledger) as connection, _telling() as tell:
         tenant = known_tenant(connection, tenant)
         checkpoint = (
             newest_checkpoint(connection)
@@ -251,7 +251,7 @@ def _again(
         if export is not None:
             return again_from_export(export, stated, vkeys, orders)
         assert ledger is not None
-        with snapshot(ledger, long=True) as connection:
+        with snapshot(ledger) as connection:
             return again_from_ledger(connection, stated, orders)
     except (LedgerError, ConfigError) as problem:
         against = f"export `{export}`" if export is not None else "the ledger"

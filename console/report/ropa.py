@@ -124,7 +124,7 @@ def ropa(
             record = record_of_facts(asked.post("/v1/reports:processing", body | more))
     else:
         given = None if source is None or policy is None else load_policy(source, name=policy.name)
-        with snapshot(ledger, long=True) as connection:
+        with snapshot(ledger) as connection:
             named = tuple(
                 one._replace(tenant=known_tenant(connection, one.tenant) or one.tenant) for one in named
             )
@@ -204,7 +204,7 @@ def check_record(
     if ledger is None:
         found = verify_record(data, vkeys, expected_digest=digest, given=given, export=export, orders=orders)
     else:
-        with snapshot(ledger, long=True) as connection:
+        with snapshot(ledger) as connection:
             found = verify_record(
                 data, vkeys, expected_digest=digest, connection=connection, given=given, orders=orders
             )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.api.http.answer_times import (
+    _COLUMN_MIN,
     LENGTHS,
     answer_bytes,
     date_schemas,
@@ -116,6 +120,33 @@ def test_what_no_calendar_has_is_null() -> None:
     last = {"until_us": 253_402_300_799_999_999, "ended_us": 0, "age_us": 7}
     dated = json.loads(answer_bytes(Timed, last))
     assert (dated["until"], dated["ended"]) == ("9999-12-31T23:59:59.999999Z", "1970-01-01T00:00:00Z")
+
+
+MOMENTS = st.none() | st.integers(-(1 << 70), 1 << 70) | st.integers(-(1 << 56), 1 << 58)
+SECONDS = st.integers(0, 253_402_300_799).map(lambda second: second * 1_000_000)
+
+
+@given(
+    st.lists(MOMENTS | SECONDS, min_size=1, max_size=2 * _COLUMN_MIN)
+    | st.lists(SECONDS, min_size=_COLUMN_MIN)
+)
+@example([AT_US + item for item in range(_COLUMN_MIN)])
+@example([253_402_300_800_000_000] * _COLUMN_MIN)
+def test_every_moment_is_the_calendars_one_by_one_and_as_a_column(stated: list[int | None]) -> None:
+    answers = [{"until_us": at_us, "ended_us": None, "age_us": 7} for at_us in stated]
+    times = times_of(Timed)
+    assert times is not None
+    times.add(answers)
+    written = json.loads(answer_bytes(None, {"items": [answer["until"] for answer in answers]}))["items"]
+    assert written == [calendar(at_us) for at_us in stated]
+
+
+def calendar(at_us: int | None) -> str | None:
+    """ISO 8601 by `datetime`; None where no calendar has the moment."""
+    if at_us is not None:
+        with suppress(OverflowError):
+            return iso(at_us)
+    return None
 
 
 def test_a_moment_is_not_written_over_another_field() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -15,6 +14,7 @@ import yaml
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.observability.metrics import MEASURES
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
+from standins.service.go_templates import fill
 
 PACKAGING = Path(__file__).resolve().parents[3] / "packaging"
 BASE, CHART, COMPOSE = (
@@ -32,36 +32,12 @@ def kustomized() -> tuple[dict[str, Any], dict[str, Any]]:
     return {one["kind"]: one for one in objects}, yaml.safe_load((BASE / "settings.yaml").read_text())
 
 
-def value(place: str, values: dict[str, Any]) -> Any:
-    for part in place.split("."):
-        values = values[part]
-    return values
-
-
-def filled(template: str, values: dict[str, Any]) -> str:
-    """A template of the chart as Helm fills it: the chart uses these four forms and no other."""
-
-    def fill(found: re.Match[str]) -> str:
-        form = found[1].strip()
-        if form == ".Release.Name":
-            return "kvcustody"
-        if plain := re.fullmatch(r"\.Values\.([A-Za-z.]+)", form):
-            return str(value(plain[1], values))
-        if hashed := re.fullmatch(r"toJson \.Values\.([A-Za-z.]+) \| sha256sum", form):
-            return hashlib.sha256(
-                json.dumps(value(hashed[1], values), sort_keys=True, separators=(",", ":")).encode()
-            ).hexdigest()
-        if nested := re.fullmatch(r"toJson \.Values\.([A-Za-z.]+)", form):
-            return json.dumps(value(nested[1], values))
-        raise AssertionError(f"a form that this test does not know: {form}")
-
-    return re.sub(r"\{\{(?!\})(.*?)\}\}", fill, template)
-
-
-def charted() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same of the chart, with its own values."""
+def charted(**changed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same of the chart, with its own values but for those that are changed."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    objects = [yaml.safe_load(filled(path.read_text(), values)) for path in sorted(CHART.glob("templates/*"))]
+    values |= changed | {"settings": values["settings"] | changed.get("settings", {})}
+    texts = [path.read_text() for path in sorted(CHART.glob("templates/*"))]
+    objects = [yaml.safe_load(fill(text, values, "kvcustody")) for text in texts]
     found = {one["kind"]: one for one in objects}
     return found, yaml.safe_load(found.pop("ConfigMap")["data"]["service.yaml"])
 
@@ -96,9 +72,70 @@ def test_it_is_whole_and_closed(made: Any) -> None:
 
 def test_a_form_that_helm_would_fill_otherwise_is_seen() -> None:
     with pytest.raises(AssertionError, match="does not know"):
-        filled('{{ include "x" . }}', {})
+        fill('{{ include "x" . }}', {}, "kvcustody")
     with pytest.raises(KeyError):
-        filled("{{ .Values.nothing }}", {})
+        fill("{{ .Values.nothing }}", {}, "kvcustody")
+
+
+REACHED = {
+    "issuers": [{"keys": "https://login.example:1443/jwks"}, {"keys": "/etc/kvcustody/keys.json"}],
+    "webhooks": [{"url": "https://siem.example:2443/in?to=x:9999"}],
+    "inbox_webhook": {"url": "https://chat.example/hook"},
+    "inbox_mail": {"server": "[2001:db8::25]:587"},
+    "report_destinations": [
+        {"kind": "folder", "path": "/srv/reports"},
+        {"kind": "s3", "endpoint": "https://store.example:3443"},
+        {"kind": "webhook", "url": "https://[2001:db8::1]"},
+    ],
+    "subject_keys_url": "postgresql+psycopg://custody:pass@one.example,two.example:6432/subjects",
+}
+"""Settings that ask for outbound connections, each to a port of its own."""
+PORTS = {
+    "issuers": {1443},
+    "webhooks": {2443},
+    "inbox_webhook": {443},
+    "inbox_mail": {587},
+    "report_destinations": {443, 3443},
+    "subject_keys_url": {5432, 6432},
+}
+
+
+def egress(**changed: Any) -> set[int]:
+    policy = charted(**changed)[0]["NetworkPolicy"]
+    return {at["port"] for rule in policy["spec"]["egress"] for at in rule["ports"]} - {53}
+
+
+@pytest.mark.parametrize("setting", REACHED)
+def test_the_chart_lets_out_what_a_setting_asks_for(setting: str) -> None:
+    assert egress(settings={setting: REACHED[setting]}) == PORTS[setting] | {5432}
+
+
+def test_the_chart_lets_out_no_more_than_that() -> None:
+    assert egress() == {5432} and egress(database_port=6432) == {6432}
+    assert egress(egress=[{"ports": [{"port": 8443}]}]) == {5432, 8443}
+    assert egress(tracing_endpoint="http://collector.example:4318") == {5432, 4318}
+    assert egress(tracing_endpoint="http://collector.example") == {5432, 80}
+
+
+def models_in(annotation: Any) -> Iterator[Any]:
+    if hasattr(annotation, "model_fields"):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models_in(inner)
+
+
+def addresses(model: Any) -> set[str]:
+    """Settings that hold an address which the service connects to, by the names of their fields."""
+    names = set()
+    for name, field in model.model_fields.items():
+        stated = {at for part in models_in(field.annotation) for at in part.model_fields}
+        if stated & {"keys", "url", "endpoint", "server"} or name.endswith("_url"):
+            names.add(name)
+    return names - {"database_url"}  # a secret; `database_port` says its port
+
+
+def test_every_setting_with_an_address_is_among_these() -> None:
+    assert addresses(ServiceSettings) == REACHED.keys()
 
 
 def named_setting(name: str) -> None:
@@ -300,12 +337,10 @@ def test_the_chart_starts_changed_settings_anew_and_brings_renewed_keys() -> Non
     template = (CHART / "templates" / "stateful-set.yaml").read_text()
     pods = []
     for settings in (values["settings"], values["settings"] | {"log_level": "debug"}):
-        made = yaml.safe_load(filled(template, values | {"settings": settings}))
+        made = yaml.safe_load(fill(template, values | {"settings": settings}, "kvcustody"))
         pods.append(made["spec"]["template"])
     sums = [pod["metadata"]["annotations"]["checksum/settings"] for pod in pods]
     assert sums[0] != sums[1], "control: the same settings have the same sum"
     renewing = next(each for each in pods[0]["spec"]["containers"] if each["name"] == "renewed-keys")
     mounts = {mount["mountPath"]: mount for mount in renewing["volumeMounts"]}
     assert mounts["/run/secrets/tls"]["readOnly"] and "readOnly" not in mounts["/run/tls"]
-    policy = yaml.safe_load(filled((CHART / "templates" / "network-policy.yaml").read_text(), values))
-    assert policy["spec"]["egress"] == values["egress"] and all(rule["ports"] for rule in values["egress"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.service.api.test_deployment import CHART, COMPOSE, KINDS, PACKAGING, charted, kustomized
+from tests.service.api.test_deployment import CHART, COMPOSE, KINDS, PACKAGING, REACHED, charted, kustomized
 
 KUBERNETES = "1.31"
 
@@ -23,10 +23,18 @@ def helm() -> Any:
     return pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
 
 
-def rendered() -> list[dict[str, Any]]:
+CHANGED = {
+    "settings": REACHED | {"issuers": [*REACHED["issuers"], {"keys": "https://<&>.example"}]},
+    "tracing_endpoint": "http://collector.example:4318",
+    "database_port": 6432,
+    "egress": [{"ports": [{"port": 8443}]}],
+}
+
+
+def rendered(**changed: Any) -> list[dict[str, Any]]:
     """The chart's objects as Helm renders them."""
     with helm().Chart.load(str(CHART)) as chart:
-        manifests = chart.render({}, name="kvcustody", namespace="default")
+        manifests = chart.render(changed, name="kvcustody", namespace="default")
     return [one for text in manifests.values() for one in yaml.safe_load_all(text) if one]
 
 
@@ -37,9 +45,10 @@ def check(objects: list[dict[str, Any]]) -> None:
         schemas.validate(one, KUBERNETES, strict=True)
 
 
-def test_helm_renders_what_the_other_tests_read() -> None:
-    found = {one["kind"]: one for one in rendered()}
-    expected, settings = charted()
+@pytest.mark.parametrize("changed", [{}, CHANGED], ids=["as it comes", "with addresses"])
+def test_helm_renders_what_the_other_tests_read(changed: dict[str, Any]) -> None:
+    found = {one["kind"]: one for one in rendered(**changed)}
+    expected, settings = charted(**changed)
     assert yaml.safe_load(found.pop("ConfigMap")["data"]["service.yaml"]) == settings
     assert found == expected and found.keys() == KINDS
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sqlite3
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from kvcustody.audit.store.database.database_place import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.private_copy import at_rest
 from standins.audit import report_ledger
+from standins.audit.write_ahead_log import is_held
 from standins.console.command_line import call
 
 POLICY = Path(__file__).parents[4] / "policies" / "library" / "regulated-saas.yaml"
@@ -31,6 +31,9 @@ READERS = {
     ),
     "audit fsck": ("console.audit.fsck", "fsck"),
     "coverage recompute": ("console.coverage.command", "coverage"),
+    "coverage show": ("console.coverage.command", "coverage"),
+    "subject show --tenant acme --subject dana": ("console.subject.command", "subject_page"),
+    f"policy lint {POLICY}": ("console.policy.lint", "sources_in_use"),
 }
 
 EXITS = {"audit fsck": 1}  # its names stand in no register
@@ -48,14 +51,6 @@ def ledger(tmp_path: Path, migrated: Path, world: Any, monkeypatch: pytest.Monke
     yield path
     assert not list(scratch.iterdir())
     store.dispose()
-
-
-def is_held(path: Path) -> bool:
-    """Whether somebody reads an older state of the ledger than the newest."""
-    with closing(sqlite3.connect(path, timeout=0)) as writer:
-        writer.execute("PRAGMA user_version = 7")  # something that is written
-        busy, _, _ = writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-    return bool(busy)
 
 
 def held_by(line: str, ledger: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
