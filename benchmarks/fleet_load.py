@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
-sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "fleet"))
 
 from bench import Bench, turned
 from ledger_stores import fresh_store, kill_postgres, postgres_server
