@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import orjson
 import typer
@@ -31,6 +31,9 @@ from rich.text import Text
 
 from kvcustody.errors import ConfigError, CustodyError
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 EXIT_NO = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -38,6 +41,7 @@ _NUMBER_MAX = 1 << 63
 _LINE_SECONDS = 10.0
 _TURNS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or the line
 _NOT_SHOWN = re.compile(f"[\x00-\x1f\x7f-\x9f{_TURNS}]")
+_AS_JSON = orjson.OPT_INDENT_2 | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 _NOT_SHOWN_IN_JSON = re.compile(f"[\x7f-\x9f{_TURNS}]")  # JSON escapes the others itself
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
@@ -194,8 +198,18 @@ def print_json(value: Any) -> None:
     told = _MARKED.get(None)
     if told is not None and told.processes and isinstance(value, dict):
         value = value | {"marked": told.processes}
-    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    text = orjson.dumps(value, option=_AS_JSON).decode()
     sys.stdout.write(_NOT_SHOWN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+
+
+def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
+    """What an operation answers, as one JSON document: the same from a server and from a ledger's own files."""
+    from kvcustody.governance.api.http.answer_times import times_of
+
+    times = times_of(model)
+    if times is not None:
+        times.add([answer])
+    print_json(answer)
 
 
 class _Lines(Progress):

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from kvcustody.audit.evidence.processes.running_policies import read_running_policies
 from kvcustody.console.clock import deadline_us
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, make_table, print_answer, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings
 from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server
+from kvcustody.governance.api.models.health import InboxPage
 from kvcustody.times import readable
 
 EPILOG = (
@@ -44,7 +45,7 @@ def inbox(
     else:
         items = _local(ledger, config)
     if as_json:
-        print_json({"items": items})
+        print_answer(InboxPage, {"items": items})
         return
     if not items:
         say("nothing waits")

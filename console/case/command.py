@@ -22,7 +22,7 @@ from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
 from kvcustody.console.clock import deadline_us
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, make_table, print_answer, print_json, say, stdout
 from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import connect, one_ledger, reading, subject_store, writing
 from kvcustody.console.options import (
@@ -37,6 +37,7 @@ from kvcustody.console.options import (
     moment_us,
 )
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.models.privacy.cases import CaseModel, CasePage, CaseSummaryModel
 from kvcustody.governance.cases.show_case import summary_of, view_case
 from kvcustody.governance.cases.take_step import (
     WantedCase,
@@ -111,7 +112,7 @@ def open_case(
             with act.engine.connect() as connection:
                 made = summary_of(read_case(connection, event.case_id), now_us)._asdict()
     if as_json:
-        print_json(made)
+        print_answer(CaseSummaryModel, made)
     else:
         say(f"opened: {made['case_id']}, to be answered by {made['due_day']}")
 
@@ -206,7 +207,7 @@ def step(
                 raise ConfigError(f"step `{kind}`: {after.steps[-1].void}")
             made = summary_of(after, deadline_us())._asdict()
     if as_json:
-        print_json(made)
+        print_answer(CaseSummaryModel, made)
     else:
         say(f"{kind.value}: {made['case_id'][:12]} is {made['state']}, to be answered by {made['due_day']}")
 
@@ -232,7 +233,7 @@ def show_list(
             tenant, now_us = known_tenant(connection, tenant), deadline_us()
             found = [summary_of(case, now_us)._asdict() for case in read_cases(connection, tenant=tenant)]
     if as_json:
-        print_json({"items": found})
+        print_answer(CasePage, {"items": found})
         return
     if not found:
         say("no case is on record; `kvcustody case open` records a request of a person")
@@ -286,7 +287,7 @@ def show(
         one_ledger(ctx)
     found = _view(case_id, ledger, subject_keys, server, key_file, authority)
     if as_json:
-        print_json(found)
+        print_answer(CaseModel, found)
         return
     extended = f", extended from {found['first_due_day']}" if found["extended"] else ""
     say(f"{found['state']}: {found['subject_right']} for {found['tenant']}, due {found['due_day']}{extended}")

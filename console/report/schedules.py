@@ -16,11 +16,17 @@ from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.framework import NAMES
 from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, printable, say, stdout
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_answer, printable, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing
 from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server, SettledLedger
 from kvcustody.console.report.document import FORMATS
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.models.evidence import (
+    MadeReportModel,
+    MadeReportPage,
+    ScheduleList,
+    ScheduleModel,
+)
 from kvcustody.governance.service.access.local_administration import local_name
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
@@ -70,7 +76,7 @@ def list_schedules(
             book = ScheduleBook(engine, clock, lambda event: None, settings)
             items = [each.data(clock.utc_us()) for each in book.listed()]
     if as_json:
-        print_json({"items": items})
+        print_answer(ScheduleList, {"items": items})
         return
     if not items:
         say("there is no schedule; `kvcustody report schedules add` makes one")
@@ -217,7 +223,7 @@ def list_reports(
             )
             items = [each.data() for each in found]
     if as_json:
-        print_json({"items": items})
+        print_answer(MadeReportPage, {"items": items})
         return
     if not items:
         say("no report was made; `kvcustody report schedules add` has them made by a calendar")
@@ -263,7 +269,7 @@ def retry(
             with engine.connect() as connection:
                 found = made_reports(connection, only=report, verdicts=SignedVerdicts())[0].data()
     if as_json:
-        print_json(found)
+        print_answer(MadeReportModel, found)
         return
     say(f"report {report} is tried again at the service's next look")
 
@@ -310,7 +316,7 @@ def _check_id(text: str) -> None:
 
 def _told(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_answer(ScheduleModel, found)
         return
     due = f", next due {readable(found['next_us'], TO_THE_MINUTE)} UTC" if found["next_us"] else ""
     say(f"schedule {found['schedule']} is {found['state']}{due}")

@@ -24,7 +24,7 @@ from kvcustody.audit.verify.verify_certificate import verify as verify_certifica
 from kvcustody.console.main import app
 from kvcustody.governance.control_plane import connection
 from kvcustody.signed_document import encode_ascii
-from kvcustody.times import DAY_US
+from kvcustody.times import DAY_US, iso
 from standins.service.service_world import Worker, register, ship
 
 CASES = "/v1/cases"
@@ -283,7 +283,7 @@ def run(*words: str, code: int = 0) -> Any:
 
 
 def test_from_the_command_line_over_a_control_plane(
-    shipped: Any, server: Any, people: Any, tmp_path: Path
+    shipped: Any, service: Any, server: Any, people: Any, tmp_path: Path
 ) -> None:
     key = tmp_path / "dpo.key"
     key.write_text(people["dpo"])
@@ -304,6 +304,11 @@ def test_from_the_command_line_over_a_control_plane(
     assert shown["steps"][-1]["digest"] == made["files"]["letter.txt"] and shown["state"] == "answered"
     assert case in run("case", "list", *to) and "answered: access" in run("case", "show", case, *to)
     assert "Ada" not in json.dumps(shown)
+    files = ["--ledger", service.settings.database_url]
+    for words in (["case", "list"], ["case", "show", case], ["inbox"]):
+        asked, read = (json.loads(run(*words, *way, "--json")) for way in (to, files))
+        assert asked == read or (words == ["inbox"] and all(item in read["items"] for item in asked["items"]))
+    assert shown["received"] and shown["received"] == iso(shown["received_us"])
     refused = CliRunner().invoke(app, ["case", "step", case, "decide", "--outcome", "given", *to])
     assert refused.exit_code == 2 and "the person was answered" in refused.output
 
