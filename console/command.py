@@ -204,12 +204,17 @@ def print_json(value: Any) -> None:
 
 def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
     """What an operation answers, as one JSON document: the same from a server and from a ledger's own files."""
+    print_json(as_answered(model, answer))
+
+
+def as_answered(model: type[BaseModel], answer: dict[str, Any]) -> dict[str, Any]:
+    """What an operation answers, with each moment in both forms, as a server gives it."""
     from kvcustody.governance.api.http.answer_times import times_of
 
     times = times_of(model)
     if times is not None:
         times.add([answer])
-    print_json(answer)
+    return answer
 
 
 class _Lines(Progress):

@@ -16,12 +16,13 @@ from kvcustody.audit.evidence.copies.transfers import (
     transfers,
 )
 from kvcustody.audit.evidence.query.known_names import known_tenant
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, as_answered, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
 from kvcustody.plurals import several
 from kvcustody.times import DAY_US, readable
 
@@ -93,7 +94,8 @@ def list_tiers(
         with reading(ledger) as engine, engine.connect() as connection:
             tenant = known_tenant(connection, tenant)
             found = tier_summaries(connection, since_us, until_us, tenant=tenant)
-        items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
+        rows = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
+        items = as_answered(Tiers, {"items": rows, "since_us": since_us, "until_us": until_us})["items"]
     if as_json:
         print_json({"since_us": since_us, "until_us": until_us, "tiers": items})
         return
@@ -149,7 +151,7 @@ def list_transfers(
         with reading(ledger) as engine, engine.connect() as connection:
             wanted = TransferFilter(known_tenant(connection, tenant), *chosen)
             page = transfers(connection, wanted, after=_place(after), limit=limit)
-        items = [row._asdict() for row in page.transfers]
+        items = as_answered(Transfers, {"items": [row._asdict() for row in page.transfers]})["items"]
         following = None if page.next is None else ":".join(map(str, page.next))
     if as_json:
         print_json({"transfers": items, "next": following})
@@ -192,7 +194,8 @@ def explain(
             tenant = known_tenant(connection, tenant)
             found = explain_request(connection, residency, incarnation=process, worker=worker, tenant=tenant)
             any_tier, place = has_tiers(connection, tenant=tenant), ledger
-        items = [row._asdict() | {"decisions": [one._asdict() for one in row.decisions]} for row in found]
+        rows = [row._asdict() | {"decisions": [one._asdict() for one in row.decisions]} for row in found]
+        items = as_answered(ExplainedTransfers, {"items": rows})["items"]
     one = _only(items, residency, place, any_tier)
     lines = lines_of(one) if any_tier else [*lines_of(one)[:1], NO_TIER]
     if as_json:

@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.rebuild import LogLeaves, rebuild_ledger
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import report_ledger, tiered_ledger, whole_ledger
+from standins.audit.ledgers import report_ledger, tiered_ledger, whole_ledger
 from standins.audit.projection_oracle import TABLES, Opinion, Row, Stored
 from standins.audit.recorded_events import CONTEXT, OLDER, WRITTEN, event_of
 from standins.migrations import first_schema

@@ -32,7 +32,7 @@ from kvcustody.console.report.document import page_of
 from kvcustody.console.report.render.number_format import duration, moment, second, size
 from kvcustody.console.report.render.page_model import Facts, Items, Page, Paragraph, Table
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import report_ledger, tiered_ledger
+from standins.audit.ledgers import report_ledger, tiered_ledger
 from standins.audit.one_process import OneProcess, clean
 
 FRAMEWORKS = ("soc2", "gdpr", "hipaa", "iso-27001", "nist-800-53", "cc-fdp-rip")

@@ -28,7 +28,7 @@ from kvcustody.audit.verify.report.figures_again import again_from_ledger
 from kvcustody.audit.verify.report.verify_report import is_unchecked, verify_report
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import report_ledger
+from standins.audit.ledgers import report_ledger
 
 OWN = """
 id = "our-rules"

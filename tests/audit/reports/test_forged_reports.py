@@ -33,7 +33,7 @@ from kvcustody.console.report.check_files import differing_files
 from kvcustody.console.report.document import render_all
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import report_ledger, tiered_ledger
+from standins.audit.ledgers import report_ledger, tiered_ledger
 
 pytestmark = pytest.mark.system
 

@@ -33,7 +33,7 @@ from kvcustody.audit.reports.signing.report_signature import sign_digest
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import report_ledger, tiered_ledger
+from standins.audit.ledgers import report_ledger, tiered_ledger
 
 Body = dict[str, Any]
 PROGRAM = Path(reperform.__file__).parent

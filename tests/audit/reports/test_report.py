@@ -45,7 +45,8 @@ from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.page_model import Chart, Facts, Paragraph, Table
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import falsified, report_ledger
+from standins.audit import falsified
+from standins.audit.ledgers import report_ledger
 from standins.console.page_strings import strings_of
 
 

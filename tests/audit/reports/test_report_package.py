@@ -42,7 +42,7 @@ from kvcustody.console.report.package.oscal_set import oscal_documents
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import iso
-from standins.audit import report_ledger
+from standins.audit.ledgers import report_ledger
 
 DOCUMENTS: dict[str, Any] = {
     "component-definition.json": ComponentDefinitionDocument,

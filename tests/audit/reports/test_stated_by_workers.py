@@ -14,7 +14,8 @@ from kvcustody.audit.reports.build_report import build_report, newest_checkpoint
 from kvcustody.audit.reports.model import Report, ReportParameters
 from kvcustody.clock import VirtualClock
 from standins import builders
-from standins.audit import falsified, report_ledger
+from standins.audit import falsified
+from standins.audit.ledgers import report_ledger
 
 DIGEST = "sha256:" + "cd" * 32  # of the policy that a worker of `report_ledger` states
 POLICY = "No release on record put `regulated-saas` revision 1 into effect"

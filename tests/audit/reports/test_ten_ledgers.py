@@ -19,7 +19,8 @@ from kvcustody.audit.reports.build_report import build_report, newest_checkpoint
 from kvcustody.audit.reports.model import ReportParameters
 from kvcustody.audit.reports.signing.report_signature import sign_digest
 from kvcustody.audit.tlog.signing_key import SigningKey
-from standins.audit import falsified, report_ledger, tiered_ledger
+from standins.audit import falsified
+from standins.audit.ledgers import report_ledger, tiered_ledger
 
 World = Callable[..., Any]
 Fill = Callable[

@@ -18,7 +18,7 @@ from kvcustody.audit.reports.model import Report, ReportParameters
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.report.package.oscal_set import oscal_documents
 from kvcustody.migrations.upgrade import upgrade
-from standins.audit import report_ledger
+from standins.audit.ledgers import report_ledger
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]

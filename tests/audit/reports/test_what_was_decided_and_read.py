@@ -22,8 +22,8 @@ from kvcustody.audit.write.event_queue import EventQueue
 from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.times import MINUTE_US
-from standins.audit import report_ledger
 from standins.audit.falsified import OFFSET_US, leaf_bytes
+from standins.audit.ledgers import report_ledger
 
 START = 1_000_000
 

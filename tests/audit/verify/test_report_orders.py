@@ -28,7 +28,8 @@ from kvcustody.governance.processing.verify_record import verify_record
 from kvcustody.governance.release.trust import write_trust
 from kvcustody.policies.reading.load_policy import load_policy
 from standins import builders
-from standins.audit import falsified, report_ledger
+from standins.audit import falsified
+from standins.audit.ledgers import report_ledger
 from standins.erasure.signing import EVE, OLGA, opened_as, orders, put
 
 READERS = orders(ledger=report_ledger.ORIGIN)

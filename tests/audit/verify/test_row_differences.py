@@ -22,7 +22,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.verify.ledger.row_differences import RowDifference, differences
 from kvcustody.migrations.upgrade import upgrade
 from standins import builders
-from standins.audit import whole_ledger
+from standins.audit.ledgers import whole_ledger
 from standins.postgres import set_up_roles_in_turn, standby_of, volatile_server
 
 Harm = Callable[[Connection], None]

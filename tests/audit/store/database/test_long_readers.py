@@ -18,7 +18,7 @@ from kvcustody.audit.store.database import private_copy
 from kvcustody.audit.store.database.database_place import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.private_copy import at_rest
-from standins.audit import report_ledger
+from standins.audit.ledgers import report_ledger
 from standins.audit.write_ahead_log import is_held
 from standins.console.command_line import call
 

@@ -16,8 +16,8 @@ from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.write.append_leaves import Appender
-from standins.audit import report_ledger
 from standins.audit.falsified import leaf_bytes
+from standins.audit.ledgers import report_ledger
 
 KEY = SigningKey.from_seed(report_ledger.ORIGIN, KeyKind.ED25519, bytes(32))
 

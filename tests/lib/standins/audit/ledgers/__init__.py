@@ -1,0 +1,1 @@
+"""Ledgers with a history, filled by the real writer."""
