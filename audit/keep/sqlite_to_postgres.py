@@ -111,7 +111,7 @@ def _project(reading: Connection, writing: Connection, told: Progress) -> dict[s
                 f"`{table.name}` has `{there}` rows, and the leaves give `{made[table.name]}`",
                 table=table.name,
             )
-    return {table.name: made[table.name] for table in projections()}
+    return {str(table.name): made[table.name] for table in projections()}
 
 
 def _check_sizes(reading: Connection, writing: Connection) -> None:
