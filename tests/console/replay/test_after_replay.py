@@ -238,8 +238,8 @@ SAID = "Holds replayed or generated history"
 ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",
-    "audit sink retry", "audit sink acknowledge", "audit push", "audit confirm-break", "erasure request", "scan close-dead",
-    "clock confirm", "worker close", "policy enforce", "policy assign-issuer",
+    "audit sink retry", "audit sink acknowledge", "audit push", "audit confirm-break", "erasure request",
+    "scan close-dead", "clock confirm", "worker close", "policy enforce", "policy assign-issuer",
     "policy sign-orders", "observe", "report enrol-key", "report rotate-key",
     "case open", "case step",
 }  # fmt: skip
