@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import Connection, func, select
@@ -35,7 +35,7 @@ from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, res
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.plurals import several
 
-_LEAVES_AT_ONCE = 50_000
+_LEAVES_AT_ONCE = 20_000
 _LIVES_AT_ONCE = 500
 
 
@@ -94,8 +94,15 @@ def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
         yield group
 
 
+_PLACE = (
+    "log",
+    "idx",
+    "item",
+)  # of a row's leaf: the order of blocks, made here, as a database sorts leaves on disk
+
+
 class _Blocks(NamedTuple):
-    """Blocks of some processes, in the order of processes: each one's key and the number of a tenant's name."""
+    """Blocks of some processes, in the order of processes and leaves: each one's key, and its tenant's number."""
 
     keys: Int64s
     tenants: Int64s
@@ -105,8 +112,10 @@ class _Blocks(NamedTuple):
     def of(cls, rows: Evidence, lives: Int64s, names: dict[str, int]) -> _Blocks:
         """The blocks that these rows list."""
         codes = np.array([names.setdefault(name, len(names)) for name in rows.texts("tenant")], np.int64)
-        life = rows.column("incarnation")[rows.owner]
-        order = np.argsort(life, kind="stable")
+        life, *place = (
+            rows.column(name)[rows.owner] for name in ("incarnation", *_PLACE) if name in rows.columns
+        )
+        order = np.lexsort((*reversed(place), life))
         bounds = np.searchsorted(life[order], np.append(lives, lives[-1:] + 1))
         return cls(unit_keys_of(rows)[order], codes[rows.owner][order], bounds)
 
@@ -116,14 +125,17 @@ class _Blocks(NamedTuple):
         return self.keys[part], self.tenants[part]
 
 
+def _columns(of: Any) -> list[Any]:
+    return [of.tenant, of.incarnation, *(of[name] for name in _PLACE if name in of)]
+
+
 def _of_lives(connection: Connection, lives: Sequence[_Life], held: Counter[str]) -> Iterator[str]:
     opened, released, ended = residencies.c, releases.c, custody_ends.c
     ids = [life.id for life in lives]
-    columns = (opened.tenant, opened.incarnation)
-    _, handed = read_opened(connection, columns, opened.incarnation.in_(ids))
+    _, handed = read_opened(connection, _columns(opened), opened.incarnation.in_(ids), ordered=False)
     written = released.incarnation.in_(ids) & released.written
-    grown = read(connection, releases, (released.tenant, released.incarnation), written)
-    ends = read(connection, custody_ends, (ended.tenant, ended.incarnation), ended.incarnation.in_(ids))
+    grown = read(connection, releases, _columns(released), written, ordered=False)
+    ends = read(connection, custody_ends, _columns(ended), ended.incarnation.in_(ids), ordered=False)
     names: dict[str, int] = {}
     numbers = np.array(ids, np.int64)
     begun, more, gone = (_Blocks.of(rows, numbers, names) for rows in (handed, grown, ends))
