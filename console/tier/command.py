@@ -16,12 +16,13 @@ from kvcustody.audit.evidence.copies.transfers import (
     transfers,
 )
 from kvcustody.audit.evidence.query.known_names import known_tenant
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, as_answered, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
 from kvcustody.plurals import several
 from kvcustody.times import DAY_US, readable
 
@@ -95,7 +96,8 @@ def list_tiers(
             found = tier_summaries(connection, since_us, until_us, tenant=tenant)
         items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
     if as_json:
-        print_json({"since_us": since_us, "until_us": until_us, "tiers": items})
+        answer = as_answered(Tiers, {"since_us": since_us, "until_us": until_us, "items": items})
+        print_json({"since_us": since_us, "until_us": until_us, "tiers": answer["items"]})
         return
     if not items:
         say(NO_TIER)
@@ -152,7 +154,7 @@ def list_transfers(
         items = [row._asdict() for row in page.transfers]
         following = None if page.next is None else ":".join(map(str, page.next))
     if as_json:
-        print_json({"transfers": items, "next": following})
+        print_json({"transfers": as_answered(Transfers, {"items": items})["items"], "next": following})
         return
     _print_transfers(items)
     if following is not None:
@@ -196,6 +198,7 @@ def explain(
     one = _only(items, residency, place, any_tier)
     lines = lines_of(one) if any_tier else [*lines_of(one)[:1], NO_TIER]
     if as_json:
+        [one] = as_answered(ExplainedTransfers, {"items": [one]})["items"]
         print_json({"request": one, "explained": lines})
         return
     say(f"{readable(one['opened_us'])} {one['incarnation']}")
