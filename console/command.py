@@ -202,19 +202,19 @@ def print_json(value: Any) -> None:
     sys.stdout.write(_NOT_SHOWN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
-def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
-    """What an operation answers, as one JSON document: the same from a server and from a ledger's own files."""
-    print_json(as_answered(model, answer))
-
-
 def as_answered(model: type[BaseModel], answer: dict[str, Any]) -> dict[str, Any]:
-    """What an operation answers, with each moment in both forms, as a server gives it."""
+    """What an operation answers, its moments in both forms: the same from a server and from a ledger's own files."""
     from kvcustody.governance.api.http.answer_times import times_of
 
     times = times_of(model)
     if times is not None:
         times.add([answer])
     return answer
+
+
+def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
+    """Print what an operation answers as one JSON document."""
+    print_json(as_answered(model, answer))
 
 
 class _Lines(Progress):

@@ -94,10 +94,10 @@ def list_tiers(
         with reading(ledger) as engine, engine.connect() as connection:
             tenant = known_tenant(connection, tenant)
             found = tier_summaries(connection, since_us, until_us, tenant=tenant)
-        rows = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
-        items = as_answered(Tiers, {"items": rows, "since_us": since_us, "until_us": until_us})["items"]
+        items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
     if as_json:
-        print_json({"since_us": since_us, "until_us": until_us, "tiers": items})
+        answer = as_answered(Tiers, {"since_us": since_us, "until_us": until_us, "items": items})
+        print_json({"since_us": since_us, "until_us": until_us, "tiers": answer["items"]})
         return
     if not items:
         say(NO_TIER)
@@ -151,10 +151,10 @@ def list_transfers(
         with reading(ledger) as engine, engine.connect() as connection:
             wanted = TransferFilter(known_tenant(connection, tenant), *chosen)
             page = transfers(connection, wanted, after=_place(after), limit=limit)
-        items = as_answered(Transfers, {"items": [row._asdict() for row in page.transfers]})["items"]
+        items = [row._asdict() for row in page.transfers]
         following = None if page.next is None else ":".join(map(str, page.next))
     if as_json:
-        print_json({"transfers": items, "next": following})
+        print_json({"transfers": as_answered(Transfers, {"items": items})["items"], "next": following})
         return
     _print_transfers(items)
     if following is not None:
@@ -194,11 +194,11 @@ def explain(
             tenant = known_tenant(connection, tenant)
             found = explain_request(connection, residency, incarnation=process, worker=worker, tenant=tenant)
             any_tier, place = has_tiers(connection, tenant=tenant), ledger
-        rows = [row._asdict() | {"decisions": [one._asdict() for one in row.decisions]} for row in found]
-        items = as_answered(ExplainedTransfers, {"items": rows})["items"]
+        items = [row._asdict() | {"decisions": [one._asdict() for one in row.decisions]} for row in found]
     one = _only(items, residency, place, any_tier)
     lines = lines_of(one) if any_tier else [*lines_of(one)[:1], NO_TIER]
     if as_json:
+        [one] = as_answered(ExplainedTransfers, {"items": [one]})["items"]
         print_json({"request": one, "explained": lines})
         return
     say(f"{readable(one['opened_us'])} {one['incarnation']}")
