@@ -204,12 +204,9 @@ def print_json(value: Any) -> None:
 
 def as_answered(model: type[BaseModel], answer: dict[str, Any]) -> dict[str, Any]:
     """What an operation answers, its moments in both forms: the same from a server and from a ledger's own files."""
-    from kvcustody.governance.api.http.answer_times import times_of
+    from kvcustody.governance.api.http.answer_times import dated
 
-    times = times_of(model)
-    if times is not None:
-        times.add([answer])
-    return answer
+    return dated(model, answer)
 
 
 def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:

@@ -262,16 +262,27 @@ def register(
     connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int
 ) -> IncarnationRow:
     """Insert an incarnation (and its worker, when new)."""
-    workers, incarnations = schema.workers, schema.incarnations
-    known = connection.scalar(select(workers.c.id).where(workers.c.name == worker))
-    if known is None:
-        made = connection.execute(insert(workers).values(name=worker)).inserted_primary_key
-        assert made is not None
-        known = int(made[0])
-    values = {"uuid": uuid, "worker": known, "offset_us": offset_us, "started_us": started_us}
+    incarnations = schema.incarnations
+    values = {
+        "uuid": uuid,
+        "worker": worker_id(connection, worker),
+        "offset_us": offset_us,
+        "started_us": started_us,
+    }
     placed = connection.execute(insert(incarnations).values(**values)).inserted_primary_key
     assert placed is not None
     return IncarnationRow(int(placed[0]), offset_us)
+
+
+def worker_id(connection: Connection, name: str) -> int:
+    """The id of a worker, which is added when new."""
+    workers = schema.workers
+    known = connection.scalar(select(workers.c.id).where(workers.c.name == name))
+    if known is None:
+        placed = connection.execute(insert(workers).values(name=name)).inserted_primary_key
+        assert placed is not None
+        known = placed[0]
+    return int(known)
 
 
 def record_apart(

@@ -23,6 +23,7 @@ from kvcustody.audit.leaf.merkle import EMPTY
 from kvcustody.audit.project import IncarnationRow, life_changes, project
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers
+from kvcustody.audit.write.append_leaves import register, worker_id
 
 _AT_ONCE = 5_000
 _TENANT = "tenant/"
@@ -104,21 +105,15 @@ class _Lives:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._rows: dict[str, IncarnationRow] = {}
-        self._workers: dict[str, int] = {}
         self.of = self._rows.__getitem__
 
     def take(self, batch: LeafBatch) -> None:
         """Add processes that these leaves are the first of, then what they change of processes."""
         for uuid, founder in batch.founders.items():
             if uuid not in self._rows:
-                values = {"uuid": uuid, "offset_us": founder.offset_us, "started_us": founder.at_us}
-                made = self._connection.execute(
-                    insert(incarnations).values(**values, worker=self._worker(founder.worker))
-                )
-                assert made.inserted_primary_key is not None
-                self._rows[uuid] = IncarnationRow(int(made.inserted_primary_key[0]), founder.offset_us)
+                self._rows[uuid] = register(self._connection, uuid, *founder)
         for life, changed, worker in life_changes(batch, self.of):
-            named = {} if worker is None else {"worker": self._worker(worker)}
+            named = {} if worker is None else {"worker": worker_id(self._connection, worker)}
             self._connection.execute(
                 update(incarnations).where(incarnations.c.id == life.id).values(**changed, **named)
             )
@@ -127,13 +122,6 @@ class _Lives:
         """Drop the name that stood in for workers whose processes said theirs later."""
         idle = ~exists().where(incarnations.c.worker == workers.c.id)
         self._connection.execute(delete(workers).where(idle))
-
-    def _worker(self, name: str) -> int:
-        if name not in self._workers:
-            made = self._connection.execute(insert(workers).values(name=name))
-            assert made.inserted_primary_key is not None
-            self._workers[name] = int(made.inserted_primary_key[0])
-        return self._workers[name]
 
 
 def _windows(leaves: Iterable[bytes]) -> Iterator[list[bytes]]:

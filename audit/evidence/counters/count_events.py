@@ -5,7 +5,7 @@
 1. The hour is that of the leaf's `at_us`, or of the item's where a leaf is a list.
 2. `leaves` counts leaves, parts too, by their own kind; `events` counts events, and items of lists, by theirs.
 3. Sizes are added up over parts, each with what is in it. What is written in two logs counts as an event in both, and
-   with its requests, blocks and denials in the log of who acted, as its rows do (`projection`, rule 3).
+   with its requests, blocks and denials in the log of who acted, as its rows do (`project`, rule 3).
 4. Copies off the device are counted by tier (`detail`).
 5. A cause, outcome, level or rule has a figure of its own; a person, a session, an engine or free text has none.
 6. Figures stand by the row that they become (`schema.counters`, rule 3); a leaf of a fleet's is the only one of its

@@ -86,12 +86,17 @@ def times_of(model: type[BaseModel]) -> AnswerTimes | None:
     return AnswerTimes(added, parts) if added or parts else None
 
 
-def answer_bytes(model: type[BaseModel] | None, answer: dict[str, Any]) -> bytes:
-    """An answer as JSON, with its moments in both forms."""
+def dated(model: type[BaseModel] | None, answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer itself, to which its moments in ISO 8601 were added."""
     times = None if model is None else times_of(model)
     if times is not None:
         times.add([answer])
-    return orjson.dumps(answer, option=orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z)
+    return answer
+
+
+def answer_bytes(model: type[BaseModel] | None, answer: dict[str, Any]) -> bytes:
+    """An answer as JSON, with its moments in both forms."""
+    return orjson.dumps(dated(model, answer), option=orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z)
 
 
 def date_schemas(document: dict[str, Any]) -> None:
