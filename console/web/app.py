@@ -67,10 +67,10 @@ from kvcustody.console.web.sign_in import LINK
 from kvcustody.console.web.sign_in import answer as sign_in_answer
 from kvcustody.console.web.sign_in import by_link as sign_in_by_link
 from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
-from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
+from kvcustody.errors import CustodyError
 from kvcustody.governance.api.http.exchange import Receive, Scope, Send, is_tls
+from kvcustody.governance.api.http.route_builder import problem_of
 from kvcustody.governance.api.http.session_cookie import cookie_of
-from kvcustody.governance.release.activation_gates import TooCostlyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
@@ -186,7 +186,10 @@ def _answered(page: Page, visit: PageRequest) -> Response:
     try:
         return page(visit)
     except CustodyError as error:
-        problem = _problem(error)
+        known = problem_of(error)
+        if known is None:
+            _log.error("page failed", path=visit.path, exc_info=True)
+        problem = known or ProblemError("internal")
     except Exception:
         _log.error("page failed", path=visit.path, exc_info=True)
         problem = ProblemError("internal")
@@ -196,21 +199,6 @@ def _answered(page: Page, visit: PageRequest) -> Response:
     )
     response.headers.update(problem.headers)
     return response
-
-
-def _problem(error: CustodyError) -> ProblemError:
-    if isinstance(error, ProblemError):
-        return error
-    if isinstance(error, LedgerError):
-        return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
-    if isinstance(error, TooCostlyError):
-        return ProblemError("policy-too-costly", error.message)
-    if isinstance(error, PolicyError):
-        return ProblemError("conflict", error.message)
-    if isinstance(error, (IdentityError, ConfigError)):
-        return ProblemError("invalid", error.message)
-    _log.error("page failed", exc_info=error)
-    return ProblemError("internal")
 
 
 def _nothing(visit: PageRequest) -> Response:

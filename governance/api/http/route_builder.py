@@ -34,6 +34,8 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES, ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
+_log = structlog.get_logger(__name__)
+
 DESCRIPTION = """Custody of KV caches: who may reuse a block, for how long it may exist, and proof that it is gone.
 
 Send one API key or OpenID Connect token as `Authorization: Bearer …`. What you may see follows from it alone: what is
@@ -261,17 +263,30 @@ def _problem(problem: ProblemError) -> Response:
 
 def _custody(request: Request, error: Exception) -> Response:
     """Our own errors: the caller's mistakes with their message, everything else without."""
+    assert isinstance(error, CustodyError)
+    problem = problem_of(error)
+    if problem is None:
+        raise error
+    return _problem(problem)
+
+
+def problem_of(error: CustodyError) -> ProblemError | None:
+    """The problem that one of our errors is answered with; None for what is no caller's business.
+
+    What the ledger said is for the operator's log, not for the caller.
+    """
     if isinstance(error, ProblemError):
-        return _problem(error)
-    if isinstance(error, TooCostlyError):
-        return _problem(ProblemError("policy-too-costly", error.message))
-    if isinstance(error, PolicyError):
-        return _problem(ProblemError("conflict", error.message))
+        return error
     if isinstance(error, LedgerError):
-        return _problem(ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"}))
+        _log.error("the ledger cannot answer", reason=error.message)
+        return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
+    if isinstance(error, TooCostlyError):
+        return ProblemError("policy-too-costly", error.message)
+    if isinstance(error, PolicyError):
+        return ProblemError("conflict", error.message)
     if isinstance(error, (IdentityError, ConfigError)):
-        return _problem(ProblemError("invalid", error.message))
-    raise error
+        return ProblemError("invalid", error.message)
+    return None
 
 
 def _malformed(request: Request, error: Exception) -> Response:
@@ -295,7 +310,7 @@ def _http(request: Request, error: Exception) -> Response:
 
 def _database(request: Request, error: Exception) -> Response:
     """The database failed: told as not now, without its words."""
-    structlog.get_logger(__name__).error("database failed", exc_info=error)
+    _log.error("database failed", exc_info=error)
     return _problem(ProblemError("unavailable", headers={"Retry-After": "2"}))
 
 

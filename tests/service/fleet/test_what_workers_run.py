@@ -243,6 +243,26 @@ def test_where_the_document_is_not_on_record_nothing_is_claimed_of_it(
         only_the_digest_is_known(watcher)
 
 
+def test_a_record_reads_the_ledger_after_its_checkpoint_is_chosen(
+    watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker writes while the record is made: what is read has the checkpoint that covers it."""
+    cover, signer = watcher.service.cover, watcher.service.signer
+    assert signer is not None
+    sizes: list[int] = []
+    with open_file_worker(watcher.folder) as worker:
+
+        def cover_more() -> None:
+            now_us = SystemClock().now_us()
+            worker.writer.submit_durable(PolicyActivated(now_us, 1, "later", "shared", DIGEST, "test"))
+            cover()
+            sizes.append(signer.last_head().size)
+
+        monkeypatch.setattr(watcher.service, "cover", cover_more)
+        record = watcher.api("/v1/reports:processing", "dpo", {})
+    assert record["checkpoint"] == sizes[-1] > 0
+
+
 def test_another_document_than_the_activations_counts_for_nothing(
     watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

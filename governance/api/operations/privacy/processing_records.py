@@ -56,10 +56,10 @@ def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRe
     named = tuple(sorted(ServedController(tenant, name) for tenant, name in what.controllers.items()))
     record_read(service, caller, "makeProcessingRecord")
     key = report_key(service)
+    size, since_us, until_us = _bounds(service, what)  # first: what is read after it has this checkpoint
     with service.reading_at_rest() as connection:
         for one in named:
             check_tenant(connection, one.tenant)
-        size, since_us, until_us = _bounds(service, what)
         asked = RecordRequest(what.role, size, since_us, until_us, stated, named)
         try:
             record = build_record(connection, asked, given=given, release=service.policies.released())
