@@ -22,6 +22,7 @@ import orjson
 import kvcustody
 from kvcustody.audit.verify.ledger.not_evidence import not_evidence_table
 from kvcustody.audit.verify.ledger.table_classes import table_classes_table
+from kvcustody.console.audit.kinds import kinds_table
 from kvcustody.console.command_table import commands_table
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS
@@ -185,6 +186,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "public-names": _public_names,
     "not-evidence": not_evidence_table,
     "table-classes": table_classes_table,
+    "kinds": kinds_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }
 

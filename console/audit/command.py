@@ -18,6 +18,7 @@ class AuditGroup(TableGroup):
         "status": _command("query:status", "status --json"),
         "tail": _command("query:tail", "tail --follow --kind decision"),
         "query": _command("query:query", "query --tenant acme --outcome deny --since 2026-11-20 --json"),
+        "kinds": _command("kinds:kinds", "kinds receipt --json"),
         "prove": _command("query:prove", "prove tenant/acme 17 --out leaf-17"),
         "times": _command("query:times", "times --tenant acme --json"),
         "fsck": _command("fsck:check", "fsck --key ledger.vkey --note checkpoint-of-last-week"),
