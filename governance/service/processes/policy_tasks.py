@@ -21,7 +21,7 @@ from kvcustody.policies.document.problems import PolicyRejected, Problem
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.workbench.diff.model import PolicyDiff
+from kvcustody.policies.workbench.diff.model import PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.explain import Explanation, explain
 from kvcustody.policies.workbench.lint.lint import lint
@@ -163,6 +163,27 @@ def explained(given: Compiled, asked: Question) -> Explanation:
 def assessed(candidate: Draft, base: Draft | None) -> Assessment:
     """What the gates see of a revision."""
     return assess(_compiled_as(candidate), None if base is None else _compiled_as(base))
+
+
+class ReviewFacts(NamedTuple):
+    """What a reviewer is shown of a revision: proof and change as the API answers them, and what has to be asked."""
+
+    proof: bytes
+    change: bytes
+    cells: str  # the digest of what widens; empty where nothing does
+    consents: tuple[WidenedAccess, ...]
+
+
+def reviewed(candidate: Draft, base: Draft | None) -> ReviewFacts:
+    """`assessed`, for a reviewer."""
+    return review_facts(assessed(candidate, base))
+
+
+def review_facts(found: Assessment) -> ReviewFacts:
+    """What a reviewer is shown of an assessment."""
+    proof, change = (orjson.dumps(part.data(), default=str) for part in found)
+    cells = found.change.cells_digest if found.change.widens else ""
+    return ReviewFacts(proof, change, cells, found.change.consents)
 
 
 def _compiled_as(draft: Draft) -> CompiledAs:

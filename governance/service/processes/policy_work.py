@@ -40,7 +40,7 @@ from kvcustody.governance.service.processes.pipes import (
     send,
     start_module,
 )
-from kvcustody.governance.service.processes.policy_tasks import Draft
+from kvcustody.governance.service.processes.policy_tasks import Draft, ReviewFacts
 from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
 from kvcustody.policies.document.problems import PolicyRejected, Problem
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -104,9 +104,15 @@ class PolicyWork:
 
     def assess(self, candidate: PolicyAt, base: PolicyAt | None) -> Assessment:
         """`activation_gates.assess`, kept."""
-        if not candidate.policy.source or (base is not None and not base.policy.source):
-            return assess(candidate, base)  # of no document: nothing that came from outside
+        if not _are_of_documents(candidate, base):
+            return assess(candidate, base)
         return self._keeping(tasks.assessed, _draft(candidate), None if base is None else _draft(base))
+
+    def review(self, candidate: PolicyAt, base: PolicyAt | None) -> ReviewFacts:
+        """What a reviewer is shown of the same, kept: laid out in the process, as it may be megabytes."""
+        if not _are_of_documents(candidate, base):
+            return tasks.review_facts(assess(candidate, base))
+        return self._keeping(tasks.reviewed, _draft(candidate), None if base is None else _draft(base))
 
     def proved(self, draft: Draft) -> Proof:
         """The proof of a document, kept."""
@@ -218,6 +224,11 @@ def _is_small(given: Any) -> bool:
     if isinstance(given, Draft):
         return given.is_small
     return not isinstance(given, DecisionTable) or tasks.is_small(given.policy)
+
+
+def _are_of_documents(candidate: PolicyAt, base: PolicyAt | None) -> bool:
+    """False: one was made here, from nothing that came from outside."""
+    return bool(candidate.policy.source) and (base is None or bool(base.policy.source))
 
 
 def _draft(at: PolicyAt) -> Draft:
