@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+
+from standins.waiting import until
 
 pytest.importorskip("triton")
 
@@ -184,11 +185,11 @@ def test_a_run_that_was_cut_off_goes_on_to_its_end(tmp_path: Path, planted: Any)
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: mark.exists() and mark.read_text())
+    until(lambda: mark.exists() and mark.read_text())
     group = int(mark.read_text())
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    wait_for(lambda: not alive(group))
+    until(lambda: not alive(group))
     kept = read(out)["stages"]
     assert list(kept) == ["first"]
     done = rehearse(out, script=script)
@@ -203,13 +204,6 @@ def alive(group: int) -> bool:
     return any(
         line.split()[0] == str(group) and not line.split()[1].startswith("Z") for line in listed.splitlines()
     )
-
-
-def wait_for(done: Any, seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until, "it did not come about"
-        time.sleep(0.05)
 
 
 def test_another_source_or_commit_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import Webhook
 from kvcustody.times import HOUR_US, MINUTE_US
 from standins.service.service_world import settings_in
-from standins.sinks import WebhookReceiver, until
+from standins.sinks import WebhookReceiver
+from standins.waiting import until
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

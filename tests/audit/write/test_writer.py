@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations, logs, subj
 from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.audit.write.spill_file import SpillSegment
 from kvcustody.errors import LedgerUnavailable
+from standins.waiting import until
 
 
 def opened(residency: int, tenant: str = "acme", subject: str | None = "alice") -> Any:
@@ -211,14 +211,6 @@ def test_behind_work_nobody_wakes_the_writer(store: Engine, make_writer: Any) ->
     last = writer.submit([opened(3)])
     assert queue.wake.is_set() or writer.durable_sequence >= last
     assert until(lambda: writer.durable_sequence >= last)
-
-
-def until(is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether it becomes so in time."""
-    end = time.monotonic() + seconds
-    while not is_so() and time.monotonic() < end:
-        time.sleep(0.01)
-    return is_so()
 
 
 def test_an_outage_spills_and_replays_exactly_once(

@@ -19,7 +19,8 @@ from kvcustody.audit.kinds import KeyEvent
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.command import following
 from standins import builders
-from standins.sinks import WebhookReceiver, until
+from standins.sinks import WebhookReceiver
+from standins.waiting import until
 
 SECONDS_MAX = 60
 

@@ -19,7 +19,7 @@ from standins.engines.lmcache.store_faults import StoreFaults
 from standins.engines.vllm.deployment import CONNECTOR
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt
-from standins.integrations.chunk_site import until
+from standins.waiting import until
 
 WHOLE = PREFIX * BLOCK  # tokens
 CHUNKS = PREFIX // 2

@@ -17,7 +17,8 @@ from standins.engines.lmcache.lmcache_site import SERVER, Site, transfer, vouche
 from standins.engines.vllm.deployment import CONNECTOR
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt
-from standins.integrations.chunk_site import lives, until
+from standins.integrations.chunk_site import lives
+from standins.waiting import until
 
 WHOLE, CHUNKS = PREFIX * BLOCK, PREFIX // 2
 

@@ -14,7 +14,8 @@ from standins.engines.lmcache.lmcache_site import CLEAR, Site, run, transfer, vo
 from standins.engines.vllm.deployment import CONNECTOR
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
 from standins.engines.vllm.tier_engines import BLOCKS, PREFIX, displace, prompt
-from standins.integrations.chunk_site import POLICY, until
+from standins.integrations.chunk_site import POLICY
+from standins.waiting import until
 
 WHOLE, CHUNKS = PREFIX * BLOCK, PREFIX // 2
 OURS = "kvcustody"

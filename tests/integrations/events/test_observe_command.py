@@ -25,8 +25,9 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.command import read_salts
 from kvcustody.integrations.events.publisher import EventPublisher
 from standins import LIBRARY
-from standins.integrations.kv_wires import some_removed, some_stored, wait_until
+from standins.integrations.kv_wires import some_removed, some_stored
 from standins.integrations.observed_totals import observed_totals
+from standins.waiting import until
 
 LOCAL = "tcp://127.0.0.1:0"
 ENTRY = EntryPoint("observe", "kvcustody.integrations.events.command:observe", GROUP)
@@ -88,14 +89,14 @@ def test_it_watches_records_and_ends_cleanly(tmp_path: Path, ending: int) -> Non
                 "--json",
             ),
         )
-        wait_until(lambda: engine.stats().replays)
+        until(lambda: engine.stats().replays)
         store = open_store(ledger)
 
         def overdue() -> bool:
             with store.connect() as connection:
                 return sum(row.overdue_blocks for row in observed_totals(connection)) == 5
 
-        wait_until(overdue)
+        until(overdue)
         engine.publish([some_removed(0, 1)])
         time.sleep(0.5)
         process.send_signal(ending)

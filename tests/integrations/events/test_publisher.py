@@ -29,8 +29,8 @@ from standins.integrations.kv_wires import (
     sockets,
     some_removed,
     some_stored,
-    wait_until,
 )
+from standins.waiting import until
 
 LOCAL = "tcp://127.0.0.1:0"
 SMALL = PublisherLimits(waiting_batches=3, waiting_blocks=8)
@@ -86,7 +86,7 @@ def test_the_stream_begins_with_a_clear_of_what_was_before(publisher: EventPubli
     with sockets(zmq.DEALER) as [dealer]:
         publisher.publish([some_stored()])
         publisher.publish([some_stored()])
-        wait_until(lambda: publisher.stats().batches == 2)
+        until(lambda: publisher.stats().batches == 2)
         dealer.connect(publisher.replay_endpoint)
         first, second = (vllm_wire.decode(frames[2]) for frames in replay(dealer, 0))
         assert isinstance(first.events[0], vllm_wire.GovernedCleared) and len(first.events) == 2
@@ -99,7 +99,7 @@ def test_replay_gives_the_last_batches_from_a_number_on_and_an_end_marker() -> N
     with EventPublisher(LOCAL, LOCAL, limits=limits) as publisher, sockets(zmq.DEALER) as [dealer]:
         for _ in range(6):
             publisher.publish([some_removed()])
-        wait_until(lambda: publisher.stats().batches == 6)
+        until(lambda: publisher.stats().batches == 6)
         dealer.connect(publisher.replay_endpoint)
         assert [int.from_bytes(f[1], "big") for f in replay(dealer, 0)] == [2, 3, 4, 5]
         assert [int.from_bytes(f[1], "big") for f in replay(dealer, 4)] == [4, 5]
@@ -111,7 +111,7 @@ def test_bytes_kept_for_replay_are_bounded() -> None:
     with EventPublisher(LOCAL, LOCAL, limits=limits) as publisher, sockets(zmq.DEALER) as [dealer]:
         for number in range(50):
             publisher.publish([some_removed(number, 10)])
-        wait_until(lambda: publisher.stats().batches == 50)
+        until(lambda: publisher.stats().batches == 50)
         dealer.connect(publisher.replay_endpoint)
         kept = replay(dealer, 0)
         assert 0 < sum(len(frames[2]) for frames in kept) <= 2000
@@ -138,7 +138,7 @@ def test_malformed_replay_requests_are_ignored(publisher: EventPublisher) -> Non
 def test_sglang_replay_has_no_topic() -> None:
     with EventPublisher(LOCAL, LOCAL, form="sglang") as publisher, sockets(zmq.DEALER) as [dealer]:
         publisher.publish([some_stored()])
-        wait_until(lambda: publisher.stats().batches == 1)
+        until(lambda: publisher.stats().batches == 1)
         dealer.connect(publisher.replay_endpoint)
         dealer.send_multipart([b"", bytes(8)])
         assert [len(receive(dealer)) for _ in range(2)] == [3, 3]
@@ -155,9 +155,9 @@ def test_a_full_queue_loses_batches_in_the_open_and_never_waits() -> None:
         lost = publisher.stats().lost_batches
         assert 46 <= lost <= 47  # three wait, and perhaps one is in the thread's hands
         slow.gate.set()
-        wait_until(lambda: publisher.stats().batches == 50 - lost)
+        until(lambda: publisher.stats().batches == 50 - lost)
         after = publisher.publish([some_removed(0, 1)])
-        wait_until(lambda: publisher.stats().batches == 51 - lost)
+        until(lambda: publisher.stats().batches == 51 - lost)
         dealer.connect(publisher.replay_endpoint)
         got = {int.from_bytes(frames[1], "big"): frames[2] for frames in replay(dealer, 0)}
         assert sorted(got) == [*range(50 - lost), after] and after == 50
@@ -184,7 +184,7 @@ def test_a_batch_that_cannot_be_encoded_is_a_hole_and_not_the_end() -> None:
         publisher.publish([some_stored()])
         publisher.publish([some_stored(tokens=["not a token"] * 8)])
         publisher.publish([some_removed()])
-        wait_until(lambda: publisher.stats().batches == 2)
+        until(lambda: publisher.stats().batches == 2)
         assert publisher.stats().lost_batches == 1
         dealer.connect(publisher.replay_endpoint)
         got = {int.from_bytes(frames[1], "big"): frames[2] for frames in replay(dealer, 0)}

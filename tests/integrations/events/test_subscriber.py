@@ -13,7 +13,8 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed, Restarted
 from kvcustody.integrations.events.subscriber import Reading, Subscriber
-from standins.integrations.kv_wires import sockets, some_removed, some_stored, wait_until
+from standins.integrations.kv_wires import sockets, some_removed, some_stored
+from standins.waiting import until
 
 LOCAL = "tcp://127.0.0.1:0"
 QUICK = Reading(check_seconds=0.1, replay_seconds=0.5)
@@ -48,7 +49,7 @@ def test_what_was_published_before_we_came_is_replayed() -> None:
     with EventPublisher(LOCAL, LOCAL) as publisher:
         for _ in range(5):
             publisher.publish([some_stored()])
-        wait_until(lambda: publisher.stats().batches == 5)
+        until(lambda: publisher.stats().batches == 5)
         with Subscriber(publisher.endpoint, publisher.replay_endpoint, reading=QUICK) as subscriber:
             found = gather(subscriber, 4)
             assert numbers(found) == [0, 1, 2, 3, 4]
@@ -72,11 +73,11 @@ def test_messages_that_the_wire_dropped_come_by_replay() -> None:
     with pair(limits, tight) as (publisher, subscriber):
         publisher.publish([some_stored()])
         gather(subscriber, 0)
-        wait_until(lambda: subscriber.poll(10) or subscriber.stats().connected)
+        until(lambda: subscriber.poll(10) or subscriber.stats().connected)
         for number in range(3000):  # 6 KiB each: more than the kernel's buffers hold
             publisher.publish([some_stored(number, 200, block_tokens=0, tokens=())])
-            wait_until(lambda: publisher.stats().waiting < 100)
-        wait_until(lambda: publisher.stats().waiting == 0, 30)
+            until(lambda: publisher.stats().waiting < 100)
+        until(lambda: publisher.stats().waiting == 0, 30)
         found: list[Arrival] = []
         last = 0
         for _ in range(100):
@@ -131,20 +132,17 @@ def test_a_restart_that_reached_the_same_number_is_recognised_too() -> None:
         for _ in range(4):
             first.publish([some_stored()])
         gather(subscriber, 3) if subscriber.poll(200) == [] else None
-        until = time.monotonic() + 60
-        while subscriber.stats().next_sequence < 4 and time.monotonic() < until:
-            subscriber.poll(50)
+        until(lambda: subscriber.stats().next_sequence >= 4, meanwhile=lambda: subscriber.poll(50))
         first.close()
         with EventPublisher(endpoint, replay) as second:
             for number in range(4):
                 second.publish([some_stored(60 + number, 1)])
-            wait_until(lambda: second.stats().batches == 4)
-            wait_until(lambda: subscriber.poll(20) or subscriber.stats().connected)
+            until(lambda: second.stats().batches == 4)
+            until(lambda: subscriber.poll(20) or subscriber.stats().connected)
             second.publish([some_stored(99, 1)])
-            found: list[Arrival] = []
-            while not found and time.monotonic() < until + 5:
-                second.publish([some_stored(99, 1)])
-                found += subscriber.poll(100)
+            found = until(
+                lambda: subscriber.poll(100), meanwhile=lambda: second.publish([some_stored(99, 1)])
+            )
             assert Restarted(4) in found and numbers(found)[:3] == [Restarted(4), 0, 1]
 
 
@@ -160,12 +158,12 @@ def test_frames_of_no_protocol_are_counted() -> None:
     with sockets(zmq.PUB) as [pub]:
         port = pub.bind_to_random_port("tcp://127.0.0.1")
         with Subscriber(f"tcp://127.0.0.1:{port}", reading=QUICK) as subscriber:
-            wait_until(lambda: subscriber.poll(10) or subscriber.stats().connected)
-            wait_until(lambda: (pub.send_multipart([b"", bytes(8), b"x"]), subscriber.poll(20))[1])
+            until(lambda: subscriber.poll(10) or subscriber.stats().connected)
+            until(lambda: (pub.send_multipart([b"", bytes(8), b"x"]), subscriber.poll(20))[1])
             strange = ([b""], [b"", b"short", b"x"], [b"", b"\xff" * 8, b""], [b"", bytes(8), b"x", b"y"])
             for frames in strange:
                 pub.send_multipart(frames)
-            wait_until(lambda: subscriber.poll(20) or subscriber.stats().malformed == len(strange))
+            until(lambda: subscriber.poll(20) or subscriber.stats().malformed == len(strange))
 
 
 def test_a_message_beyond_the_limit_breaks_its_connection_and_nothing_else() -> None:
@@ -173,14 +171,12 @@ def test_a_message_beyond_the_limit_breaks_its_connection_and_nothing_else() -> 
     with sockets(zmq.PUB) as [pub]:
         port = pub.bind_to_random_port("tcp://127.0.0.1")
         with Subscriber(f"tcp://127.0.0.1:{port}", reading=reading) as subscriber:
-            wait_until(lambda: subscriber.poll(10) or subscriber.stats().connected)
+            until(lambda: subscriber.poll(10) or subscriber.stats().connected)
             pub.send_multipart([b"", bytes(8), bytes(1_000_000)])
-            wait_until(lambda: subscriber.poll(20) or subscriber.stats().disconnects >= 1)
-            found: list[Arrival] = []
-            until = time.monotonic() + 60
-            while not found and time.monotonic() < until:
-                pub.send_multipart([b"", bytes(8), b"small"])
-                found = subscriber.poll(50)
+            until(lambda: subscriber.poll(20) or subscriber.stats().disconnects >= 1)
+            found = until(
+                lambda: subscriber.poll(50), meanwhile=lambda: pub.send_multipart([b"", bytes(8), b"small"])
+            )
             assert numbers(found)[0] == 0
 
 

@@ -23,7 +23,8 @@ from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 from kvcustody.integrations.lmcache.kept_shape import FILE, ChunkShape, keep_shape, kept_shape
 from standins.integrations import chunk_site
-from standins.integrations.chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite, lives, until
+from standins.integrations.chunk_site import CHUNK_BYTES, CHUNK_TOKENS, Chunk, ChunkSite, lives
+from standins.waiting import until
 
 
 @pytest.fixture
@@ -98,7 +99,8 @@ def test_without_what_is_kept_a_restart_waits_for_an_object(
     monkeypatch.setattr("kvcustody.integrations.lmcache.custody_thread.kept_shape", lambda settings: None)
     thread = opened(kept=True)
     assert not thread.is_open
-    assert not until(lambda: len(site.files()) < 2, seconds=1.0)
+    with pytest.raises(AssertionError):
+        until(lambda: len(site.files()) < 2, seconds=1.0)
     assert lives(site.deployment.ledger_url) == [None]
 
 

@@ -23,7 +23,8 @@ from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts
 from kvcustody.integrations.tensorrt_llm.scheduler_half import SchedulerHalf
 from kvcustody.integrations.tensorrt_llm.transfer_thread import TransferThread
 from standins.integrations.stand_in_engine import BLOCK_TOKENS, StandInEngine
-from standins.integrations.trtllm_world import PROMPT, WHOLE, TrtllmWorld, until
+from standins.integrations.trtllm_world import PROMPT, WHOLE, TrtllmWorld
+from standins.waiting import until
 
 pytestmark = pytest.mark.system
 

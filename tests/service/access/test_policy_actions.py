@@ -6,7 +6,6 @@ So is whatever else hands leaves over: reports, events by the API, webhooks.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.errors import LedgerUnavailable, ServiceError
 from standins.service.control_plane_world import APART, ControlPlane, ask
+from standins.waiting import until
 
 PERMITS = "rules:\n  - {id: people, effect: permit, action: [export, administer], when: {reader: owner}}\n"
 FORBID = "  - {id: ACTION-not, effect: forbid, action: ACTION, when: {owner: holder, classification: low}}\n"
@@ -33,14 +33,6 @@ ACTS = {
 def policy(forbidden: str = "") -> str:
     rules = PERMITS + (FORBID.replace("ACTION", forbidden) if forbidden else "")
     return APART.replace("rules:\n", rules)
-
-
-def until(told: Callable[[], Any]) -> None:
-    """Wait for something that the service does by itself."""
-    end = time.monotonic() + 60
-    while not told():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def decisions(plane: ControlPlane, action: str) -> list[tuple[str, str, str, str]]:

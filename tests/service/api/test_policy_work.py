@@ -24,6 +24,7 @@ from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
 from standins.policies.large_policies import large_policy
+from standins.waiting import until
 
 BESIDE = 2_000  # goes through so much: it is done beside, whatever the policy
 WAIT_SECONDS = 60.0
@@ -55,13 +56,6 @@ def make_work() -> Iterator[Callable[..., PolicyWork]]:
     yield make
     for one in made:
         one.close()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < until, "not within a minute"
-        time.sleep(0.02)
 
 
 OLD, NEW = Draft(large_policy(14, 40, seed=1)), Draft(large_policy(14, 40, seed=2))
@@ -171,11 +165,11 @@ def test_one_task_at_a_time_and_two_of_a_party(make_work: Callable[..., PolicyWo
 
     blocked = threading.Thread(target=lambda: work.call(time.sleep, 1.0, more=BESIDE))
     blocked.start()
-    eventually(lambda: len(work._waiting) == 1)
+    until(lambda: len(work._waiting) == 1)
     others = [threading.Thread(target=ask, args=(party,)) for party in ("a", "a", "b")]
     for other in others:
         other.start()
-    eventually(lambda: len(work._waiting) == 4)
+    until(lambda: len(work._waiting) == 4)
     WORK_FOR.set(WorkFor("a"))
     with pytest.raises(ProblemError, match="too many of your"):
         work.call(abs, -1, more=BESIDE)
@@ -212,12 +206,12 @@ def test_a_caller_that_hangs_up_ends_its_proof(service: Any, server: Any, people
     link = socket.create_connection((host, int(port)))
     link.sendall(head.encode() + body)
     work = service.policy_work
-    eventually(lambda: bool(work._waiting) and work._process is not None)
+    until(lambda: bool(work._waiting) and work._process is not None)
     process = work._process
     time.sleep(0.5)
     assert process.poll() is None and len(work._waiting) == 1, "it works while somebody waits for it"
     link.close()
-    eventually(lambda: process.poll() is not None and not work._waiting)
+    until(lambda: process.poll() is not None and not work._waiting)
 
 
 def test_the_api_refuses_what_is_too_costly_and_says_what_to_do(client: Any, people: Any) -> None:

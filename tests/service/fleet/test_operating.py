@@ -15,7 +15,8 @@ from kvcustody.audit.tlog.witness.status import UNWITNESSED
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import Webhook
 from standins.service.service_world import Worker, register, ship
-from standins.sinks import WebhookReceiver, until
+from standins.sinks import WebhookReceiver
+from standins.waiting import until
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes import pipes
 from standins.service.service_world import OFFSET_US, Worker, register, ship
+from standins.waiting import until
 
 WAIT_SECONDS = 60.0
 
@@ -33,16 +33,6 @@ def made(requests: int = 40) -> tuple[bytes, Sender]:
         events += worker.request(("acme", "labs")[number % 2], f"user-{number}")
     sender = Sender("worker", worker.incarnation, OFFSET_US)
     return worker.batch(events).body, sender
-
-
-def eventually(act: Callable[[], Any]) -> Any:
-    until = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < until:
-        found = act()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("not within a minute")
 
 
 def as_told(found: Received) -> tuple[bytes, list[bytes]]:
@@ -68,7 +58,7 @@ def at_once() -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture(scope="module")
 def readers(at_once: pytest.MonkeyPatch) -> Iterator[BatchReaders]:
     opened = BatchReaders(1)
-    eventually(lambda: opened.read(*made(1)))
+    until(lambda: opened.read(*made(1)))
     yield opened
     opened.close()
 
@@ -110,7 +100,7 @@ def test_one_that_was_killed_costs_no_batch_and_is_begun_again(readers: BatchRea
     os.kill(process.pid, signal.SIGKILL)
     process.wait(WAIT_SECONDS)
     assert readers.read(body, sender) is None
-    found = eventually(lambda: readers.read(body, sender))
+    found = until(lambda: readers.read(body, sender))
     assert as_told(found) == as_told(read_batch(body, sender))
     assert process_of(readers).pid != process.pid
 
@@ -128,7 +118,7 @@ def test_one_that_is_silent_is_not_waited_for(
         patch.setattr(reader_processes, "_SILENT_SECONDS", 0.2)
         assert readers.read(body, sender) is None
     assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
-    assert eventually(lambda: readers.read(body, sender)) is not None
+    assert until(lambda: readers.read(body, sender)) is not None
 
 
 def test_none_is_begun_for_small_batches_or_where_none_is_wanted() -> None:
@@ -160,7 +150,7 @@ def test_it_ends_with_its_parent_and_was_told_no_secret() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         folder = Path("/proc") / parent.stdout.readline().strip()
-        eventually(lambda: b"reader_processes" in (folder / "cmdline").read_bytes())
+        until(lambda: b"reader_processes" in (folder / "cmdline").read_bytes())
         assert b"hidden" in Path(f"/proc/{parent.pid}/environ").read_bytes(), (
             "there was one to tell (control)"
         )
@@ -173,7 +163,7 @@ def test_it_ends_with_its_parent_and_was_told_no_secret() -> None:
         except OSError:
             return True
 
-    eventually(ended)
+    until(ended)
 
 
 def test_the_service_takes_what_another_process_read(
@@ -188,7 +178,7 @@ def test_the_service_takes_what_another_process_read(
     register(client, people["worker"], worker)
     service.ingest._readers = BatchReaders(1)
     try:
-        eventually(lambda: service.ingest._readers.read(*made(1)))
+        until(lambda: service.ingest._readers.read(*made(1)))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ingest, "read_batch", forbidden)
             answer = ship(client, people["worker"], worker, worker.batch([worker.started()]))

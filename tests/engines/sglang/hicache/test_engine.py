@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from standins.engines.sglang.sglang_engine import SglangEngine
+from standins.waiting import until
 
 PAGE = 16
 PROMPT = [16 + at * 7 % 400 for at in range(200)]
@@ -87,18 +88,11 @@ def pages(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def wait_for(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it did not come to hold"
-        time.sleep(0.1)
-
-
 def test_pages_rest_sealed_and_come_back_to_their_owner_alone(start: Start, tmp_path: Path) -> None:
     count, folder = WHOLE // PAGE, tmp_path / "tier"
     plain = start("file")
     first = plain.run(PROMPT)
-    wait_for(lambda: len(pages(tmp_path / "plain")) >= count)
+    until(lambda: len(pages(tmp_path / "plain")) >= count)
     assert start("file").run(PROMPT) == first._replace(cached_tokens=WHOLE), (
         "positive control: storage is read"
     )
@@ -106,7 +100,7 @@ def test_pages_rest_sealed_and_come_back_to_their_owner_alone(start: Start, tmp_
 
     ours = start(path=str(folder))
     assert ours.run(PROMPT) == first
-    wait_for(lambda: len(list(folder.rglob("*"))) > count)
+    until(lambda: len(list(folder.rglob("*"))) > count)
     assert start(path=str(folder)).run(PROMPT) == first._replace(cached_tokens=WHOLE)
     sealed = b"".join(pages(folder))
     assert len(sealed) > sum(map(len, clear[:count]))
@@ -122,7 +116,7 @@ def test_what_was_changed_is_a_miss(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "tier"
     first = start(path=str(folder)).run(PROMPT)
     count = WHOLE // PAGE
-    wait_for(lambda: len(objects(folder)) >= count)
+    until(lambda: len(objects(folder)) >= count)
     time.sleep(1)
     start(path=str(tmp_path / "other"))  # the engine before it has ended
     for path in objects(folder):
@@ -140,14 +134,14 @@ def objects(folder: Path) -> list[Path]:
 def test_pages_end_at_their_deadline_and_when_storage_is_cleared(start: Start, tmp_path: Path) -> None:
     brief, folder = tmp_path / "brief", tmp_path / "tier"
     first = start(path=str(brief), seconds=6).run(PROMPT)
-    wait_for(lambda: bool(objects(brief)))
-    wait_for(lambda: not objects(brief))  # nobody asks
+    until(lambda: bool(objects(brief)))
+    until(lambda: not objects(brief))  # nobody asks
     assert start(path=str(brief), seconds=6).run(PROMPT) == first
 
     engine = start(path=str(folder))
     engine.run(PROMPT)
-    wait_for(lambda: len(objects(folder)) >= WHOLE // PAGE)
+    until(lambda: len(objects(folder)) >= WHOLE // PAGE)
     manager = engine.engine.tokenizer_manager
     engine.engine.loop.run_until_complete(manager.clear_hicache_storage())
-    wait_for(lambda: not objects(folder))
+    until(lambda: not objects(folder))
     assert start(path=str(folder)).run(PROMPT) == first

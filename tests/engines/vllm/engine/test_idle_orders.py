@@ -5,8 +5,6 @@ Every order against an engine that sleeps, and the control in which nothing wake
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -21,6 +19,7 @@ from kvcustody.governance.erasure.selector import Selector
 from standins import builders
 from standins.engines.vllm.deployment import Deployment
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
+from standins.waiting import until
 
 CLOCK = SystemClock()
 PROMPT = [*range(20, 20 + 3 * BLOCK), 17]
@@ -33,14 +32,6 @@ def put(deployment: Deployment, spill: Path, event: Event) -> None:
     writer.submit_durable(event)
     writer.close()
     store.dispose()
-
-
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait, and send the engine nothing."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "the engine did not wake up"
-        time.sleep(0.05)
 
 
 def key_events(deployment: Deployment) -> int:

@@ -22,8 +22,8 @@ from standins.engines.vllm.tier_engines import (
     options,
     prompt,
     tier,
-    until,
 )
+from standins.waiting import until
 
 TENANTS = ("alpha", "beta", "gamma")
 WINDOW = 2  # blocks of it that a hit needs

@@ -34,8 +34,8 @@ from standins.engines.vllm.tier_engines import (
     options,
     prompt,
     tier,
-    until,
 )
+from standins.waiting import until
 
 Start = Callable[..., LocalEngine]
 

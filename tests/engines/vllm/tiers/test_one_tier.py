@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
-from standins.engines.vllm.tier_engines import OBJECT, PREFIX, displace, fault, prompt, tier, tier_name, until
+from standins.engines.vllm.tier_engines import OBJECT, PREFIX, displace, fault, prompt, tier, tier_name
+from standins.waiting import until
 
 TENANTS = ("alpha", "beta", "gamma")
 

@@ -22,7 +22,8 @@ from kvcustody.clock import SystemClock
 from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
 from standins import builders
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
-from standins.engines.vllm.tier_engines import OBJECT, PREFIX, displace, prompt, tier, until
+from standins.engines.vllm.tier_engines import OBJECT, PREFIX, displace, prompt, tier
+from standins.waiting import until
 
 CLOCK = SystemClock()
 WHOLE = PREFIX * BLOCK

@@ -20,8 +20,8 @@ from standins.engines.vllm.tier_engines import (
     options,
     prompt,
     tier,
-    until,
 )
+from standins.waiting import until
 
 STRAY, LOST = "tier object without index", "index without tier object"
 

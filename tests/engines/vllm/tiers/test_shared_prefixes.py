@@ -9,15 +9,8 @@ from pathlib import Path
 import pytest
 
 from standins.engines.vllm.local_engine import BLOCK, LocalEngine
-from standins.engines.vllm.tier_engines import (
-    TIER_POLICY,
-    deployment_with,
-    displace,
-    options,
-    prompt,
-    tier,
-    until,
-)
+from standins.engines.vllm.tier_engines import TIER_POLICY, deployment_with, displace, options, prompt, tier
+from standins.waiting import until
 
 SHARED = prompt(1, 8)[:-1]
 NAMED = "".join(

@@ -23,8 +23,8 @@ from standins.engines.vllm.tier_engines import (
     options,
     prompt,
     tier,
-    until,
 )
+from standins.waiting import until
 
 SLOW = 0.4  # seconds that the store takes for each object; nothing of this model takes so long to compute
 

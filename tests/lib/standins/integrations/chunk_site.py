@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,16 +119,6 @@ class Chunk(NamedTuple):
     model_name: str = "tiny"
     kv_rank: int = 0
     object_group_id: int = 0
-
-
-def until(met: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether that comes true in time."""
-    end = time.monotonic() + seconds
-    while not met():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def lives(ledger_url: str, worker: str = WORKER) -> list[str | None]:

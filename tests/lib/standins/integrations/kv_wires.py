@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,13 +46,6 @@ def sockets(*kinds: int) -> Iterator[list[zmq.Socket[bytes]]]:
 def receive(socket: zmq.Socket[bytes], timeout_ms: int = 60_000) -> list[bytes]:
     assert socket.poll(timeout_ms), "nothing arrived"
     return socket.recv_multipart()
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
 
 
 def replay(socket: zmq.Socket[bytes], first: int) -> list[list[bytes]]:

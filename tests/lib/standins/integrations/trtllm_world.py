@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,13 +110,3 @@ class TrtllmWorld:
         """Stop in order."""
         close_shared()
         uninstall()
-
-
-def until(met: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """Whether that comes true in time."""
-    end = time.monotonic() + seconds
-    while not met():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +64,6 @@ def displace(engine: LocalEngine, tenant: str = "churner", rounds: int = 4) -> N
     for _ in range(rounds):
         place = next(_places)
         engine.ask(prompt(1000 + place), tenant=tenant, max_tokens=2)
-
-
-def until(holds: Callable[[], bool], seconds: float = SECONDS) -> bool:
-    """Whether it comes to hold in time."""
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def tier(engine: LocalEngine, name: str = "") -> dict[str, Any]:
