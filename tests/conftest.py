@@ -63,16 +63,28 @@ def _database_of(item: pytest.Item) -> str:
 
 
 def _shuffle(items: list[pytest.Item], seed: int) -> None:
-    """Another order of the files, and of the tests in each (`tests/loaded.py`)."""
+    """Another order of the files, and of the tests in each (`tests/loaded.py`).
+
+    Tests that share a module's fixture leave its state to the next, so among themselves they keep their order.
+    """
     by_file: dict[Path, list[pytest.Item]] = {}
     for item in items:
         by_file.setdefault(item.path, []).append(item)
     chance = random.Random(seed)
     files = list(by_file.values())
     chance.shuffle(files)
+    items.clear()
     for tests in files:
+        shared = iter([item for item in tests if _shares(item)])
         chance.shuffle(tests)
-    items[:] = [item for tests in files for item in tests]
+        items += [next(shared) if _shares(item) else item for item in tests]
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Whether a test has a fixture that other tests of its file have too."""
+    assert isinstance(item, pytest.Function)
+    used = item._fixtureinfo.name2fixturedefs.values()
+    return any(fixture.scope in ("class", "module", "package") for each in used for fixture in each)
 
 
 @pytest.fixture(autouse=True)

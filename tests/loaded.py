@@ -4,7 +4,7 @@
     python tests/loaded.py --seeds 1 -- tests/audit/evidence/processes # one order of a folder
 
 Two busy loops take what they can of the processors, at the same priority as the tests. `KVCUSTODY_TEST_ORDER=SEED` with
-the printed seed repeats an order without the load.
+the printed seed repeats an order without the load. What pytest says of a seed stands in `.cache/loaded-SEED.log`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+LOGS = Path(".cache")
 LOOPS = 2
 SPIN = "import time\nuntil = time.monotonic() + {seconds}\nwhile time.monotonic() < until:\n    pass"
 SECONDS_MAX = 3600  # a loop that nobody stopped ends by itself
@@ -37,7 +39,8 @@ def load(loops: int) -> Iterator[None]:
 
 def run(seed: int, arguments: list[str]) -> int:
     """One order; the exit status of pytest."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "not soak and not system", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+    command += ["-m", "not soak and not system", *arguments]
     began = time.monotonic()
     with load(LOOPS):
         done = subprocess.run(
@@ -47,6 +50,8 @@ def run(seed: int, arguments: list[str]) -> int:
             text=True,
             check=False,
         )
+    LOGS.mkdir(exist_ok=True)
+    (LOGS / f"loaded-{seed}.log").write_text(done.stdout, encoding="utf-8")
     for line in done.stdout.splitlines():
         if re.match(r"(FAILED|ERROR) ", line):
             print(line)
@@ -61,9 +66,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=5, help="orders to try (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=1, help="the first seed (default: %(default)s)")
     parser.add_argument("arguments", nargs="*", help="for pytest, after --")
     options = parser.parse_args()
-    return max([run(seed, options.arguments) for seed in range(1, options.seeds + 1)], default=0)
+    seeds = range(options.first, options.first + options.seeds)
+    return max([run(seed, options.arguments) for seed in seeds], default=0)
 
 
 if __name__ == "__main__":

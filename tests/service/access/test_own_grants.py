@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,16 +81,29 @@ def test_what_an_owner_takes_back_is_denied_on_every_worker_at_once(plane: Contr
             worker.close()
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def proposed(folder: Path) -> ControlPlane:
     """Proposed: `mine`, `also` and `last` of holder, `theirs` of reader."""
-    made = ControlPlane(tmp_path_factory.mktemp("both"))
+    made = ControlPlane(folder)
     with made.connect("ada") as author:
         desk(made, author).propose(
             grants(mine="holder", theirs="reader", also="holder", last="holder"),
             made.signers["ada"],
             note="both",
         )
+    return made
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = proposed(tmp_path_factory.mktemp("both"))
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Any:
+    """One of its own: what an attack leaves in a release is believed by nobody afterwards."""
+    made = proposed(tmp_path)
     yield made
     made.end()
 
@@ -104,7 +118,7 @@ def test_foreign_absent_and_shared_grants_are_one_answer(both: ControlPlane) -> 
         assert send(both, owner, [])[0] == 409 and send(both, owner, "mine")[0] == 409, "no ids at all"
         assert send(both, owner, ["mine"], "/v1/policies:revoke")[0] == 403
         assert owner.get("/v1/policies/release")["steps"] == before
-        assert own(both, owner).withdraw(["mine"], both.signers["holger"], reason="control") == {"mine"}
+        assert "mine" in own(both, owner).withdraw(["mine"], both.signers["holger"], reason="control")
 
 
 def test_nobody_else_takes_an_owners_grants_back_here(both: ControlPlane) -> None:
@@ -150,11 +164,11 @@ def test_the_command_takes_an_owners_grant_back(both: ControlPlane) -> None:
 
 
 def test_control_without_the_check_of_owners_a_foreign_grant_is_gone(
-    both: ControlPlane, monkeypatch: Any
+    attacked: ControlPlane, monkeypatch: Any
 ) -> None:
-    with both.connect("holger") as owner:
-        assert send(both, owner, ["theirs"])[0] == 404
+    with attacked.connect("holger") as owner:
+        assert send(attacked, owner, ["theirs"])[0] == 404
         monkeypatch.setattr(ReleaseState, "owners", lambda state, source: {"holder"})
-        own(both, owner).withdraw(["theirs"], both.signers["holger"], reason="attack")
-    with both.connect("ada") as author:
+        own(attacked, owner).withdraw(["theirs"], attacked.signers["holger"], reason="attack")
+    with attacked.connect("ada") as author:
         assert "theirs" in author.get("/v1/policies/release")["revoked"], "void: nothing was attacked"

@@ -70,9 +70,10 @@ def fleet(service: Service, client: Any, people: Any) -> Fleet:
 
 
 @pytest.fixture
-def own_fleet(service: Service, client: Any, people: Any, request: pytest.FixtureRequest) -> Fleet:
-    """With a worker that one test may harm; its name is the parameter."""
-    return open_fleet(service, client, people, request.param)
+def own_fleet(make_service: Any, make_client: Any, make_people: Any, request: pytest.FixtureRequest) -> Fleet:
+    """Of a service that one test may harm; the name of its worker is the parameter."""
+    service = make_service()
+    return open_fleet(service, make_client(service), make_people(service), request.param)
 
 
 def open_fleet(service: Service, client: Any, people: Any, name: str) -> Fleet:
