@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 EXIT_NO = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_TYPED = "kvcustody.typed"  # in a context's `meta`: the words of the command line
 _NUMBER_MAX = 1 << 63
 _LINE_SECONDS = 10.0
 _TURNS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or the line
@@ -87,6 +88,17 @@ def _one_line(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
+def _former_name(error: Any, at: Any, program: Any) -> str | None:
+    """What a usage error is answered with, where a command or an option was typed by its old name."""
+    from kvcustody.console.former_names import former_names
+
+    option = getattr(error, "option_name", None)
+    if option is None:
+        return former_names().command_hint(program.meta.get(_TYPED, []))
+    command = at.command_path.removeprefix(program.command_path).strip()
+    return former_names().option_hint(command, option)
+
+
 def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A command's `invoke` behind a check of its numbers: past 64 bits they are nobody's."""
 
@@ -107,6 +119,7 @@ class CustodyGroup(typer.core.TyperGroup):
         """Refuse U+0000 in an argument: no database takes it."""
         if any("\0" in text for text in args):
             raise UsageError("an argument has the character U+0000", ctx=ctx)
+        ctx.meta.setdefault(_TYPED, list(args))
         return list(super().parse_args(ctx, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -127,7 +140,8 @@ class CustodyGroup(typer.core.TyperGroup):
             if type(error).__name__ == "NoArgsIsHelpError":
                 raise
             at = getattr(error, "ctx", None) or ctx
-            usage = ConfigError(f"{_one_line(error)}; see `{at.command_path} --help`")
+            former = _former_name(error, at, ctx.find_root())
+            usage = ConfigError(former or f"{_one_line(error)}; see `{at.command_path} --help`")
             say(f"error: {usage}", file=sys.stderr)
             raise typer.Exit(EXIT_ERROR) from None
         except CustodyError as error:

@@ -37,7 +37,7 @@ class AuditGroup(TableGroup):
         "redact": _command("retention:redact", "redact acme alice --actor dpo --reason 'request 7'"),
         "purge": _command(
             "retention:drop",
-            "purge --before 2025-11-01 --to ./purged --key ledger.vkey --actor ops --approver dpo",
+            "purge --until 2025-11-01 --to ./purged --key ledger.vkey --actor ops --approver dpo",
         ),
         "ship": _command("siem:ship", "ship positions.json --shape ocsf --follow | collector"),
         "push": _command(

@@ -93,14 +93,14 @@ BAD = [
     (("size", "CONFIG", "--gpu-memory", "1GiB"), "KVC100: no memory is left"),
     (("size", "CONFIG", "--gpu-memory", "80GiB", "--context", "long"), "KVC100: context `long`"),
     (("replay", "--policy", "nobody"), "KVC100: cannot read policy `nobody`"),
-    (("replay", "--format", "parquet"), "KVC100: unknown format `parquet`"),
-    (("replay", "absent.gz", "--format", "mooncake"), "KVC120: cannot read trace `absent.gz`"),
+    (("replay", "--trace-format", "parquet"), "KVC100: unknown format `parquet`"),
+    (("replay", "absent.gz", "--trace-format", "mooncake"), "KVC120: cannot read trace `absent.gz`"),
     (("replay", "--unit", "person"), "KVC100: --unit `person`"),
     (("replay", "--html", "absent/page.html"), "KVC100: cannot write summary"),
     (("replay", "--ledger", "absent/ledger.db", "--limit", "1"), "KVC600:"),
     (("replay", "--ledger", "CONFIG", "--limit", "1"), "KVC600:"),
     (("replay", "--device", "tpu", "--limit", "1"), "KVC100: unknown device `tpu`"),
-    (("replay", "--skew", "CONFIG", "CONFIG", "--format", "mooncake"), "KVC100:"),
+    (("replay", "--skew", "CONFIG", "CONFIG", "--trace-format", "mooncake"), "KVC100:"),
 ]
 
 
@@ -134,7 +134,7 @@ def test_a_bad_line_prints_what_ran_then_the_error(tmp_path: Path, monkeypatch: 
     row = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
     Path("t.jsonl").write_text(row + "{]\n")
     result = run(
-        "replay", "t.jsonl", "--format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas"
+        "replay", "t.jsonl", "--trace-format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas"
     )
     assert result.exit_code == 2
     assert "Conservation" in result.stdout

@@ -124,7 +124,7 @@ def test_the_commands_from_a_key_to_a_report_that_was_changed(
     key = tmp_path / "log.vkey"
     key.write_text(json.loads(run("audit", "keys", "--json", *ledger))["keys"][0]["key"])
     out, file = str(tmp_path / "report"), str(tmp_path / "report.key")
-    make = ("report", "make", "--framework", "gdpr", "--out", out, "--sign-with", file, *ledger)
+    make = ("report", "make", "--framework", "gdpr", "--out", out, "--signing-key", file, *ledger)
     assert "no key signs reports" in run(*make, code=2)
     run("report", "enrol-key", file, "--actor", "dana", *ledger)
     run("audit", "sign", str(tmp_path / "log.key"), *ledger)

@@ -125,7 +125,7 @@ def test_tail_query_and_status(run: Run) -> None:
     assert "\x1b" not in run("audit tail -n 50").stdout  # no value colours or moves a terminal
     found = answer(run("audit query --tenant acme --limit 30 --json"))
     assert len(found["events"]) == 30 and found["next"]
-    rest = answer(run(f"audit query --tenant acme --after {found['next']} --json"))
+    rest = answer(run(f"audit query --tenant acme --cursor {found['next']} --json"))
     assert len(rest["events"]) == 12 and rest["next"] is None  # the decision is in the owner's log too
     denied = answer(run("audit query --outcome deny --rule no-restricted --json"))
     assert {item["log"] for item in denied["events"]} == {"tenant/acme", "tenant/beta"}
@@ -234,7 +234,7 @@ def test_a_witness_from_init_to_verdict(run: Run, place: Path) -> None:
 
 def test_holds_purges_and_redaction(run: Run) -> None:
     run("audit export evidence")
-    later = "--before 2090-01-01"
+    later = "--until 2090-01-01"
     plan = answer(run(f"audit purge {later} --json"))
     assert plan["dropped"] is False and {log["log"] for log in plan["logs"]} == {"tenant/acme", "tenant/beta"}
     run("audit hold place case-9 --tenant acme --actor counsel --reason 'case 9'")
@@ -253,11 +253,11 @@ def test_holds_purges_and_redaction(run: Run) -> None:
 
 
 def test_a_purge_that_writes_its_own_export(run: Run, place: Path) -> None:
-    asked = "audit purge --before 2090-01-01 --key ledger.vkey --actor ops --approver dpo"
+    asked = "audit purge --until 2090-01-01 --key ledger.vkey --actor ops --approver dpo"
     shown = answer(run(f"{asked} --to purged --dry-run --json"))
     assert shown["dropped"] is False and shown["parts"] == [] and not (place / "purged").exists()
     assert "give one of them" in run(f"{asked} --to purged --export evidence", exits=2).stderr
-    assert "approver" in run("audit purge --before 2090-01-01 --to purged --actor ops", exits=2).stderr
+    assert "approver" in run("audit purge --until 2090-01-01 --to purged --actor ops", exits=2).stderr
     gone = answer(run(f"{asked} --to purged --json"))
     assert gone["dropped"] and gone["logs"] == shown["logs"]
     assert [part["path"] for part in gone["parts"]] == ["part-000001"]

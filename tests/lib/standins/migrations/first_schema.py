@@ -44,7 +44,7 @@ COMMANDS = (  # each is asked with `--ledger` and `--json`
     f"audit recompute {PERIOD}",
     *(f"coverage show {PERIOD} {tier}" for tier in ("", "--tier device", "--tier nvme")),
     *(f"coverage show {PERIOD} --tenant {tenant}" for tenant in TENANTS),
-    "showback --from 2026-01-01 --to 2026-06-01",
+    "showback --since 2026-01-01 --until 2026-06-01",
 )
 
 
