@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,25 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith(f"error: {message}"), result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_ledger_is_named_by_its_path_or_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a command with the service's settings, of one that reads, and of a replay: one ledger, one answer."""
+    monkeypatch.chdir(tmp_path)
+    page = ("--html", tmp_path / "page.html")
+    assert run("replay", "--ledger", f"sqlite:///{tmp_path}/k.db", "--limit", "20", *page).exit_code == 0
+    for command in (("audit", "status"), ("principal", "list"), ("report", "schedules", "list")):
+        answers = [
+            run(*command, "--ledger", name, "--json")
+            for name in ("k.db", tmp_path / "k.db", f"sqlite:///{tmp_path}/k.db")
+        ]
+        assert {answer.exit_code for answer in answers} == {0}, [answer.output for answer in answers]
+        said = [json.loads(answer.stdout) for answer in answers]
+        for each, passing in product(said, ("unsealed", "unwitnessed_us")):  # they count the time since
+            each.pop(passing, None)
+        assert said[0] == said[1] == said[2]
+    refused = run("replay", "--ledger", "postgresql://nowhere/k", "--limit", "20", *page)
+    assert refused.exit_code == 2 and "a replay writes an SQLite file" in refused.stderr
 
 
 def test_a_replay_writes_its_ledger_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,30 @@ def test_tail_query_and_status(run: Run) -> None:
     assert "is no ISO 8601 date" in run("audit query --since yesterday", exits=2).stderr
 
 
+def test_leaves_and_holds_are_listed_newest_first_and_with_an_option_oldest_first(run: Run) -> None:
+    ask = "audit query --tenant acme --limit 15 --json"
+    newest, oldest = pages(run, ask), pages(run, f"{ask} --oldest-first")
+    assert newest == oldest[::-1] and len(newest) == 42
+    assert [at for at, _ in oldest] == sorted(at for at, _ in oldest)
+    for name in ("first", "second"):
+        run(f"audit hold place {name} --actor ops --reason test")
+    held = [one["hold"] for one in answer(run("audit hold list --json"))["holds"]]
+    assert held == ["second", "first"]
+    held = [one["hold"] for one in answer(run("audit hold list --oldest-first --json"))["holds"]]
+    assert held == ["first", "second"]
+
+
+def pages(run: Run, ask: str) -> list[tuple[int, int]]:
+    """Every leaf of a question, page by page: its time, and its place in its log."""
+    found, more = [], ""
+    while True:
+        page = answer(run(f"{ask}{more}"))
+        found += [(leaf["event"]["at_us"], leaf["idx"]) for leaf in page["events"]]
+        if page["next"] is None:
+            return found
+        more = f" --cursor {page['next']}"
+
+
 def test_a_proof_is_printed_and_checks(run: Run, place: Path) -> None:
     from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
 
