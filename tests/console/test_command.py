@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -129,8 +128,9 @@ def test_a_ledger_is_named_by_its_path_or_its_url(tmp_path: Path, monkeypatch: p
         ]
         assert {answer.exit_code for answer in answers} == {0}, [answer.output for answer in answers]
         said = [json.loads(answer.stdout) for answer in answers]
-        for each, passing in product(said, ("unsealed", "unwitnessed_us")):  # they count the time since
-            each.pop(passing, None)
+        for each in said:
+            if isinstance(each, dict):
+                del each["unsealed"], each["unwitnessed_us"]  # they count the time since
         assert said[0] == said[1] == said[2]
     refused = run("replay", "--ledger", "postgresql://nowhere/k", "--limit", "20", *page)
     assert refused.exit_code == 2 and "a replay writes an SQLite file" in refused.stderr
