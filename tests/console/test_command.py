@@ -128,8 +128,8 @@ def test_a_ledger_is_named_by_its_path_or_its_url(tmp_path: Path, monkeypatch: p
         ]
         assert {answer.exit_code for answer in answers} == {0}, [answer.output for answer in answers]
         said = [json.loads(answer.stdout) for answer in answers]
-        for each in said:
-            if isinstance(each, dict):
+        if command == ("audit", "status"):
+            for each in said:
                 del each["unsealed"], each["unwitnessed_us"]  # they count the time since
         assert said[0] == said[1] == said[2]
     refused = run("replay", "--ledger", "postgresql://nowhere/k", "--limit", "20", *page)
