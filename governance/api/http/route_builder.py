@@ -21,16 +21,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from kvcustody._version import __version__
-from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
+from kvcustody.errors import CustodyError
 from kvcustody.governance.api.http.answer_times import answer_bytes, date_schemas
-from kvcustody.governance.api.http.exchange import Scope, problem_answer
+from kvcustody.governance.api.http.exchange import Scope
 from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, parameters_of
 from kvcustody.governance.api.http.gate import CALLER, Read
-from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.http.parameter_descriptions import describe_parameters
 from kvcustody.governance.api.models.problem import ProblemDocument
-from kvcustody.governance.release.activation_gates import TooCostlyError
 from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.operations.answer import problem_answer
+from kvcustody.governance.service.operations.operation import Operation, Operations
+from kvcustody.governance.service.operations.run import problem_of
 from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES, ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
@@ -268,25 +269,6 @@ def _custody(request: Request, error: Exception) -> Response:
     if problem is None:
         raise error
     return _problem(problem)
-
-
-def problem_of(error: CustodyError) -> ProblemError | None:
-    """The problem that one of our errors is answered with; None for what is no caller's business.
-
-    What the ledger said is for the operator's log, not for the caller.
-    """
-    if isinstance(error, ProblemError):
-        return error
-    if isinstance(error, LedgerError):
-        _log.error("the ledger cannot answer", reason=error.message)
-        return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
-    if isinstance(error, TooCostlyError):
-        return ProblemError("policy-too-costly", error.message)
-    if isinstance(error, PolicyError):
-        return ProblemError("conflict", error.message)
-    if isinstance(error, (IdentityError, ConfigError)):
-        return ProblemError("invalid", error.message)
-    return None
 
 
 def _malformed(request: Request, error: Exception) -> Response:

@@ -24,7 +24,6 @@ from kvcustody._version import __version__
 from kvcustody.audit.store.database.engine import SCHEMA_REVISION
 from kvcustody.governance.api.http.answer_times import answer_bytes
 from kvcustody.governance.api.http.exchange import CERTIFICATE, is_tls
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.api.models.access import (
@@ -48,6 +47,7 @@ from kvcustody.governance.api.models.access import (
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 

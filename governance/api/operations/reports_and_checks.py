@@ -18,7 +18,6 @@ from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.evidence import (
@@ -37,6 +36,7 @@ from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach, Role
 from kvcustody.governance.service.jobs import JobProgress, shown
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_parameters, start_report

@@ -23,7 +23,6 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.clock import MICROSECONDS
 from kvcustody.compression import ENCODING, CompressionError, decompress
 from kvcustody.governance.api.http.long_poll import Wait, long_poll, told_within
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
@@ -54,6 +53,7 @@ from kvcustody.governance.service.fleet import worker_requests
 from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.ingest.ingest import WaitingBatch
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL, answer_older
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
