@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 import structlog
@@ -22,9 +24,10 @@ from starlette.exceptions import HTTPException
 
 from kvcustody._version import __version__
 from kvcustody.errors import CustodyError
+from kvcustody.governance.api.arguments import Arguments, Texts, invalid_arguments, parameters_of
 from kvcustody.governance.api.http.answer_times import answer_bytes, date_schemas
-from kvcustody.governance.api.http.exchange import Scope
-from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, parameters_of
+from kvcustody.governance.api.http.exchange import CERTIFICATE, Scope, is_tls
+from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, model_bytes
 from kvcustody.governance.api.http.gate import CALLER, Read
 from kvcustody.governance.api.http.parameter_descriptions import describe_parameters
 from kvcustody.governance.api.models.problem import ProblemDocument
@@ -151,6 +154,11 @@ class Api:
             if route.read is not None
         }
 
+    def bound(self, name: str) -> BoundOperation:
+        """The function of the operation of this name."""
+        routes = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return BoundOperation(next(route for route in routes if route.operation_id == name))
+
     async def _answer(self, read: Handler, scope: Scope, path: dict[str, str]) -> Response:
         """What a GET answers, a problem included; `path` are the parameters in its path."""
         request = Request({**scope, "app": self.app, "path_params": path})
@@ -228,8 +236,47 @@ class _Route(ReadRoute):
     given = {_serving: _service_of, _asking: _caller_of}  # noqa: RUF012
 
 
+class Wire(NamedTuple):
+    """What an operation may see of how it was asked; a call without HTTP has none of it."""
+
+    tls: bool = False
+    certificate: str | None = None  # the thumbprint of the connection's client certificate
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+
+
+async def _wire(request: Request) -> Wire:
+    certificate = request.scope.get(CERTIFICATE)
+    return Wire(is_tls(request.scope), certificate, request.headers, await request.body())
+
+
 ServiceDep = Annotated[Service, Depends(_serving)]
 CallerDep = Annotated[Caller, Depends(_asking)]
+WireDep = Annotated[Wire, Depends(_wire)]
+
+
+class BoundOperation:
+    """The function of an operation, called with the texts of a call that has passed the gate."""
+
+    def __init__(self, route: APIRoute) -> None:
+        self._function = route.endpoint
+        self._arguments = Arguments(parameters_of(route.endpoint, route.path))
+        self._status = route.status_code or 200
+        model = route.response_model
+        self._bytes = None if model is None else model_bytes(model)
+
+    async def call(self, service: Service, caller: Caller, said: Texts) -> Response:
+        """Answer as the operation's route does."""
+        given = {_serving: service, _asking: caller, _wire: Wire(headers=said.headers, body=said.body)}
+        values = self._arguments.read(said, given)
+        found = self._function(**values)
+        if inspect.isawaitable(found):
+            found = await found
+        if isinstance(found, Response):
+            return found
+        assert self._bytes is not None
+        return Response(self._bytes(found), self._status, media_type="application/json")
+
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -274,11 +321,7 @@ def _custody(request: Request, error: Exception) -> Response:
 def _malformed(request: Request, error: Exception) -> Response:
     """What the models refuse: where and what, never the value."""
     assert isinstance(error, RequestValidationError)
-    found = [
-        {"at": ".".join(str(part) for part in item["loc"])[:200], "what": str(item["msg"])[:200]}
-        for item in error.errors()[:20]
-    ]
-    return _problem(ProblemError("invalid", errors=found))
+    return _problem(invalid_arguments(error.errors()))
 
 
 def _http(request: Request, error: Exception) -> Response:
