@@ -22,7 +22,7 @@ _PLACES = {
     params.Depends: "given",
     params.Param: "other",
 }
-_ERRORS_MAX = 20
+_ERRORS_SHOWN = 20
 
 
 class Parameter(NamedTuple):
@@ -151,6 +151,6 @@ def invalid_arguments(errors: Sequence[Any]) -> ProblemError:
     """The problem of texts that a call's models refuse: where and what, never the value."""
     found = [
         {"at": ".".join(str(part) for part in item["loc"])[:200], "what": str(item["msg"])[:200]}
-        for item in errors[:_ERRORS_MAX]
+        for item in errors[:_ERRORS_SHOWN]
     ]
     return ProblemError("invalid", errors=found)

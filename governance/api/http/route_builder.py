@@ -154,6 +154,11 @@ class Api:
             if route.read is not None
         }
 
+    def functions(self) -> dict[str, Endpoint]:
+        """The function that answers each operation, by its name."""
+        routes = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return {route.operation_id or "": route.endpoint for route in routes}
+
     def bound(self, name: str) -> BoundOperation:
         """The function of the operation of this name."""
         routes = (route for route in self.app.routes if isinstance(route, APIRoute))
