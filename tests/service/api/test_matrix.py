@@ -21,6 +21,7 @@ import pytest
 from kvcustody.audit.kinds import AccessRecorded
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.api.local_calls import LocalCalls, LocalRequest
+from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import OF_TENANTS, Permission, Reach, Role, reach
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import OFFSET_US, Worker, register, ship
@@ -501,7 +502,7 @@ class LocalClient:
     def __call__(self, method: str, path: str, key: str, **how: Any) -> httpx.Response:
         caller = self._service.authenticator.caller(f"Bearer {key}", None, "unix", None)
         asked = httpx.Request(method, f"http://local{path}", **how)
-        headers = {**asked.headers, "idempotency-key": f"local-{next(self._keys)}"}
+        headers = {"idempotency-key": f"local-{next(self._keys)}", **asked.headers}
         target, query = asked.url.path, dict(asked.url.params)
         found = self._calls.call(caller, LocalRequest(method, target, query, headers, asked.content))
         return httpx.Response(found.status, headers=found.headers, content=found.body)
@@ -609,6 +610,61 @@ def test_a_call_without_http_is_answered_refused_and_recorded_alike(
     assert recorded_any or not create_api(None).operations.by_name[operation].recorded, (
         "control: it is recorded"
     )
+
+
+def test_an_act_that_was_done_over_http_is_not_done_again_without_it(
+    world: World, local: World, people
+) -> None:
+    """The same key and the same act: the same bytes, once on record. Another act under that key is refused."""
+    asked = {"json": {"framework": "soc2", "formats": ["json"], "every": "weekly"}}
+    how = asked | {"headers": {"Idempotency-Key": "once-for-both"}}
+    key = people["auditor"]
+    first = world.ask("POST", "/v1/reports/schedules", key, **how)
+    again = local.ask("POST", "/v1/reports/schedules", key, **how)
+    assert first.status_code == again.status_code == 201 and again.content == first.content
+    assert again.headers["idempotency-replayed"] == "true" and "idempotency-replayed" not in first.headers
+    other = local.ask(
+        "POST", "/v1/reports/schedules", key, **{**how, "json": {**asked["json"], "every": "monthly"}}
+    )
+    assert other.status_code == 422 and other.json()["type"].endswith("key-reused")
+    anew = local.ask("POST", "/v1/reports/schedules", key, **asked)
+    assert anew.status_code == 201 and anew.json()["schedule"] != first.json()["schedule"], (
+        "control: another key"
+    )
+
+
+def test_a_read_without_http_that_cannot_be_recorded_is_not_answered(
+    local: World, service, monkeypatch
+) -> None:
+    from kvcustody.errors import LedgerUnavailable
+
+    def away(*_: object) -> None:
+        raise LedgerUnavailable("away")
+
+    monkeypatch.setattr(service.writer, "submit_durable", away)
+    refused = local.send("listTotals", "auditor")
+    assert refused.status_code == 503 and b"away" not in refused.content
+    assert local.send("listTotals", "tenant-viewer@acme").status_code == 200, "control: nothing to record"
+
+
+def test_a_call_without_http_is_held_to_the_limits_of_a_request(
+    local: World, service, monkeypatch, people
+) -> None:
+    """How often, how large, and which parameters there are."""
+    key = people["auditor"]
+    unknown = local.ask("GET", "/v1/custody/totals?tenent=acme", key)
+    assert unknown.status_code == 422 and unknown.json()["errors"][0]["at"] == "query"
+    large = local.ask("POST", "/v1/exports", key, content=b" " * (int(service.settings.body_bytes_max) + 1))
+    assert large.status_code == 413
+    twice = {
+        "content": b'{"tenant": "acme", "tenant": "labs"}',
+        "headers": {"content-type": "application/json"},
+    }
+    assert local.ask("POST", "/v1/exports", key, **twice).status_code == 400
+    monkeypatch.setattr(service, "rates", RateLimiter(0.001, 1))
+    assert local.send("whoami", "auditor").status_code == 200
+    waits = local.send("whoami", "auditor")
+    assert waits.status_code == 429 and int(waits.headers["retry-after"]) > 0
 
 
 @pytest.mark.parametrize("operation", [name for name, row in ROWS.items() if row.own and not row.own_refused])
