@@ -92,11 +92,12 @@ def _former_name(error: Any, at: Any, program: Any) -> str | None:
     """What a usage error is answered with, where a command or an option was typed by its old name."""
     from kvcustody.console.former_names import former_names
 
-    option = getattr(error, "option_name", None)
-    if option is None:
-        return former_names().command_hint(program.meta.get(_TYPED, []))
+    names, option = former_names(), getattr(error, "option_name", None)
     command = at.command_path.removeprefix(program.command_path).strip()
-    return former_names().option_hint(command, option)
+    if option is not None:
+        return names.option_hint(command, option)
+    missing = getattr(getattr(error, "param", None), "opts", ())
+    return names.command_hint(program.meta.get(_TYPED, [])) or names.argument_hint(command, missing)
 
 
 def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:

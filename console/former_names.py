@@ -24,7 +24,7 @@ class FormerCommand(NamedTuple):
 
 
 class FormerOption(NamedTuple):
-    """An option's old and new name; `command` is the command's name of now."""
+    """An option's old and new name; `command` is the command's name of now. An argument's old name has no dashes."""
 
     command: str
     old: str
@@ -43,6 +43,17 @@ class FormerNames(NamedTuple):
             words = old.split()
             if list(typed[: len(words)]) == words:
                 return f"`kvcustody {old}` is `kvcustody {new}` now"
+        return None
+
+    def argument_hint(self, command: str, missing: Sequence[str]) -> str | None:
+        """What somebody is told whose words do not fit a command that took an argument, now an option.
+
+        `missing`: the names of the option that was left out, where that is what does not fit.
+        """
+        for row in self.options:
+            fits = not missing or row.new in missing
+            if row.command == command and fits and not row.old.startswith("-"):
+                return f"`{row.old}` of `kvcustody {command}` is `{row.new} {row.old}` now"
         return None
 
     def option_hint(self, command: str, option: str) -> str | None:

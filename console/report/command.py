@@ -24,8 +24,8 @@ from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_ex
 from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout
 from kvcustody.console.files import read_file, read_words, write_files
-from kvcustody.console.opening import snapshot
-from kvcustody.console.options import DEFAULT, At, GivenLedger, Ledger, Since, Until, moment_us
+from kvcustody.console.opening import key_texts, snapshot
+from kvcustody.console.options import DEFAULT, At, GivenLedger, Keys, Ledger, Since, Until, moment_us
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report import schedules as schedule_commands
@@ -172,9 +172,7 @@ def verify(
         Path, typer.Argument(help="A report.json or ropa.json, or the folder of one with all its files.")
     ],
     *,
-    key: Annotated[
-        list[Path], typer.Option(help="A file with the log's public key (vkey); may be given twice.")
-    ],
+    key: Keys,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -201,7 +199,7 @@ def verify(
     it cannot be checked: what is given beside it is missing, damaged or another's. A record of processing
     (`report ropa`) is checked the same way.
     """
-    vkeys = [read_words(path).strip() for path in key]
+    vkeys = key_texts(key)
     for text in vkeys:
         parse_vkey(text)
     folder = file if file.is_dir() else None
@@ -276,10 +274,12 @@ def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
 
 
 app.command(
-    name="enrol-key", epilog="Example:\n\n    kvcustody report enrol-key kvcustody-report.key --actor dana"
+    name="enrol-key",
+    epilog="Example:\n\n    kvcustody report enrol-key --signing-key kvcustody-report.key --actor dana",
 )(key_commands.enrol_key)
 app.command(
-    name="rotate-key", epilog="Example:\n\n    kvcustody report rotate-key kvcustody-report.key --actor dana"
+    name="rotate-key",
+    epilog="Example:\n\n    kvcustody report rotate-key --signing-key kvcustody-report.key --actor dana",
 )(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
 app.command(name="package", epilog=package_command.EPILOG)(package_command.package)

@@ -17,6 +17,7 @@ from kvcustody.console.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = former_names()
+SIGN = next(row for row in NAMES.options if row.command == "audit sign")
 COMMANDS: dict[str, Any] = dict(every_command())
 LITERALS_SIDE_BY_SIDE = re.compile(r"""["']\s*\n\s*f?["']""")
 LISTED = r"""["'],\s*["']"""  # between two words of a command line that a program gives as a list
@@ -39,9 +40,11 @@ def test_an_old_command_is_answered_with_the_new_one(row: FormerCommand) -> None
 @pytest.mark.parametrize("row", NAMES.options, ids=lambda row: f"{row.command} {row.old}")
 def test_an_old_option_is_answered_with_the_new_one(row: FormerOption) -> None:
     assert row.old not in options_of(row.command) and row.new in options_of(row.command)
-    answered = CliRunner().invoke(app, [*row.command.split(), row.old, "value"])
+    words = [row.old, "value"] if row.old.startswith("-") else ["some.key"]
+    answered = CliRunner().invoke(app, [*row.command.split(), *words])
     assert answered.exit_code == 2, answered.output
-    assert f"`{row.old}` of `kvcustody {row.command}` is `{row.new}` now" in answered.stderr
+    new = row.new if row.old.startswith("-") else f"{row.new} {row.old}"
+    assert f"`{row.old}` of `kvcustody {row.command}` is `{new}` now" in answered.stderr
 
 
 def test_a_name_that_never_was_one_is_no_old_name() -> None:
@@ -72,6 +75,8 @@ def test_no_text_has_an_old_name() -> None:
 @pytest.mark.parametrize(
     ("text", "row"),
     [
+        ("    $ kvcustody audit sign kvcustody-signing.key", SIGN),
+        ('run("audit", "sign", str(path))', SIGN),
         ("see `kvcustody coverage recompute --json`", NAMES.commands[0]),
         ('run(["coverage",\n    "recompute"])', NAMES.commands[0]),
         ("kvcustody showback --tenant acme \\\n    --from 2026-01-01", NAMES.options[0]),
@@ -81,7 +86,9 @@ def test_no_text_has_an_old_name() -> None:
 )
 def test_control_an_old_name_is_found(text: str, row: FormerCommand | FormerOption) -> None:
     assert row in uses(text)
-    assert row not in uses(text.replace("recompute", "show").replace("--from", "--since"))
+    for old, new in (("recompute", "show"), ("--from", "--since"), ('"sign", ', '"sign", "--signing-key", ')):
+        text = text.replace(old, new)
+    assert row not in uses(text.replace("audit sign k", "audit sign --signing-key k"))
 
 
 def uses_in_repository() -> Iterator[tuple[str, str]]:
@@ -102,8 +109,15 @@ def uses(text: str) -> list[FormerCommand | FormerOption]:
     """The rows whose old name a text has on a command line, or in a program's list of its words."""
     joined = LITERALS_SIDE_BY_SIDE.sub("", text)
     rows = (*NAMES.commands, *NAMES.options)
-    there = [row for row in rows if row.old.split()[-1] in joined]
+    there = [row for row in rows if sought_word(row) in joined]
     return [row for row in there if any(pattern.search(joined) for pattern in patterns(row))]
+
+
+def sought_word(row: FormerCommand | FormerOption) -> str:
+    """A word that every use of an old name has: looked for first, since most texts have none."""
+    if isinstance(row, FormerOption) and not row.old.startswith("-"):
+        return row.command.split()[-1]
+    return row.old.split()[-1]
 
 
 def patterns(row: FormerCommand | FormerOption) -> Iterator[re.Pattern[str]]:
@@ -113,6 +127,10 @@ def patterns(row: FormerCommand | FormerOption) -> Iterator[re.Pattern[str]]:
     if isinstance(row, FormerCommand):
         yield re.compile(typed if " " in command else rf"kvcustody {command}(?![\w-])")
         yield re.compile(rf"""[\[(]\s*["']{listed}["']""")
+        return
+    if not row.old.startswith("-"):  # an argument
+        yield re.compile(rf"{typed} (?!-)[\w./-]*(?:\.key|KEY|FILE)(?![\w-])")
+        yield re.compile(rf"""["']{listed}["'],\s*(?!["']-)[\w"']""")
         return
     yield re.compile(rf"{typed}(?:\\\n|[^\n`;|])*?(?<![\w-]){row.old}(?![\w-])")
     yield re.compile(rf"""["']{listed}["'][^\]`;]{{0,300}}?["']{row.old}["'= ]""")

@@ -107,7 +107,7 @@ def test_what_no_checkpoint_covers_is_said_and_past_three_intervals_a_problem(
     late = run("audit status").stdout
     assert "nobody seals this ledger" in late and "the oldest for 36" in late
     assert "nobody seals" in run("audit fsck", exits=1).stdout
-    run("audit sign signing.key")
+    run("audit sign --signing-key signing.key")
     assert answer(run("audit status --json"))["unsealed"]["leaves"] == 0
     assert answer(run("audit fsck --json"))["sound"]
 
