@@ -88,18 +88,6 @@ def _one_line(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _former_name(error: Any, at: Any, program: Any) -> str | None:
-    """What a usage error is answered with, where a command or an option was typed by its old name."""
-    from kvcustody.console.former_names import former_names
-
-    names, option = former_names(), getattr(error, "option_name", None)
-    command = at.command_path.removeprefix(program.command_path).strip()
-    if option is not None:
-        return names.option_hint(command, option)
-    missing = getattr(getattr(error, "param", None), "opts", ())
-    return names.command_hint(program.meta.get(_TYPED, [])) or names.argument_hint(command, missing)
-
-
 def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A command's `invoke` behind a check of its numbers: past 64 bits they are nobody's."""
 
@@ -153,6 +141,18 @@ class CustodyGroup(typer.core.TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
         finally:
             _MARKED.reset(outer)
+
+
+def _former_name(error: Any, at: Any, program: Any) -> str | None:
+    """What a usage error is answered with, where a command or an option was typed by its old name."""
+    from kvcustody.console.former_names import former_names
+
+    names, option = former_names(), getattr(error, "option_name", None)
+    command = at.command_path.removeprefix(program.command_path).strip()
+    if option is not None:
+        return names.option_hint(command, option)
+    missing = getattr(getattr(error, "param", None), "opts", ())
+    return names.command_hint(program.meta.get(_TYPED, [])) or names.argument_hint(command, missing)
 
 
 @contextmanager
