@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Asks every target of `kvcustody conform` again, each in the environment of its product (made on first use), runs the
+# Asks every target of `kvcustody known-bugs` again, each in the environment of its product (made on first use), runs the
 # conformance kit over our engines, keeps the records in benchmarks/results/conform/ and conformance-kit/, and makes
 # docs/start/other-systems.md of them.
 #   benchmarks/conform.sh [TARGET... | --kit]
@@ -43,7 +43,7 @@ for target in "${TARGETS[@]}"; do
     *) environment=$("benchmarks/${target%%-*}_env.sh") ;;
   esac
   status=0
-  .venv/bin/kvcustody conform --target "$target" --python "$environment/bin/python" --out "$record" || status=$?
+  .venv/bin/kvcustody known-bugs --target "$target" --python "$environment/bin/python" --out "$record" || status=$?
   [ "$status" -le 1 ] || exit "$status" # 1: found, which is a result
 done
 .venv/bin/python -m kvcustody.testkit.conform.comparison "$RECORDS" "$KIT" docs/start/other-systems.md

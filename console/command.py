@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 EXIT_NO = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_TYPED = "kvcustody.typed"  # in a context's `meta`: the words of the command line
 _NUMBER_MAX = 1 << 63
 _LINE_SECONDS = 10.0
 _TURNS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or the line
@@ -107,6 +108,7 @@ class CustodyGroup(typer.core.TyperGroup):
         """Refuse U+0000 in an argument: no database takes it."""
         if any("\0" in text for text in args):
             raise UsageError("an argument has the character U+0000", ctx=ctx)
+        ctx.meta.setdefault(_TYPED, list(args))
         return list(super().parse_args(ctx, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -127,7 +129,8 @@ class CustodyGroup(typer.core.TyperGroup):
             if type(error).__name__ == "NoArgsIsHelpError":
                 raise
             at = getattr(error, "ctx", None) or ctx
-            usage = ConfigError(f"{_one_line(error)}; see `{at.command_path} --help`")
+            former = _former_name(error, at, ctx.find_root())
+            usage = ConfigError(former or f"{_one_line(error)}; see `{at.command_path} --help`")
             say(f"error: {usage}", file=sys.stderr)
             raise typer.Exit(EXIT_ERROR) from None
         except CustodyError as error:
@@ -138,6 +141,18 @@ class CustodyGroup(typer.core.TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
         finally:
             _MARKED.reset(outer)
+
+
+def _former_name(error: Any, at: Any, program: Any) -> str | None:
+    """What a usage error is answered with, where a command or an option was typed by its old name."""
+    from kvcustody.console.former_names import former_names
+
+    names, option = former_names(), getattr(error, "option_name", None)
+    command = at.command_path.removeprefix(program.command_path).strip()
+    if option is not None:
+        return names.option_hint(command, option)
+    missing = getattr(getattr(error, "param", None), "opts", ())
+    return names.command_hint(program.meta.get(_TYPED, [])) or names.argument_hint(command, missing)
 
 
 @contextmanager

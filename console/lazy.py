@@ -179,7 +179,7 @@ class ExtendedGroup(TableGroup):
         return typer.main.get_group(made).commands[name]
 
     def _others(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in installed()}
+        return {entry.name: entry for entry in installed() if "." not in entry.name}
 
 
 def _loaded(name: str, lazy: Lazy) -> Any:

@@ -51,7 +51,8 @@ COMMANDS = {
         "Enrol, list, disable and enable the people and machines that may ask a control plane.",
     ),
     "apikey": Lazy(
-        "kvcustody.console.principal.keys:keys", "Issue, replace, list and revoke the API keys of principals."
+        "kvcustody.console.principal.keys:keys",
+        "Issue, replace, list and revoke API keys: of principals, and of an engine's tenants.",
     ),
     "api": Lazy(
         "kvcustody.console.api.group:app",
@@ -146,7 +147,7 @@ class Kvcustody(ExtendedGroup):
     """Every command of this package; its help ends with where to start, by what runs here."""
 
     table = COMMANDS
-    elsewhere = dict.fromkeys(("conform", "conformance", "demo"), "kvcustody[testkit]")
+    elsewhere = dict.fromkeys(("conformance", "demo", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

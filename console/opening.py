@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection
 from kvcustody.audit.evidence.processes.marked_processes import history, read_marked
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, store_beside
+from kvcustody.audit.store.database.database_place import url_of
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import check_store, ledger_error, open_store
 from kvcustody.audit.store.database.private_copy import at_rest
@@ -168,7 +169,7 @@ def service_settings(config: Path | None, ledger: str | None, **explicit: str | 
     """The settings of a service; what was given as an option is stronger."""
     from kvcustody.governance.service.settings import load_service_settings
 
-    given = {"database_url": ledger, **explicit}
+    given = {"database_url": None if ledger is None else url_of(ledger), **explicit}
     return load_service_settings(
         config, **{name: value for name, value in given.items() if value is not None}
     )

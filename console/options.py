@@ -16,7 +16,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
 
 DEFAULT = "sqlite:///kvcustody.db"
-_LEDGER = "an SQLite file or a PostgreSQL server, as a URL"
+_LEDGER = "an SQLite file by its path or URL, or a PostgreSQL server by its URL"
 Ledger = Annotated[
     str,
     typer.Option(
@@ -24,11 +24,11 @@ Ledger = Annotated[
         envvar="KVCUSTODY_DATABASE_URL",
         help=f"The ledger: {_LEDGER}.",
         show_envvar=True,
-        metavar="URL",
+        metavar="PATH|URL",
     ),
 ]
 GivenLedger = Annotated[  # of a command that does without, or that takes it from its settings
-    str | None, typer.Option("--ledger", help=f"A ledger: {_LEDGER}.", metavar="URL")
+    str | None, typer.Option("--ledger", help=f"A ledger: {_LEDGER}.", metavar="PATH|URL")
 ]
 Config = Annotated[
     Path | None,
@@ -41,7 +41,7 @@ Config = Annotated[
 ]
 SettledLedger = Annotated[
     str | None,
-    typer.Option("--ledger", help=f"The ledger: {_LEDGER}; stronger than the settings.", metavar="URL"),
+    typer.Option("--ledger", help=f"The ledger: {_LEDGER}; stronger than the settings.", metavar="PATH|URL"),
 ]
 Server = Annotated[
     str | None,
@@ -99,6 +99,18 @@ NamesOfSubjects = Annotated[
 ]
 Since = Annotated[str | None, typer.Option(help="Custody due from this UTC date or time on (ISO 8601).")]
 Until = Annotated[str | None, typer.Option(help="Custody due before this UTC date or time.")]
+DayStart = Annotated[
+    str | None,
+    typer.Option("--since", help="From this UTC date or moment on; default: a day before --until."),
+]
+PeriodEnd = Annotated[str | None, typer.Option("--until", help="Up to this one, not included; now.")]
+PageCursor = Annotated[
+    str | None, typer.Option("--cursor", help="Go on after this cursor, which the last page gave.")
+]
+OldestFirst = Annotated[bool, typer.Option("--oldest-first", help="The oldest first, not the newest.")]
+SigningKeyFile = Annotated[
+    Path | None, typer.Option("--signing-key", help="The file of the key that signs.", metavar="FILE")
+]
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant's custody.")]
 Class = Annotated[str | None, typer.Option(help="Only this classification.")]
 Model = Annotated[
@@ -126,19 +138,19 @@ def moment_us(text: str | None, option: str = "time") -> int | None:
         ) from None
 
 
-def period_us(start: str | None, end: str | None, *, span_us: int = 0) -> tuple[int, int]:
-    """The period from `--from` up to `--to`, which is now where it is not given; UTC µs.
+def period_us(since: str | None, until: str | None, *, span_us: int = 0) -> tuple[int, int]:
+    """The period from `--since` up to `--until`, which is now where it is not given; UTC µs.
 
-    Without `--from` it is `span_us` long, or refused where that is 0. Raises `ConfigError`.
+    Without `--since` it is `span_us` long, or refused where that is 0. Raises `ConfigError`.
     """
-    since_us, until_us = moment_us(start, "--from"), moment_us(end, "--to")
+    since_us, until_us = moment_us(since, "--since"), moment_us(until, "--until")
     until_us = SystemClock().utc_us() if until_us is None else until_us
     if since_us is None:
         if not span_us:
-            raise ConfigError("--from is needed: the beginning of the period")
+            raise ConfigError("--since is needed: the beginning of the period")
         since_us = until_us - span_us
     if until_us <= since_us:
         raise ConfigError(
-            f"--to `{times.readable(until_us)}` is not after --from `{times.readable(since_us)}`"
+            f"--until `{times.readable(until_us)}` is not after --since `{times.readable(since_us)}`"
         )
     return since_us, until_us

@@ -2,7 +2,8 @@
 
 1. An entry point is a typer app (its commands become `kvcustody NAME …`) or a function (it becomes `kvcustody NAME`;
    its module's `EPILOG` is shown below its help).
-2. One that cannot be loaded costs its own command alone: that command says why. A name of ours cannot be taken.
+2. `GROUP.NAME` is a command of a group of ours that takes such: `apikey` does.
+3. One that cannot be loaded costs its own command alone: that command says why. A name of ours cannot be taken.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ GROUP = "kvcustody.commands"
 def installed() -> tuple[EntryPoint, ...]:
     """The entry points of the group in order of name, of each name one."""
     return tuple({entry.name: entry for entry in sorted(entry_points(group=GROUP))}.values())
+
+
+def add_to_group(app: typer.Typer, group: str) -> None:
+    """Add the commands of a group of ours that others bring (rule 2)."""
+    for entry in installed():
+        if entry.name.startswith(f"{group}."):
+            add_command(app, EntryPoint(entry.name.removeprefix(f"{group}."), entry.value, entry.group))
 
 
 def summary_of(module: str, attribute: str) -> str | None:
@@ -52,7 +60,7 @@ def summary_of(module: str, attribute: str) -> str | None:
 
 
 def add_command(app: typer.Typer, entry: EntryPoint) -> None:
-    """Add the command of one entry point, or one that says why it cannot be loaded (rule 2)."""
+    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3)."""
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):

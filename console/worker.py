@@ -19,7 +19,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.live.worker_status import open_runs
 from kvcustody.console.opening import reading, writing
-from kvcustody.console.options import DEFAULT, Ledger
+from kvcustody.console.options import DEFAULT, Ledger, OldestFirst
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.fleet.workers import LIVE_US, WorkerState
 from kvcustody.times import SECOND_US, readable
@@ -33,8 +33,11 @@ app = typer.Typer(
 
 
 @app.command(name="list", epilog="Example: `kvcustody worker list --json`")
-def list_open(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
-    """Processes whose end is not on record, how each stands, when it was heard; a purge stops at what they wrote."""
+def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
+    """Processes whose end is not on record, newest first: how each stands, when it was heard.
+
+    A purge stops at what they wrote.
+    """
     now_us = SystemClock().utc_us()
     with reading(ledger) as engine, engine.connect() as connection:
         states = {run.incarnation: run.state for run in open_runs(engine)}
@@ -42,6 +45,7 @@ def list_open(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
             _row(connection, one, now_us) | {"state": states.get(one.uuid, WorkerState.AT_WORK)}
             for one in open_processes(connection)
         ]
+    rows.sort(key=lambda row: row["started_us"], reverse=not oldest_first)
     if as_json:
         print_json({"processes": rows})
         return

@@ -27,10 +27,10 @@ from kvcustody.console.command_table import commands_table
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS
 from kvcustody.governance.api.app import create_api
-from kvcustody.governance.api.http.operation import Operations
 from kvcustody.governance.observability.metrics import metrics_table
 from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach
 from kvcustody.governance.service.ingest.check_leaves import worker_fields_table
+from kvcustody.governance.service.operations.operation import Operations
 from kvcustody.governance.service.problem_details import problems_table
 from kvcustody.governance.service.settings import service_settings_table
 from kvcustody.governance.settings import settings_table

@@ -124,7 +124,7 @@ def events(place: Place) -> None:
 
 def vllm(place: Place) -> None:
     (place.folder / "identity.yaml").write_text(IDENTITY)
-    place.do("identity", "add-key", "acme-ci", "--tenant", "acme", "--file", "keys.yaml")
+    place.do("apikey", "engine", "issue", "acme-ci", "--tenant", "acme", "--file", "keys.yaml")
     assert place.do("identity", "check", "identity.yaml")
     place.python("import jwt, zmq, kvcustody.integrations.identity.from_settings")
 

@@ -82,7 +82,7 @@ due_at  = max(last release, min(ceiling, end of the last hold, erasure)), from t
 taken   = leaves with idx < size of their log under the checkpoint
 where   {since} <= due_at < {until}{tenant}
 order   incarnation, ended before overdue, pool, generation
-again   kvcustody coverage recompute --as-of {checkpoint} --since {since} --until {until}{option}"""
+again   kvcustody audit recompute --as-of {checkpoint} --since {since} --until {until}{option}"""
 
 
 def newest_checkpoint(connection: Connection) -> int:

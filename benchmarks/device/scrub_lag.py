@@ -35,7 +35,7 @@ def replay(kind: str, trace: Path, limit: int | None) -> dict[str, Any]:
             "kvcustody.console.main",
             "replay",
             str(trace),
-            "--format",
+            "--trace-format",
             kind,
             "--json",
         ]

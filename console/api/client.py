@@ -8,22 +8,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
+from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.console.command import tell_history
 from kvcustody.console.opening import connect, service_settings
 from kvcustody.errors import ConfigError, ServiceError
-from kvcustody.governance.control_plane.connection import HISTORY
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
+
+if TYPE_CHECKING:
+    from kvcustody.governance.api.local_calls import LocalCalls
+    from kvcustody.governance.service.service import Service
 
 _LOCAL_ROLES = (frozenset(Role) - OF_TENANTS - ALONE) | {Role.BOOTSTRAP}
 
@@ -75,17 +77,16 @@ def asking(where: Where) -> Iterator[Asker]:
             yield _Remote(connection)
         return
     from kvcustody.console.documents import ConsoleDocuments
+    from kvcustody.governance.api.local_calls import LocalCalls
     from kvcustody.governance.service.service import open_service
 
     configure("warning", "console")
     settings = service_settings(where.config, where.ledger)
     alone = {"webhooks": (), "requests_per_second": 1e6, "requests_burst": 1_000_000, "console": False}
     with open_service(settings.model_copy(update=alone), documents=ConsoleDocuments()) as service:
-        made = _Embedded(service, _local(service, where.as_name))
-        try:
-            yield made
-        finally:
-            made.close()
+        caller = _local(service, where.as_name)
+        with LocalCalls(service) as calls:
+            yield LocalAsker(service, calls, caller)
 
 
 class _Remote:
@@ -111,17 +112,15 @@ class _Remote:
         return ApiReply(found.status_code, media, found.headers.get("etag", ""), found.content)
 
 
-class _Embedded:
-    """The service's own operations in this process."""
+class LocalAsker:
+    """The service's own operations in this process, as one caller."""
 
     lasting = False
 
-    def __init__(self, service: Any, caller: Caller) -> None:
-        from kvcustody.governance.api.app import create_app
-
-        service.authenticator = _Known(caller)
-        self._app = create_app(service)
-        self._loop = asyncio.new_event_loop()
+    def __init__(self, service: Service, calls: LocalCalls, caller: Caller) -> None:
+        self._service = service
+        self._calls = calls
+        self._caller = caller
 
     def ask(
         self,
@@ -132,66 +131,21 @@ class _Embedded:
         headers: Mapping[str, str],
         body: bytes | None,
     ) -> ApiReply:
-        """One request through the gate, without a socket."""
-        found = self._loop.run_until_complete(
-            self._answer(method, path, urlencode(query), headers, body or b"")
-        )
-        if found.status >= 400:
-            raise _refusal(found)
-        return found
+        """One call through the gate."""
+        from kvcustody.governance.api.local_calls import LocalRequest
 
-    async def _answer(
-        self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> ApiReply:
-        sent: list[Any] = []
-        given = [(b"host", b"localhost")]
-        given += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-        scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": method,
-            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
-            "headers": given, "client": None, "server": None, "state": {},
-        }  # fmt: skip
-
-        unread = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            if not unread:
-                await asyncio.Event().wait()  # this client stays until it is answered
-            return unread.pop()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self._app(scope, receive, send)
-        start = {name.decode(): value.decode("latin-1") for name, value in sent[0]["headers"]}
-        if HISTORY in start:
-            tell_history(start[HISTORY])
-        content = b"".join(message.get("body", b"") for message in sent[1:])
-        return ApiReply(sent[0]["status"], start.get("content-type", ""), start.get("etag", ""), content)
-
-    def close(self) -> None:
-        """End the loop and its threads."""
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        asked = {name: str(value) for name, value in query.items()}
+        found = self._calls.call(self._caller, LocalRequest(method, path, asked, headers, body or b""))
+        marked = self._service.marked()
+        if marked:
+            tell_history(history(marked))
+        made = ApiReply(found.status, found.header("content-type"), found.header("etag"), found.body)
+        if made.status >= 400:
+            raise _refusal(made)
+        return made
 
 
-class _Known:
-    """Stands in for the authenticator: whoever may open the files is known already (rule 2)."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-
-    def caller(self, *_: object) -> Caller:
-        """The one caller there is."""
-        return self._caller
-
-    known = caller
-
-    def check_still_valid(self, caller: Caller) -> None:
-        """Whoever holds the files stands."""
-
-
-def _local(service: Any, name: str | None) -> Caller:
+def _local(service: Service, name: str | None) -> Caller:
     from kvcustody.governance.service.access.local_administration import local_name
 
     if name is None:

@@ -29,16 +29,17 @@ class AuditGroup(TableGroup):
             "signing:timestamp",
             "timestamp --url http://tsa.example.org/ --certificate tsa.pem --roots roots.pem",
         ),
-        "sign": _command("signing:sign", "sign kvcustody-signing.key"),
+        "sign": _command("signing:sign", "sign --signing-key kvcustody-signing.key"),
         "keys": _command("signing:keys", "keys --key ledger.vkey"),
-        "rotate-key": _command("signing:rotate", "rotate-key signing.key --actor custodian"),
+        "rotate-key": _command("signing:rotate", "rotate-key --signing-key signing.key --actor custodian"),
         "confirm-break": _command(
-            "signing:confirm", "confirm-break signing.key --actor ops --reason 'failover of 3 May'"
+            "signing:confirm",
+            "confirm-break --signing-key signing.key --actor ops --reason 'failover of 3 May'",
         ),
         "redact": _command("retention:redact", "redact acme alice --actor dpo --reason 'request 7'"),
         "purge": _command(
             "retention:drop",
-            "purge --before 2025-11-01 --to ./purged --key ledger.vkey --actor ops --approver dpo",
+            "purge --until 2025-11-01 --to ./purged --key ledger.vkey --actor ops --approver dpo",
         ),
         "ship": _command("siem:ship", "ship positions.json --shape ocsf --follow | collector"),
         "push": _command(

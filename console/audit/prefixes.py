@@ -10,7 +10,16 @@ from kvcustody.audit.evidence.query.prefix_value import PrefixValue, prefix_valu
 from kvcustody.audit.evidence.query.showback import costs_of
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import connect, reading
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us
+from kvcustody.console.options import (
+    DEFAULT,
+    Authority,
+    DayStart,
+    KeyFile,
+    Ledger,
+    PeriodEnd,
+    Server,
+    period_us,
+)
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.fleet.workers import statuses
 from kvcustody.http_exchange import fact_of
@@ -28,14 +37,11 @@ def prefixes() -> None:
     """Which prefixes are worth keeping: what later requests reused of what one had written."""
 
 
-@app.command(epilog="Example: `kvcustody prefixes top --from 2026-11-01 --tenant acme --json`")
+@app.command(epilog="Example: `kvcustody prefixes top --since 2026-11-01 --tenant acme --json`")
 def top(
     *,
-    start: Annotated[
-        str | None,
-        typer.Option("--from", help="From this UTC date or moment on; default: a day before --to."),
-    ] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Up to this one, not included; now.")] = None,
+    since: DayStart = None,
+    until: PeriodEnd = None,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the worthiest.")] = 20,
     ledger: Ledger = DEFAULT,
@@ -48,7 +54,7 @@ def top(
 
     Seconds are by the cost that each worker measured of its own prefills; where none is told, blocks decide.
     """
-    since_us, until_us = period_us(start, end, span_us=DAY_US)
+    since_us, until_us = period_us(since, until, span_us=DAY_US)
     if server is not None:
         with connect(server, key_file, authority) as plane:
             found = plane.get("/v1/prefixes", since=since_us, until=until_us, tenant=tenant, limit=limit)

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.query.events import (
     BlockRef,
     Cursor,
     EventFilter,
     EventRow,
-    find_events,
     newest_events,
 )
 from kvcustody.audit.evidence.query.known_names import check_said, known_tenant
@@ -30,7 +30,7 @@ from kvcustody.audit.tlog.witness.status import witness_status
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
 from kvcustody.console.command import Json, following, make_table, print_json, printable, say, stdout
 from kvcustody.console.opening import reading
-from kvcustody.console.options import DEFAULT, Ledger, moment_us
+from kvcustody.console.options import DEFAULT, Ledger, OldestFirst, PageCursor, moment_us
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
@@ -67,7 +67,7 @@ def tail(
     ledger: Ledger = DEFAULT,
     tenant: _Tenant = None,
     kind: _Kind = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many.")] = 20,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on showing new leaves until Ctrl-C.")
     ] = False,
@@ -83,7 +83,7 @@ def tail(
             tenant = known_tenant(connection, tenant)
             wanted = EventFilter(tenant=tenant, kinds=_kinds(kind))
             place = newest_positions(connection)
-            rows = newest_events(connection, wanted, limit=lines)
+            rows = newest_events(connection, wanted, limit=limit)
         if not follow:
             _show(rows, as_json)
             return
@@ -127,13 +127,15 @@ def query(
     ] = None,
     as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100,
-    after: Annotated[
-        str | None, typer.Option(help="Go on after this cursor, which the last page gave.")
-    ] = None,
+    cursor: PageCursor = None,
+    oldest_first: OldestFirst = False,
     *,
     as_json: Json = False,
 ) -> None:
-    """Find leaves by what they say, page by page. With --as-of the same question gives the same answer for ever."""
+    """Find leaves by what they say, newest first, page by page.
+
+    With --as-of the same question gives the same answer for ever.
+    """
     wanted = EventFilter(
         since_us=moment_us(since, "--since"),
         until_us=moment_us(until, "--until"),
@@ -150,19 +152,20 @@ def query(
         owner=owner,
         generation=generation,
     )
-    place = None if after is None else Cursor.from_text(after)
+    place = None if cursor is None else Cursor.from_text(cursor)
     with reading(ledger) as engine, engine.connect() as connection:
         wanted = wanted._replace(tenant=known_tenant(connection, tenant))
-        page = find_events(connection, wanted, after=place, limit=limit, as_of=as_of)
-        if not page.rows and page.next is None and after is None:
+        newest = not oldest_first
+        page = find_by_time(connection, wanted, newest=newest, after=place, limit=limit, as_of=as_of)
+        if not page.rows and page.next is None and cursor is None:
             check_said(connection, wanted)
-    cursor = page.next.to_text() if page.next else None
+    following = page.next.to_text() if page.next else None
     if as_json:
-        print_json({"events": [_facts(row) for row in page.rows], "next": cursor})
+        print_json({"events": [_facts(row) for row in page.rows], "next": following})
         return
     _show(page.rows, as_json=False)
-    if cursor:
-        say(f"more: --after {cursor}")
+    if following:
+        say(f"more: --cursor {following}")
 
 
 def prove(

@@ -24,6 +24,7 @@ from kvcustody.console.options import (
     DEFAULT,
     Ledger,
     NamesOfSubjects,
+    OldestFirst,
     SubjectNames,
     SubjectStore,
     moment_us,
@@ -37,7 +38,7 @@ _Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
 def drop(
-    before: Annotated[str, typer.Option(help="Content from before this time (ISO 8601, UTC) is dropped.")],
+    until: Annotated[str, typer.Option(help="Content from before this time (ISO 8601, UTC) is dropped.")],
     ledger: Ledger = DEFAULT,
     to: Annotated[
         Path | None,
@@ -62,14 +63,14 @@ def drop(
     Legal holds win. What goes has to be in an export that verifies, and two people must answer for it. What --to was
     cut off in is finished by asking again with the same folder.
     """
-    before_us = moment_us(before, "--before") or 0
+    until_us = moment_us(until, "--until") or 0
     if to is not None and exported is not None:
         raise ConfigError("--to writes the export that --export would name: give one of them")
     parts: tuple[PurgedPart, ...] = ()
     dropping = not dry_run and (to or exported) is not None
     if not dropping:
         with reading(ledger) as engine, engine.connect() as connection:
-            plans = plan_purge(connection, before_us)
+            plans = plan_purge(connection, until_us)
     else:
         if not actor:
             raise ConfigError("--actor is needed: who drops the content")
@@ -85,7 +86,7 @@ def drop(
             if exported is not None:
                 plans = purge(
                     engine,
-                    before_us,
+                    until_us,
                     exported,
                     keys,
                     actor=actor,
@@ -97,7 +98,7 @@ def drop(
                 assert to is not None
                 plans, parts = purge_to(
                     engine,
-                    before_us,
+                    until_us,
                     to,
                     keys,
                     actor=actor,
@@ -183,10 +184,10 @@ def lift(
 
 
 @hold.command("list", epilog="Example: `kvcustody audit hold list --json`")
-def list_holds(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
-    """List the holds that are active."""
+def list_holds(ledger: Ledger = DEFAULT, *, oldest_first: OldestFirst = False, as_json: Json = False) -> None:
+    """List the holds that are active, newest first."""
     with reading(ledger) as engine, engine.connect() as connection:
-        found = active_holds(connection)
+        found = sorted(active_holds(connection), key=lambda each: each.at_us, reverse=not oldest_first)
     if as_json:
         print_json({"holds": [each._asdict() for each in found]})
         return

@@ -10,19 +10,19 @@ from kvcustody.audit.evidence.query.showback import ShowbackRow, costs_of, showb
 from kvcustody.audit.exports.csv_table import csv_text
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, reading
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, period_us
+from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, PeriodEnd, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.fleet.workers import statuses
 from kvcustody.times import readable
 
-EPILOG = "Example: `kvcustody showback --from 2026-11-01 --to 2026-12-01 --csv > november.csv`"
+EPILOG = "Example: `kvcustody showback --since 2026-11-01 --until 2026-12-01 --csv > november.csv`"
 _COLUMNS = ShowbackRow._fields
 
 
 def bill(
     *,
-    start: Annotated[str, typer.Option("--from", help="From this UTC date or moment on.")],
-    end: Annotated[str | None, typer.Option("--to", help="Up to this one, not included; now.")] = None,
+    since: Annotated[str, typer.Option(help="From this UTC date or moment on.")],
+    until: PeriodEnd = None,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated on stdout, a row a tenant.")] = False,
     ledger: Ledger = DEFAULT,
@@ -36,7 +36,7 @@ def bill(
     Seconds are by the cost that each worker measured of its own prefills; they stay empty for tenants of a worker that
     has told none. docs/audit/showback.md defines every column.
     """
-    since_us, until_us = period_us(start, end)
+    since_us, until_us = period_us(since, until)
     if server is not None:
         with connect(server, key_file, authority) as plane:
             found = plane.get("/v1/showback", since=since_us, until=until_us)

@@ -34,9 +34,11 @@ from kvcustody.times import readable
 
 
 def sign(
-    key_file: Annotated[
+    signing_key: Annotated[
         Path | None,
-        typer.Argument(help="The file of the key that signs this ledger; without it, that of the settings."),
+        typer.Option(
+            help="The file of the key that signs this ledger; without it, that of the settings.",
+        ),
     ] = None,
     ledger: Ledger = DEFAULT,
     *,
@@ -48,7 +50,7 @@ def sign(
     record. Nothing is signed that contradicts what the key signed before.
     """
     settings = load_settings()
-    path, kind = key_file or settings.signing_key_file, KeyKind.named(settings.signing_key_kind)
+    path, kind = signing_key or settings.signing_key_file, KeyKind.named(settings.signing_key_kind)
     with writing(ledger) as engine:
         note = sign_ledger(path, settings.ledger_origin, engine, SystemClock(), kind)
         periods = recorded_keys(engine)
@@ -61,7 +63,7 @@ def sign(
 
 
 def rotate(
-    key_file: Annotated[Path, typer.Argument(help="The file of the key that signs this ledger now.")],
+    signing_key: Annotated[Path, typer.Option(help="The file of the key that signs this ledger now.")],
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
     ledger: Ledger = DEFAULT,
     kind: Annotated[
@@ -86,17 +88,17 @@ def rotate(
                 "no signing key is on record in this ledger; the service makes one at its start"
             )
         with recorder(engine, clock) as writer:
-            old = open_signing_key(key_file, periods[-1].key.name, engine, writer, clock)
+            old = open_signing_key(signing_key, periods[-1].key.name, engine, writer, clock)
             if old is None:
-                raise ConfigError(f"`{key_file}` does not exist; give the file of key `{periods[-1].key}`")
-            memory = memory_of(key_file)
+                raise ConfigError(f"`{signing_key}` does not exist; give the file of key `{periods[-1].key}`")
+            memory = memory_of(signing_key)
             signer = CheckpointSigner(engine, [old], memory=memory, clock=clock)
             new = rotate_signing_key(
-                key_file, signer, writer, clock, actor, None if kind is None else KeyKind.named(kind)
+                signing_key, signer, writer, clock, actor, None if kind is None else KeyKind.named(kind)
             )
             size = signer.last_head().size
         CheckpointSigner(engine, [new], memory=memory, clock=clock).sign_once()
-    kept = key_file.with_name(f"{key_file.name}.{old.verifier.key_id.hex()}")
+    kept = signing_key.with_name(f"{signing_key.name}.{old.verifier.key_id.hex()}")
     if as_json:
         print_json({"old": str(old.verifier), "new": str(new.verifier), "size": size, "kept": str(kept)})
         return
@@ -105,7 +107,7 @@ def rotate(
 
 
 def confirm(
-    key_file: Annotated[Path, typer.Argument(help="The file of the key that signs this ledger.")],
+    signing_key: Annotated[Path, typer.Option(help="The file of the key that signs this ledger.")],
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
     reason: Annotated[str, typer.Option(help="Why the ledger lost what was signed, for the record.")],
     ledger: Ledger = DEFAULT,
@@ -124,10 +126,10 @@ def confirm(
         if not periods:
             raise ConfigError("no signing key is on record in this ledger")
         with recorder(engine, clock) as writer:
-            key = open_signing_key(key_file, periods[-1].key.name, engine, writer, clock)
+            key = open_signing_key(signing_key, periods[-1].key.name, engine, writer, clock)
             if key is None:
-                raise ConfigError(f"`{key_file}` does not exist; give the file of key `{periods[-1].key}`")
-            signer = CheckpointSigner(engine, [key], memory=memory_of(key_file), clock=clock)
+                raise ConfigError(f"`{signing_key}` does not exist; give the file of key `{periods[-1].key}`")
+            signer = CheckpointSigner(engine, [key], memory=memory_of(signing_key), clock=clock)
             what = confirm_break(signer, key, engine, writer, clock, actor, reason)
         signer.sign_once()
     if as_json:

@@ -31,6 +31,7 @@ from kvcustody.console.options import (
     KeyFile,
     Ledger,
     NamesOfSubjects,
+    OldestFirst,
     Server,
     SubjectNames,
     SubjectStore,
@@ -217,6 +218,7 @@ def show_list(
     ctx: typer.Context,
     *,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    oldest_first: OldestFirst = False,
     ledger: Ledger = DEFAULT,
     server: Server = None,
     key_file: KeyFile = None,
@@ -232,6 +234,7 @@ def show_list(
         with reading(ledger) as engine, engine.connect() as connection:
             tenant, now_us = known_tenant(connection, tenant), deadline_us()
             found = [summary_of(case, now_us)._asdict() for case in read_cases(connection, tenant=tenant)]
+    found = found[::-1] if oldest_first else found
     if as_json:
         print_answer(CasePage, {"items": found})
         return

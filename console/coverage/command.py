@@ -36,9 +36,9 @@ from kvcustody.plurals import several
 EXIT_DIFFERENT = 1
 RECOMPUTE = """Examples:
 
-    kvcustody coverage recompute --ledger kvcustody.db
+    kvcustody audit recompute --ledger kvcustody.db
 
-    kvcustody coverage recompute --export evidence-2026-03 --since 2026-03-01 --until 2026-04-01
+    kvcustody audit recompute --export evidence-2026-03 --since 2026-03-01 --until 2026-04-01
 """
 
 app = typer.Typer(
@@ -90,7 +90,6 @@ def show(
         _print_copies(copies)
 
 
-@app.command(epilog=RECOMPUTE)
 def recompute(
     *,
     ledger: Ledger = DEFAULT,

@@ -46,7 +46,15 @@ from kvcustody.console.command import (
 )
 from kvcustody.console.erasure.page import render
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
-from kvcustody.console.options import DEFAULT, Keys, Ledger, NamesOfSubjects, SubjectNames, SubjectStore
+from kvcustody.console.options import (
+    DEFAULT,
+    Keys,
+    Ledger,
+    NamesOfSubjects,
+    OldestFirst,
+    SubjectNames,
+    SubjectStore,
+)
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.erasure_run import request_event
@@ -207,6 +215,7 @@ def _plain(found: Status) -> dict[str, Any]:
 def show_list(
     *,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    oldest_first: OldestFirst = False,
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -216,6 +225,7 @@ def show_list(
         now_us = deadline_us()
         found = requests(connection, tenant=tenant)
         states = read_states_of(connection, found, now_us)
+    found = found[::-1] if oldest_first else found
     if as_json:
         print_json([{**one._asdict(), "state": states[one.erasure]} for one in found])
         return

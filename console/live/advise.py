@@ -28,7 +28,7 @@ Examples:
 
     kvcustody advise --server https://kv.example:8443 --api-key-file olive.key
 
-    kvcustody advise conversation_trace.jsonl --format mooncake --pool-blocks 4000 --model config.json
+    kvcustody advise conversation_trace.jsonl --trace-format mooncake --pool-blocks 4000 --model config.json
 """
 
 
@@ -42,7 +42,7 @@ def advise(
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
-    format: Annotated[
+    trace_format: Annotated[
         str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
     ] = None,
     policy: Annotated[
@@ -68,11 +68,11 @@ def advise(
     is made.
     """
     of: dict[str, str] | None = None
-    if trace is not None or format is not None:
+    if trace is not None or trace_format is not None:
         given = [context.get_parameter_source(name) for name in ("server", "ledger")]
         if any(source is not None and source.name == "COMMANDLINE" for source in given):
             raise ConfigError("a trace is replayed here: leave out --server and --ledger")
-        choice = Choice(trace, format, tenants, unit=read_unit(unit), limit=limit)
+        choice = Choice(trace, trace_format, tenants, unit=read_unit(unit), limit=limit)
         with replayed_aside(choice, policy, pool_blocks) as (report, _):
             seen = [as_worker(report)]
             findings = trace_findings(report, model, prefill_rate)

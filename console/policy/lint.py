@@ -12,6 +12,7 @@ import typer
 
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.opening import snapshot
+from kvcustody.console.options import GivenLedger
 from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
 from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, ProblemFormat
 from kvcustody.errors import ConfigError
@@ -51,13 +52,6 @@ Tenants = Annotated[
 Used = Annotated[
     Path | None, typer.Option("--used", help="A file with the grants and segments in use, one a line.")
 ]
-Database = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger",
-        help="A ledger, instead of --used and --tenants: a SQLite file or a database URL; it is only read.",
-    ),
-]
 Rate = Annotated[
     Path | None,
     typer.Option("--scrub-rate", help="What `benchmarks/device/scrub.py --json` measured on the device."),
@@ -82,7 +76,7 @@ def lint_command(
     at: At = None,
     tenants: Tenants = None,
     used: Used = None,
-    ledger: Database = None,
+    ledger: GivenLedger = None,
     scrub_rate: Rate = None,
     pool: Pool = None,
     engine: Engine = None,
@@ -95,8 +89,8 @@ def lint_command(
     Also names that look alike, tenants that the identity provider does not know (with --tenants), grants that nobody
     used (with --used), scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool), and fields
     that do nothing, beside one engine (with --engine) or with the tiers that workers have (with --tiers). With --ledger
-    the ledger says what was reused and which tenants ever came. Exit 0; 1 where a grant or segment can open nothing
-    (KVP716), and with --fail on any finding.
+    the ledger says what was reused and which tenants ever came; it is only read. Exit 0; 1 where a grant or
+    segment can open nothing (KVP716), and with --fail on any finding.
     """
     known, seen = _lines(tenants), _lines(used)
     if ledger is not None:

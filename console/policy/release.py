@@ -13,13 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import make_table, print_json, progress_bar, say, stdout
+from kvcustody.console.options import OldestFirst
 from kvcustody.console.policy import release_keys
 from kvcustody.console.policy.release_options import (
     At,
-    Key,
     Note,
     Reason,
     Revision,
+    SigningKey,
     acts_as_owner,
     read_document,
     release_command,
@@ -51,14 +52,16 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="history", epilog=_HISTORY)(history)
 
 
-_PROPOSE = 'Example:\n\n    kvcustody policy propose policy.yaml --key ada.key --note "labs may read acme"'
+_PROPOSE = (
+    'Example:\n\n    kvcustody policy propose policy.yaml --signing-key ada.key --note "labs may read acme"'
+)
 
 
 @release_command
 def propose(
     file: File,
     *,
-    key: Key,
+    signing_key: SigningKey,
     note: Note,
     days: _Days = 365,
     at: At,
@@ -66,7 +69,7 @@ def propose(
     """Propose a policy as the next revision, signed by its author. Nothing takes effect."""
     with at.desk() as desk:
         made = desk.propose(
-            read_document(file), signer_of(key), note=note, seconds=days * 86_400, file=str(file)
+            read_document(file), signer_of(signing_key), note=note, seconds=days * 86_400, file=str(file)
         )
     show_proposal(made, at.as_json)
 
@@ -90,14 +93,14 @@ def review(
     show_review(found)
 
 
-_APPROVE = "Example:\n\n    kvcustody policy approve 3 --key grace.key --cells sha256:…"
+_APPROVE = "Example:\n\n    kvcustody policy approve 3 --signing-key grace.key --cells sha256:…"
 
 
 @release_command
 def approve(
     revision: Revision,
     *,
-    key: Key,
+    signing_key: SigningKey,
     cells: Annotated[
         str, typer.Option("--cells", help="The widening digest that `review` showed; needed where it widens.")
     ] = "",
@@ -105,7 +108,7 @@ def approve(
 ) -> None:
     """Sign somebody else's proposal, against what is active now and with exactly the widening that was reviewed."""
     with at.desk() as desk, _waiting("proving"):
-        found = desk.approve(revision, signer_of(key), cells=cells)
+        found = desk.approve(revision, signer_of(signing_key), cells=cells)
     if at.as_json:
         print_json(review_data(found))
     else:
@@ -113,7 +116,7 @@ def approve(
         show_review(found)
 
 
-_CONSENT = "Example:\n\n    kvcustody policy consent 3 labs-reads-acme --key acme.key"
+_CONSENT = "Example:\n\n    kvcustody policy consent 3 labs-reads-acme --signing-key acme.key"
 
 
 @release_command
@@ -121,7 +124,7 @@ def consent(
     revision: Revision,
     source: Annotated[str, typer.Argument(help="A grant's or segment's id.", metavar="ID")],
     *,
-    key: Key,
+    signing_key: SigningKey,
     at: At,
 ) -> None:
     """The owner's consent to what a revision opens of its blocks, and to nothing else."""
@@ -129,10 +132,10 @@ def consent(
         at.remote.server is not None
     ):  # an owner sees what waits for the own tenant's consent, and nothing else
         with at.owner_consents() as consents:
-            made = consents.consent(revision, source, signer_of(key))
+            made = consents.consent(revision, source, signer_of(signing_key))
     else:
         with at.desk() as desk:
-            made = [opening.data() for opening in desk.consent(revision, source, signer_of(key))]
+            made = [opening.data() for opening in desk.consent(revision, source, signer_of(signing_key))]
     if at.as_json:
         print_json(made)
     for opening in () if at.as_json else made:
@@ -144,8 +147,8 @@ def consent(
 
 
 _ACTIVATE = (
-    "Examples:\n\n    kvcustody policy activate 3 --key grace.key --percent 10\n\n"
-    "    kvcustody policy activate 3 --key grace.key"
+    "Examples:\n\n    kvcustody policy activate 3 --signing-key grace.key --percent 10\n\n"
+    "    kvcustody policy activate 3 --signing-key grace.key"
 )
 
 
@@ -153,7 +156,7 @@ _ACTIVATE = (
 def activate(
     revision: Revision,
     *,
-    key: Key,
+    signing_key: SigningKey,
     tenants: Annotated[str, typer.Option("--tenants", help="Stage it: for these tenants, by commas.")] = "",
     percent: Annotated[
         str, typer.Option("--percent", help="Stage it: for this share of tenants, as 10 or 2.5.")
@@ -166,34 +169,34 @@ def activate(
     """
     stage = _stage(tenants, percent)
     with at.desk() as desk, _waiting("proving"):
-        found = desk.activate(revision, signer_of(key), stage=stage)
+        found = desk.activate(revision, signer_of(signing_key), stage=stage)
     if at.as_json:
         print_json(review_data(found) | {"stage": None if stage is None else str(stage)})
     else:
         say(f"{'active' if stage is None else f'staged for {stage}'}: revision {revision}")
 
 
-_ROLLBACK = 'Example:\n\n    kvcustody policy rollback 2 --key ada.key --note "labs lost their hits"'
+_ROLLBACK = 'Example:\n\n    kvcustody policy rollback 2 --signing-key ada.key --note "labs lost their hits"'
 
 
 @release_command
 def rollback(
     revision: Revision,
     *,
-    key: Key,
+    signing_key: SigningKey,
     note: Note,
     days: _Days = 365,
     at: At,
 ) -> None:
     """Propose what an earlier revision said as a new one, less what was revoked; it is approved like any other."""
     with at.desk() as desk:
-        made = desk.rollback(revision, signer_of(key), note=note, seconds=days * 86_400)
+        made = desk.rollback(revision, signer_of(signing_key), note=note, seconds=days * 86_400)
     show_proposal(made, at.as_json)
 
 
 _REVOKE = (
-    'Examples:\n\n    kvcustody policy revoke labs-reads-acme --key acme.key --reason "evaluation is over"\n\n'
-    "    kvcustody policy revoke labs-reads-acme --key acme.key --reason leak --server https://kv.example "
+    'Examples:\n\n    kvcustody policy revoke labs-reads-acme --signing-key acme.key --reason "evaluation is over"\n\n'
+    "    kvcustody policy revoke labs-reads-acme --signing-key acme.key --reason leak --server https://kv.example "
     "--api-key-file acme-admin.key"
 )
 
@@ -202,12 +205,12 @@ _REVOKE = (
 def revoke(
     ids: Annotated[list[str], typer.Argument(help="Grants, segments or groups.", metavar="ID...")],
     *,
-    key: Key,
+    signing_key: SigningKey,
     reason: Reason,
     at: At,
 ) -> None:
     """Take grants, segments or groups back for good: by an approver, their owner, or in an emergency."""
-    signer = signer_of(key)
+    signer = signer_of(signing_key)
     if at.remote.server is not None and acts_as_owner(
         at.trust, signer
     ):  # who sees its own part of a release alone
@@ -223,16 +226,16 @@ def revoke(
 
 
 _BREAK = (
-    "Examples:\n\n    kvcustody policy break-glass --restore 2 --minutes 60 --key brock.key "
+    "Examples:\n\n    kvcustody policy break-glass --restore 2 --minutes 60 --signing-key brock.key "
     '--reason "revision 3 denies hr"\n\n    kvcustody policy break-glass --document closed.yaml --minutes 30 '
-    '--key brock.key --reason "leak suspected"'
+    '--signing-key brock.key --reason "leak suspected"'
 )
 
 
 @release_command
 def break_glass(
     *,
-    key: Key,
+    signing_key: SigningKey,
     reason: Reason,
     minutes: Annotated[int, typer.Option("--minutes", help="The time box.", min=1)],
     document: Annotated[
@@ -248,7 +251,7 @@ def break_glass(
     text = None if document is None else read_document(document)
     with at.desk() as desk, _waiting("proving"):
         found = desk.break_glass(
-            signer_of(key), reason=reason, seconds=minutes * 60, document=text, restores=restore
+            signer_of(signing_key), reason=reason, seconds=minutes * 60, document=text, restores=restore
         )
     if at.as_json:
         print_json(review_data(found))
@@ -263,17 +266,20 @@ _HISTORY = "Example:\n\n    kvcustody policy history --json"
 @release_command
 def history(
     *,
+    oldest_first: OldestFirst = False,
     at: At,
 ) -> None:
-    """Every step of the release, verified, and what is in effect."""
+    """Every step of the release, verified, newest first, and what is in effect."""
     with at.desk() as desk:
         state = desk.state()
     effect = at.in_effect(state)
+    told = history_data(state)
+    told["steps"] = told["steps"] if oldest_first else told["steps"][::-1]
     if at.as_json:
-        print_json(history_data(state) | {"in_effect": effect})
+        print_json(told | {"in_effect": effect})
         return
     table = make_table("steps", "step", "at", "who", "what", "revision", "detail", left=6)
-    for row in history_data(state)["steps"]:
+    for row in told["steps"]:
         table.add_row(*(str(value) for value in row.values()))
     stdout().print(table)
     staged = "" if state.staged is None else f"; revision {state.staged.revision} is staged for {state.stage}"

@@ -36,7 +36,9 @@ from kvcustody.governance.release.trust import read_trust
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.bundle.trust import KeyRole, Signer
 
-Key = Annotated[Path, typer.Option("--key", help="Your private key's file, from `kvcustody policy key`.")]
+SigningKey = Annotated[
+    Path, typer.Option("--signing-key", help="Your private key's file, from `kvcustody policy key`.")
+]
 TrustFile = Annotated[
     Path,
     typer.Option("--trust", envvar="KVCUSTODY_POLICY_TRUST", help="The trust configuration."),

@@ -11,6 +11,7 @@ import typer
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
 from kvcustody.console.opening import tell_marked
+from kvcustody.console.options import GivenLedger
 from kvcustody.console.policy.review import New, Old
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayReport
@@ -33,15 +34,14 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="simulate", epilog=_EPILOG)(simulate_command)
 
 
-LedgerOption = Annotated[
-    str | None, typer.Option("--ledger", help="A ledger: a SQLite file or a PostgreSQL URL; it is only read.")
-]
 Revision = Annotated[
     int | None, typer.Option("--revision", help="Only requests recorded under this revision.")
 ]
 BlockTokens = Annotated[int, typer.Option("--block-tokens", min=1, help="Tokens in a block of the ledger.")]
 Trace = Annotated[Path | None, typer.Option("--trace", help="Replay this trace under both policies instead.")]
-TraceFormat = Annotated[str | None, typer.Option("--trace-format", help="As `kvcustody replay --format`.")]
+TraceFormat = Annotated[
+    str | None, typer.Option("--trace-format", help="As `kvcustody replay --trace-format`.")
+]
 Generated = Annotated[
     bool, typer.Option("--generated", help="Replay a generated workload under both policies.")
 ]
@@ -53,7 +53,7 @@ def simulate_command(
     old: Old,
     new: New,
     *,
-    ledger: LedgerOption = None,
+    ledger: GivenLedger = None,
     revision: Revision = None,
     block_tokens: BlockTokens = 16,
     trace: Trace = None,

@@ -16,6 +16,7 @@ import typer
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect
 from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
+from kvcustody.console.plugins import add_to_group
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
@@ -31,7 +32,7 @@ from kvcustody.times import TO_THE_MINUTE, readable
 
 keys = typer.Typer(
     no_args_is_help=True,
-    help="Issue, replace, list and revoke the API keys of principals.",
+    help="Issue, replace, list and revoke API keys: of principals, and of an engine's tenants.",
     epilog="Keys end by themselves; `kvcustody apikey issue --replace` gives a new one and lets the old ones end.",
 )
 
@@ -224,3 +225,6 @@ def _print_keys(found: list[dict[str, Any]], as_json: bool) -> None:
         ends_with = ", ".join(filter(None, (key["made_with"], "a session" if key["in_session"] else "")))
         table.add_row(key["prefix"], *days, key["certificate"] or "", ends_with)
     stdout().print(table)
+
+
+add_to_group(keys, "apikey")

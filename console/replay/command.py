@@ -13,6 +13,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from kvcustody.audit.kinds import GENERATED
+from kvcustody.audit.store.database.database_place import SqliteFile, database_place
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
 from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.console.replay.printing import print_comparison, print_golden, print_report
@@ -38,11 +39,11 @@ Examples:
 
     kvcustody replay --policy single-org --tenants 1 --seed 7 --json
 
-    kvcustody replay conversation_trace.jsonl --format mooncake --tenants 32 --pool-blocks 16000
+    kvcustody replay conversation_trace.jsonl --trace-format mooncake --tenants 32 --pool-blocks 16000
 
-    kvcustody replay agentic_v6_dev.jsonl.gz --format agentic --unit lineage --limit 1000
+    kvcustody replay agentic_v6_dev.jsonl.gz --trace-format agentic --unit lineage --limit 1000
 
-    kvcustody replay --format thrash
+    kvcustody replay --trace-format thrash
 
     kvcustody replay --compare-tiers
 
@@ -61,7 +62,7 @@ def replay(
         Path | None, typer.Argument(help="A recorded trace, plain or gzip; none: a generated workload.")
     ] = None,
     *,
-    format: Annotated[
+    trace_format: Annotated[
         str | None,
         typer.Option(help=f"What the trace is: {', '.join(FORMATS)}.", autocompletion=lambda: list(FORMATS)),
     ] = None,
@@ -83,8 +84,12 @@ def replay(
     ] = None,
     device: Annotated[str, typer.Option(help="Where the tensors live: cpu or cuda.")] = "cpu",
     ledger: Annotated[
-        Path, typer.Option(help="The ledger, a SQLite file; an existing one is appended to.")
-    ] = Path("kvcustody.db"),
+        str,
+        typer.Option(
+            help="The ledger, an SQLite file by its path or URL; an existing one is appended to.",
+            metavar="PATH|URL",
+        ),
+    ] = "kvcustody.db",
     html: Annotated[Path, typer.Option(help="The summary page to write.")] = Path("kvcustody-summary.html"),
     signing_key: Annotated[
         Path | None,
@@ -111,7 +116,7 @@ def replay(
     """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
 
     Without a trace, a multi-turn workload is generated from the seed (docs/operate/capacity.md), or one that a pool is
-    too small or too coarse for: `--format thrash`, `oom` or `fragmentation`. Every request is
+    too small or too coarse for: `--trace-format thrash`, `oom` or `fragmentation`. Every request is
     admitted under the policy, looks up its prefix, writes a pattern into real KV tensors, decodes and is
     released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger. docs/operate/capacity.md
     explains every figure.
@@ -119,22 +124,27 @@ def replay(
     if show_golden:
         _golden(as_json, policy)
         return
-    choice = Choice(trace, format, tenants, seed, read_unit(unit), skew, limit)
+    choice = Choice(trace, trace_format, tenants, seed, read_unit(unit), skew, limit)
     if compare_tiers:
         _compare(
-            choice, policy, (pool_blocks or pool_blocks_of(format)) // 2, block_tokens, host_tier, as_json
+            choice,
+            policy,
+            (pool_blocks or pool_blocks_of(trace_format)) // 2,
+            block_tokens,
+            host_tier,
+            as_json,
         )
         return
     check_page(html)
     size = block_tokens_of(choice, block_tokens)
-    settings = load_settings()
+    settings, file = load_settings(), _sqlite_file(ledger)
     options = EnvironmentOptions(
         policy=policy,
-        pool_blocks=pool_blocks or pool_blocks_of(format),
+        pool_blocks=pool_blocks or pool_blocks_of(trace_format),
         block_tokens=size,
         device=device,
-        database=ledger,
-        signing_key=signing_key or (settings.signing_key_file if is_ledger_of(settings, ledger) else None),
+        database=file,
+        signing_key=signing_key or (settings.signing_key_file if is_ledger_of(settings, file) else None),
         signing_key_kind=settings.signing_key_kind,
         ledger_origin=settings.ledger_origin,
         host_tier_bytes=read_bytes(host_tier),
@@ -228,6 +238,14 @@ def replayed_aside(
         if report.error is not None:
             raise report.error
         yield report, options.database
+
+
+def _sqlite_file(ledger: str) -> Path:
+    """The file of a replay's ledger; raises `ConfigError` for a server, which keeps no spill folder beside itself."""
+    place = database_place(ledger)
+    if not isinstance(place, SqliteFile):
+        raise ConfigError("--ledger: a replay writes an SQLite file; give its path, or `sqlite:///PATH`")
+    return place.path
 
 
 def pool_blocks_of(format: str | None) -> int:

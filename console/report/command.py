@@ -24,8 +24,8 @@ from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_ex
 from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout
 from kvcustody.console.files import read_file, read_words, write_files
-from kvcustody.console.opening import snapshot
-from kvcustody.console.options import DEFAULT, At, Ledger, Since, Until, moment_us
+from kvcustody.console.opening import key_texts, snapshot
+from kvcustody.console.options import DEFAULT, At, GivenLedger, Keys, Ledger, Since, Until, moment_us
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report import schedules as schedule_commands
@@ -107,7 +107,7 @@ def make(
     ] = 99.9,
     prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = "",
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
-    sign_with: Annotated[
+    signing_key: Annotated[
         Path | None,
         typer.Option(
             help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."
@@ -153,8 +153,8 @@ def make(
         report = build_report(
             connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen
         )
-        if sign_with is not None:
-            key = read_report_key(sign_with, recorded_report_keys(connection.engine))
+        if signing_key is not None:
+            key = read_report_key(signing_key, recorded_report_keys(connection.engine))
             report = signed_report(connection, report, key)
         tell("writing")
         files = render_all(report, formats)
@@ -172,18 +172,14 @@ def verify(
         Path, typer.Argument(help="A report.json or ropa.json, or the folder of one with all its files.")
     ],
     *,
-    key: Annotated[
-        list[Path], typer.Option(help="A file with the log's public key (vkey); may be given twice.")
-    ],
+    key: Keys,
     export: Annotated[
         Path | None,
         typer.Option(
             help="An export of the report's checkpoint: every figure is made again from its leaves."
         ),
     ] = None,
-    ledger: Annotated[
-        str | None, typer.Option(help="The ledger itself: every figure is made again from it.")
-    ] = None,
+    ledger: GivenLedger = None,
     policy: Annotated[
         Path | None, typer.Option(help="Of a record of processing: the policy that it was made with (YAML).")
     ] = None,
@@ -196,14 +192,14 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a report: its signature, its figures against an export or the ledger, and every format's bytes.
+    """Check a report: its signature, its figures against an export or the ledger itself, and every format's bytes.
 
     With nothing but the log's public key: who signed, every sampled leaf, and that the report agrees with itself. What
     was not checked is printed, with the reason. Exit code 1 says that something is wrong with the report. 2 says that
     it cannot be checked: what is given beside it is missing, damaged or another's. A record of processing
     (`report ropa`) is checked the same way.
     """
-    vkeys = [read_words(path).strip() for path in key]
+    vkeys = key_texts(key)
     for text in vkeys:
         parse_vkey(text)
     folder = file if file.is_dir() else None
@@ -278,10 +274,12 @@ def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
 
 
 app.command(
-    name="enrol-key", epilog="Example:\n\n    kvcustody report enrol-key kvcustody-report.key --actor dana"
+    name="enrol-key",
+    epilog="Example:\n\n    kvcustody report enrol-key --signing-key kvcustody-report.key --actor dana",
 )(key_commands.enrol_key)
 app.command(
-    name="rotate-key", epilog="Example:\n\n    kvcustody report rotate-key kvcustody-report.key --actor dana"
+    name="rotate-key",
+    epilog="Example:\n\n    kvcustody report rotate-key --signing-key kvcustody-report.key --actor dana",
 )(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
 app.command(name="package", epilog=package_command.EPILOG)(package_command.package)

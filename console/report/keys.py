@@ -21,13 +21,13 @@ from kvcustody.governance.keys.report_signing_key import (
     rotate_report_key,
 )
 
-_File = Annotated[Path, typer.Argument(help="The file of the key that signs reports.", metavar="FILE")]
+_SigningKey = Annotated[Path, typer.Option(help="The file of the key that signs reports.", metavar="FILE")]
 _Actor = Annotated[str, typer.Option(help="Who orders it: on record.")]
 
 
 def enrol_key(
-    file: _File,
     *,
+    signing_key: _SigningKey,
     actor: _Actor,
     ledger: Ledger = DEFAULT,
     kind: Annotated[
@@ -49,14 +49,14 @@ def enrol_key(
             raise ConfigError("a key signs reports of this ledger already; `report rotate-key` hands over")
         with recorder(engine, clock) as writer:
             key = open_report_key(
-                file, periods[-1].key.name, engine, writer, clock, KeyKind.named(kind), actor=actor
+                signing_key, periods[-1].key.name, engine, writer, clock, KeyKind.named(kind), actor=actor
             )
     _answer(str(key.verifier), as_json)
 
 
 def rotate_key(
-    file: _File,
     *,
+    signing_key: _SigningKey,
     actor: _Actor,
     ledger: Ledger = DEFAULT,
     kind: Annotated[
@@ -71,7 +71,7 @@ def rotate_key(
     clock = SystemClock()
     with writing(ledger) as engine, recorder(engine, clock) as writer:
         named = None if kind is None else KeyKind.named(kind)
-        key = rotate_report_key(file, engine, writer, clock, actor, named)
+        key = rotate_report_key(signing_key, engine, writer, clock, actor, named)
     _answer(str(key.verifier), as_json)
 
 

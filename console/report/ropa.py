@@ -48,7 +48,7 @@ EPILOG = """Examples:
     kvcustody report ropa --policy policy.yaml --ledger kvcustody.db --controller "Example AG, Bonn"
 
     kvcustody report ropa --role processor --since 2026-01-01 --until 2026-04-01 --controller "Host AG"
-    --controller-of acme="Example AG" --sign-with kvcustody-report.key --format pdf,csv,json --out ropa
+    --controller-of acme="Example AG" --signing-key kvcustody-report.key --format pdf,csv,json --out ropa
 
     kvcustody report ropa --server https://ledger.example:8443 --api-key-file dpo.key --json
 
@@ -88,7 +88,7 @@ def ropa(
     data: Annotated[str, typer.Option(help="Categories of personal data.")] = "",
     transfers: Annotated[str, typer.Option(help="Transfers to third countries (30(1)(e)).")] = "",
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = "html,json",
-    sign_with: Annotated[
+    signing_key: Annotated[
         Path | None,
         typer.Option(
             help="The file of the key that signs reports; without it, unsigned. A server signs itself."
@@ -135,8 +135,8 @@ def ropa(
                 raise (
                     ConfigError(f"--policy is needed: {problem.message}") if given is None else problem
                 ) from None
-            if sign_with is not None:
-                key = read_report_key(sign_with, recorded_report_keys(connection.engine))
+            if signing_key is not None:
+                key = read_report_key(signing_key, recorded_report_keys(connection.engine))
                 record = signed_record(connection, record, key)
     files = render_record(record, formats)
     write_files(out, files)

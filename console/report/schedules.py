@@ -18,7 +18,16 @@ from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_answer, printable, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing
-from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server, SettledLedger
+from kvcustody.console.options import (
+    DEFAULT,
+    Authority,
+    Config,
+    KeyFile,
+    Ledger,
+    OldestFirst,
+    Server,
+    SettledLedger,
+)
 from kvcustody.console.report.document import FORMATS
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.evidence import (
@@ -204,6 +213,7 @@ def list_reports(
     ctx: typer.Context,
     *,
     tenant: Annotated[str | None, typer.Option(help="Only reports of this tenant.")] = None,
+    oldest_first: OldestFirst = False,
     ledger: Ledger = DEFAULT,
     server: Server = None,
     key_file: KeyFile = None,
@@ -222,6 +232,7 @@ def list_reports(
                 connection, tenant=known_tenant(connection, tenant), limit=None, verdicts=SignedVerdicts()
             )
             items = [each.data() for each in found]
+    items = items[::-1] if oldest_first else items
     if as_json:
         print_answer(MadeReportPage, {"items": items})
         return

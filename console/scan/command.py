@@ -23,6 +23,7 @@ from kvcustody.console.options import (
     KeyFile,
     Ledger,
     NamesOfSubjects,
+    OldestFirst,
     Server,
     SubjectNames,
     SubjectStore,
@@ -55,13 +56,15 @@ def ledger(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
 def show_findings(
     *,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    oldest_first: OldestFirst = False,
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Everything that scans have found and what became of it, oldest first."""
+    """Everything that scans have found and what became of it, newest first."""
     with reading(ledger) as engine, engine.connect() as connection:
         tenant = known_tenant(connection, tenant)
         rows = [one._asdict() for one in findings(connection, tenant=tenant)]
+    rows = rows if oldest_first else rows[::-1]
     _show(rows, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
 
 

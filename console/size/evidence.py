@@ -23,7 +23,7 @@ Examples:
 
     kvcustody size ledger --ledger sqlite:///kvcustody.db --requests-per-second 200
 
-    kvcustody size ledger conversation_trace.jsonl --format mooncake --limit 500 --json
+    kvcustody size ledger conversation_trace.jsonl --trace-format mooncake --limit 500 --json
 """
 _DAY_SECONDS = 86_400
 _POOL_BLOCKS = 8192
@@ -38,7 +38,7 @@ def evidence(
     requests_per_second: Annotated[
         float, typer.Option(min=0.001, help="The rate that a day is worked out for.")
     ] = 50.0,
-    format: Annotated[str | None, typer.Option(help="What the trace is, as `replay` has it.")] = None,
+    trace_format: Annotated[str | None, typer.Option(help="What the trace is, as `replay` has it.")] = None,
     policy: Annotated[str, typer.Option(help="A library policy or a YAML file.")] = "regulated-saas",
     tenants: Annotated[int, typer.Option(min=1, help="How many tenants share the requests.")] = 8,
     limit: Annotated[int, typer.Option(min=10, help="How many requests are replayed to measure.")] = 500,
@@ -56,7 +56,7 @@ def evidence(
         with reading(ledger) as engine, engine.connect() as connection:
             found = evidence_size(connection)
     else:
-        choice = Choice(trace, format, tenants, 1, "session", None, limit)
+        choice = Choice(trace, trace_format, tenants, 1, "session", None, limit)
         found = _of_replay(choice, policy, pool_blocks)
     if not found.requests:
         raise ConfigError("the ledger records no request: there is nothing to size", requests=0)

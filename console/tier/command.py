@@ -18,7 +18,18 @@ from kvcustody.audit.evidence.copies.transfers import (
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.console.command import Json, as_answered, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us, period_us
+from kvcustody.console.options import (
+    DEFAULT,
+    Authority,
+    DayStart,
+    KeyFile,
+    Ledger,
+    PageCursor,
+    PeriodEnd,
+    Server,
+    moment_us,
+    period_us,
+)
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
@@ -61,22 +72,18 @@ class _Outcome(StrEnum):
     NONE = "none"
 
 
-_From = Annotated[
-    str | None, typer.Option("--from", help="From this UTC date or moment on; default: a day before --to.")
-]
-_To = Annotated[str | None, typer.Option("--to", help="Up to this one, not included; now.")]
 _Tenant = Annotated[str | None, typer.Option(help="Of this tenant alone.")]
 _Incarnation = Annotated[
     str | None, typer.Option(help="Of this process alone: 32 hexadecimal digits.", metavar="ID")
 ]
 
 
-@app.command(name="list", epilog="Example: `kvcustody tier list --from 2026-11-01 --tenant acme`")
+@app.command(name="list", epilog="Example: `kvcustody tier list --since 2026-11-01 --tenant acme`")
 def list_tiers(
     ctx: typer.Context,
     *,
-    start: _From = None,
-    end: _To = None,
+    since: DayStart = None,
+    until: PeriodEnd = None,
     tenant: _Tenant = None,
     ledger: Ledger = DEFAULT,
     server: Server = None,
@@ -85,7 +92,7 @@ def list_tiers(
     as_json: Json = False,
 ) -> None:
     """Each tier's copies, and what stores and restores of a period moved, took, saved and were predicted to take."""
-    since_us, until_us = period_us(start, end, span_us=DAY_US)
+    since_us, until_us = period_us(since, until, span_us=DAY_US)
     if server is not None:
         one_ledger(ctx)
         with connect(server, key_file, authority) as plane:
@@ -107,13 +114,13 @@ def list_tiers(
 
 @app.command(
     name="transfers",
-    epilog="Example: `kvcustody tier transfers --tier nvme --outcome failed --from 2026-11-01 --json`",
+    epilog="Example: `kvcustody tier transfers --tier nvme --outcome failed --since 2026-11-01 --json`",
 )
 def list_transfers(
     ctx: typer.Context,
     *,
-    start: Annotated[str | None, typer.Option("--from", help="From this UTC date or moment on.")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Up to this one, not included.")] = None,
+    since: Annotated[str | None, typer.Option(help="From this UTC date or moment on.")] = None,
+    until: Annotated[str | None, typer.Option(help="Up to this one, not included.")] = None,
     tenant: _Tenant = None,
     tier: Annotated[_Tier | None, typer.Option(help="Only about this tier.")] = None,
     action: Annotated[_Action | None, typer.Option(help="Only stores, or only restores.")] = None,
@@ -128,9 +135,7 @@ def list_transfers(
     ] = None,
     incarnation: _Incarnation = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, the newest.")] = 50,
-    after: Annotated[
-        str | None, typer.Option(help="Go on after this cursor, which the last page gave.")
-    ] = None,
+    cursor: PageCursor = None,
     ledger: Ledger = DEFAULT,
     server: Server = None,
     key_file: KeyFile = None,
@@ -138,19 +143,19 @@ def list_transfers(
     as_json: Json = False,
 ) -> None:
     """Decisions to move copies or not, newest first: what either way was predicted to take, and what it took."""
-    since_us, until_us = moment_us(start, "--from"), moment_us(end, "--to")
+    since_us, until_us = moment_us(since, "--since"), moment_us(until, "--until")
     chosen = (tier, action, choice, outcome, residency, _process(incarnation), since_us, until_us)
     if server is not None:
         one_ledger(ctx)
         names = ("tier", "action", "choice", "outcome", "residency", "incarnation", "since", "until")
         asked = dict(zip(names, chosen, strict=True))
         with connect(server, key_file, authority) as plane:
-            found = plane.get("/v1/tiers/transfers", **asked, tenant=tenant, limit=limit, cursor=after)
+            found = plane.get("/v1/tiers/transfers", **asked, tenant=tenant, limit=limit, cursor=cursor)
         items, following = found["items"], found["next"]
     else:
         with reading(ledger) as engine, engine.connect() as connection:
             wanted = TransferFilter(known_tenant(connection, tenant), *chosen)
-            page = transfers(connection, wanted, after=_place(after), limit=limit)
+            page = transfers(connection, wanted, after=_place(cursor), limit=limit)
         items = [row._asdict() for row in page.transfers]
         following = None if page.next is None else ":".join(map(str, page.next))
     if as_json:
@@ -158,7 +163,7 @@ def list_transfers(
         return
     _print_transfers(items)
     if following is not None:
-        say(f"more: --after {following}")
+        say(f"more: --cursor {following}")
 
 
 @app.command(epilog="Example: `kvcustody tier explain 17 --worker gpu-0`")
@@ -239,7 +244,7 @@ def _place(cursor: str | None) -> tuple[int, int, int] | None:
     found = re.fullmatch(r"(\d{1,18}):(\d{1,9}):(\d{1,18})", cursor)
     if found is None:
         raise ConfigError(
-            f"--after `{cursor}` is no cursor of this command; give what `more:` said", cursor=cursor
+            f"--cursor `{cursor}` is no cursor of this command; give what `more:` said", cursor=cursor
         )
     return int(found[1]), int(found[2]), int(found[3])
 

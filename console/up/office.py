@@ -25,7 +25,8 @@ from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations.erasures import request as request_erasure
 from kvcustody.governance.api.operations.fleet import order_scan
 from kvcustody.governance.api.operations.privacy.cases import open_case, take_step
-from kvcustody.governance.api.operations.reports_and_checks import new_schedule
+from kvcustody.governance.api.operations.reports_and_checks import make_schedule
+from kvcustody.governance.api.page_calls import ask
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.reports import report_parameters, start_report
@@ -74,7 +75,7 @@ class Office:
             pause, turn = _TURN_SECONDS, turn + 1
             try:
                 self._erase(deadline_seconds=60)
-                order_scan(_caller(YOU), self._service, self._worker, ScanWanted(within_seconds=60))
+                ask(self._service, _caller(YOU), order_scan, self._worker, ScanWanted(within_seconds=60))
                 if turn == _REPORT_TURN:
                     self._report()
                     self._requests()
@@ -88,7 +89,7 @@ class Office:
     def _erase(self, *, deadline_seconds: int) -> None:
         tenant, subject = next(self._subjects)
         what = ErasureRequest(tenant=tenant, subject=subject, deadline_seconds=deadline_seconds)
-        request_erasure(_caller("dpo-desk"), self._service, what)
+        ask(self._service, _caller("dpo-desk"), request_erasure, what)
 
     def _requests(self) -> None:
         service, caller = self._service, _caller("dpo-desk")
@@ -98,13 +99,14 @@ class Office:
             what = CaseRequest(
                 tenant=tenant, subject=subject, right=SubjectRight.ERASURE, channel="mail", received=received
             )
-            case = open_case(caller, service, what)["case_id"]
+            case = ask(service, caller, open_case, what)["case_id"]
         confirmed = StepRequest(step=StepKind.IDENTITY, outcome="confirmed")
-        take_step(caller, service, case, confirmed)
+        ask(service, caller, take_step, case, confirmed)
 
     def _report(self) -> None:
         service, caller = self._service, _caller(YOU)
-        new_schedule(caller, service, ScheduleRequest(framework=FrameworkName("soc2"), every=Cadence.MONTHLY))
+        schedule = ScheduleRequest(framework=FrameworkName("soc2"), every=Cadence.MONTHLY)
+        ask(service, caller, make_schedule, schedule)
         asked = report_parameters(service, "gdpr", None, since_us=None, until_us=None, as_of=None)
         start_report(service, caller.name, asked, service.documents.formats(), party=caller.party)
 

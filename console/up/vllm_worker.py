@@ -164,7 +164,7 @@ class VllmWorker:
 
     def _key(self, tenant: str) -> str:
         """A new API key of a tenant, by the command that an operator uses."""
-        asked = ["identity", "add-key", tenant, "--tenant", tenant, "--issuer", ISSUER, "--json"]
+        asked = ["apikey", "engine", "issue", tenant, "--tenant", tenant, "--issuer", ISSUER, "--json"]
         done = subprocess.run(  # noqa: S603 - this Python, and a command of ours
             [sys.executable, "-m", "kvcustody.console.main", *asked, "--file", str(self._folder / "api-keys.yaml")],
             capture_output=True, text=True, check=False,

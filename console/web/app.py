@@ -69,8 +69,8 @@ from kvcustody.console.web.sign_in import by_link as sign_in_by_link
 from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
 from kvcustody.errors import CustodyError
 from kvcustody.governance.api.http.exchange import Receive, Scope, Send, is_tls
-from kvcustody.governance.api.http.route_builder import problem_of
 from kvcustody.governance.api.http.session_cookie import cookie_of
+from kvcustody.governance.service.operations.run import problem_of
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -20,12 +20,14 @@ from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.console.web.rendering import render
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.api.page_calls import ask
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from kvcustody.tenants import NAME_CHARACTERS_MAX
 
+T = TypeVar("T")
 PREFIX = "/console"
 _CHARACTERS_MAX = NAME_CHARACTERS_MAX
 _TEXT_MAX = 1 << 20
@@ -42,6 +44,10 @@ class PageRequest:
     query: Mapping[str, str]
     form: Mapping[str, str]
     session: str | None  # the token of its cookie
+
+    def ask(self, function: Callable[..., T], *given: Any, **named: Any) -> T:
+        """What the function of an operation answers, where the caller may ask it."""
+        return ask(self.service, self.caller, function, *given, **named)
 
     def text(self, name: str, characters_max: int = _CHARACTERS_MAX) -> str | None:
         """A short parameter of query or form; None where it is absent or empty (rule 1)."""

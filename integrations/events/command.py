@@ -62,7 +62,12 @@ def observe(
         str | None, typer.Option(help="Classification of blocks without a tenant; default: the highest.")
     ] = None,
     ledger: Annotated[
-        str | None, typer.Option(help="Record here: an SQLite file or PostgreSQL URL. Default: nowhere.")
+        str | None,
+        typer.Option(
+            help="Record here: an SQLite file by its path or URL, or a PostgreSQL server by its URL. "
+            "Default: nowhere.",
+            metavar="PATH|URL",
+        ),
     ] = None,
     spill: Annotated[Path, typer.Option(help="Folder for what cannot reach the ledger for a while.")] = Path(
         "kvcustody-observe.spill"

@@ -1,4 +1,4 @@
-"""`kvcustody identity`: check an identity document, and make, revoke and list API keys.
+"""`kvcustody identity` checks an identity document; `kvcustody apikey engine` issues, revokes and lists API keys.
 
 1. A new key is printed once, on stdout, and kept nowhere. An existing key is read from a descriptor, never from the
    arguments, which every process of the machine can read.
@@ -28,9 +28,21 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Check who may ask an engine: the identity document, and the API keys of its tenants.",
+    help="Check who may ask an engine: the identity document, and every file that it names.",
     epilog="docs/operate/identity.md says how a request gets its tenant, and what the door answers.",
 )
+engine_keys = typer.Typer(
+    no_args_is_help=True,
+    help="Issue, list and revoke the API keys of an engine's tenants, which a file keeps.",
+    epilog="docs/operate/identity.md says how a request gets its tenant, and what the door answers.",
+)
+
+
+@app.callback()
+def _identity() -> None:
+    pass
+
+
 DOCUMENT = Path("kvcustody-identity.yaml")
 KEY_FILE = Path("api-keys.yaml")
 _KEY_BYTES_MAX = 4096
@@ -64,14 +76,14 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
     print(f"open to everybody: {', '.join(found['open_paths']) or 'nothing'}")
 
 
-@app.command(
-    "add-key",
-    epilog="Examples:\n\n    kvcustody identity add-key acme-ci --tenant acme\n\n"
-    "    kvcustody identity add-key hr-bot --tenant acme --subject hr-bot --classification confidential "
+@engine_keys.command(
+    "issue",
+    epilog="Examples:\n\n    kvcustody apikey engine issue acme-ci --tenant acme\n\n"
+    "    kvcustody apikey engine issue hr-bot --tenant acme --subject hr-bot --classification confidential "
     "--until 2027-04-01\n\n"
-    "    kvcustody identity add-key acme-old --tenant acme --key-fd 0 < old-key.txt",
+    "    kvcustody apikey engine issue acme-old --tenant acme --key-fd 0 < old-key.txt",
 )
-def add_key(
+def issue(
     name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
     *,
     tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")],
@@ -129,7 +141,9 @@ def add_key(
         print(shown)
 
 
-@app.command(epilog="Example: `kvcustody identity revoke acme-ci --file /etc/kvcustody/api-keys.yaml`")
+@engine_keys.command(
+    epilog="Example: `kvcustody apikey engine revoke acme-ci --file /etc/kvcustody/api-keys.yaml`"
+)
 def revoke(
     name: Annotated[str, typer.Argument(help="The key's name, as `list` shows it.")],
     *,
@@ -151,7 +165,9 @@ def revoke(
         print(f"revoked: {name} in {file}")
 
 
-@app.command("list", epilog="Example: `kvcustody identity list --file /etc/kvcustody/api-keys.yaml --json`")
+@engine_keys.command(
+    "list", epilog="Example: `kvcustody apikey engine list --file /etc/kvcustody/api-keys.yaml --json`"
+)
 def list_keys(*, file: _KeyFile = KEY_FILE, as_json: _Json = False) -> None:
     """List the API keys of a file: names and whom they speak for, never a key or its digest."""
     _check_file(file)
@@ -287,7 +303,7 @@ def _check_folder(file: Path) -> None:
 def _check_file(file: Path) -> None:
     if not file.exists():
         raise ConfigError(
-            f"{file}: is not there; name the file with --file, or make it with `add-key`", path=file
+            f"{file}: is not there; name the file with --file, or make it with `issue`", path=file
         )
 
 

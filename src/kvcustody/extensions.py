@@ -66,7 +66,7 @@ KEY_WRAPPING = ExtensionPoint(
 )
 SIGNERS = ExtensionPoint(
     "kvcustody.signers",
-    "`--key` of `kvcustody policy propose`, `approve`, `consent` and the others that sign",
+    "`--signing-key` of `kvcustody policy propose`, `approve`, `consent` and the others that sign",
     "nothing",
     "kvcustody.policies.bundle.trust.Signer",
 )

@@ -1,4 +1,4 @@
-"""`kvcustody conform`: public bugs of cache layers, looked for in what is installed, others' products and ours."""
+"""`kvcustody known-bugs`: public bugs of cache layers, looked for in what is installed, others' products and ours."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from kvcustody.testkit.conform.run_scripts import run_target, script_of, this_py
 EPILOG = """
 Examples:
 
-    kvcustody conform --list
+    kvcustody known-bugs --list
 
-    kvcustody conform --target kvcustody
+    kvcustody known-bugs --target kvcustody
 
-    kvcustody conform --target lmcache-aesgcm --python .venv-lmcache/bin/python --html lmcache.html
+    kvcustody known-bugs --target lmcache-aesgcm --python .venv-lmcache/bin/python --html lmcache.html
 
-    kvcustody conform --target vllm-example --script > ask_vllm.py
+    kvcustody known-bugs --target vllm-example --script > ask_vllm.py
 
 Exit code 0: every case holds. 1: one was found. 3: one could not run.
 """
 
 
-def conform(
+def known_bugs(
     *,
     target: Annotated[str, typer.Option(help="What to look into; `--list` names them.")] = "",
     case: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,

@@ -1,4 +1,4 @@
-"""The page that compares cache layers, from the records of `kvcustody conform`.
+"""The page that compares cache layers, from the records of `kvcustody known-bugs`.
 
 python -m kvcustody.testkit.conform.comparison RECORDS KIT FILE
 """
@@ -17,8 +17,8 @@ from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGETS
 _HEAD = """# Other systems
 
 Public bugs of cache layers, looked for in what pip installs, by a script each that anybody can run:
-`kvcustody conform --list` names them, `kvcustody conform --target NAME --script` prints one. Everything here was said
-in public before, at the places that a report names. `benchmarks/conform.sh` asks them
+`kvcustody known-bugs --list` names them, `kvcustody known-bugs --target NAME --script` prints one. Everything here
+was said in public before, at the places that a report names. `benchmarks/conform.sh` asks them
 all again, keeps the records in `benchmarks/results/conform/` and makes this page of them.
 
 *found*: the product does what it ought not to. *holds*: it does not. Who is not named was not asked: the case is not of

@@ -84,7 +84,7 @@ class ConformReport(NamedTuple):
             for place, one in enumerate(self.findings)
             if one.verdict == FOUND
         ]
-        driver = {"name": "kvcustody conform", "version": __version__, "rules": rules}
+        driver = {"name": "kvcustody known-bugs", "version": __version__, "rules": rules}
         run = {"tool": {"driver": driver}, "results": results}
         schema = "https://json.schemastore.org/sarif-2.1.0.json"
         return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"

@@ -1,4 +1,6 @@
-"""Every action of the policy is asked about at run time, and decision tables are asked by their seams alone."""
+"""Every action of the policy is asked about at run time, decision tables are asked by their seams alone, and the
+operations of the API are called through their gate.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcustody.governance.api.app import create_api
 from kvcustody.policies.document.model import Action
 from standins.architecture.parsed import parsed_text
 
@@ -73,3 +76,74 @@ def test_control_an_action_that_is_only_named_is_nobodys() -> None:
     assert asked("def f(t): return authorize(t, Action.EXPORT, 'a', 0)") == {"EXPORT"}
     assert asked("def f(s): s.authorize(Action.ADMINISTER, 'a')") == {"ADMINISTER"}
     assert asked("def f(): AccessRequest(Action.OFFLOAD)") == set()
+
+
+OPERATIONS = "kvcustody.governance.api.operations"
+GATE_CALLERS = {  # who lets a call through the gate
+    "governance/api/http/gate.py": "a request",
+    "governance/api/local_calls.py": "a command on the ledger itself",
+    "governance/api/page_calls.py": "a page, and the office of `kvcustody up`",
+}
+
+
+@cache
+def operation_functions() -> frozenset[tuple[str, str]]:
+    """Every function that answers an operation: its module and its name."""
+    made = create_api(None).functions().values()
+    return frozenset((function.__module__, function.__name__) for function in made)
+
+
+def called_past_the_gate(source: str) -> set[str]:
+    """The functions of operations that a module calls itself, instead of handing them to the gate."""
+    modules: dict[str, str] = {}
+    functions_here: dict[str, tuple[str, str]] = {}
+    tree = parsed_text(source)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module is not None
+            and node.module.startswith(OPERATIONS)
+        ):
+            for one in node.names:
+                modules[one.asname or one.name] = f"{node.module}.{one.name}"
+                functions_here[one.asname or one.name] = (node.module, one.name)
+    found = set()
+    for call in (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if isinstance(call, ast.Name):
+            place = functions_here.get(call.id)
+        elif isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name):
+            place = (modules.get(call.value.id, ""), call.attr)
+        else:
+            continue
+        if place in operation_functions():
+            found.add(f"{place[0]}.{place[1]}")
+    return found
+
+
+def test_no_command_or_page_calls_an_operation_past_the_gate() -> None:
+    found = {}
+    for room in ("console", "governance", "integrations", "testkit"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith("governance/api/operations/"):
+                found[name] = called_past_the_gate(path.read_text(encoding="utf-8"))
+    assert {name: called for name, called in found.items() if called} == {}
+    assert len(operation_functions()) > 100
+
+
+def test_the_gate_has_three_callers() -> None:
+    callers = {name for name, source in runtime() if "OperationGate" in calls(parsed_text(source))}
+    assert callers == set(GATE_CALLERS)
+
+
+def test_control_an_operation_that_is_called_directly_is_found() -> None:
+    module = "from kvcustody.governance.api.operations import custody as custody_api"
+    assert called_past_the_gate(f"{module}\ncustody_api.covered(caller, service)") == {
+        f"{OPERATIONS}.custody.covered"
+    }
+    assert called_past_the_gate(f"{module}\nvisit.ask(custody_api.covered)") == set()
+    function = "from kvcustody.governance.api.operations.erasures import request as ask_erasure"
+    assert called_past_the_gate(f"{function}\nask_erasure(who, service, what)") == {
+        f"{OPERATIONS}.erasures.request"
+    }
+    assert called_past_the_gate(f"{function}\nask(service, who, ask_erasure, what)") == set()

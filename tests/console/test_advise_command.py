@@ -48,7 +48,7 @@ def advised(trace: str, *more: str) -> list[dict[str, Any]]:
     arguments = [
         "advise",
         trace,
-        "--format",
+        "--trace-format",
         "mooncake",
         "--policy",
         "single-org",
@@ -115,9 +115,9 @@ def test_a_trace_that_thrashes_is_told_what_its_tenant_would_need(trace: str) ->
 
 def test_what_is_of_a_trace_alone_is_refused_of_workers_and_the_reverse(trace: str) -> None:
     for arguments, told in (
-        ([trace, "--format", "mooncake", "--server", "https://kv.example"], "leave out --server"),
+        ([trace, "--trace-format", "mooncake", "--server", "https://kv.example"], "leave out --server"),
         (["--model", "config.json"], "are of a trace"),
-        ([trace], "say what it is with --format"),
+        ([trace], "say what it is with --trace-format"),
     ):
         refused = CliRunner().invoke(app, ["advise", *arguments])
         assert refused.exit_code == 2 and told in refused.stderr
@@ -126,6 +126,6 @@ def test_what_is_of_a_trace_alone_is_refused_of_workers_and_the_reverse(trace: s
 def test_it_is_said_in_tables_too(trace: str) -> None:
     """The control plane that the environment names is not asked."""
     elsewhere = {"KVCUSTODY_SERVER": "https://127.0.0.1:1", "KVCUSTODY_DATABASE_URL": "sqlite:///none.db"}
-    found = CliRunner().invoke(app, ["advise", trace, "--format", "mooncake"], env=elsewhere)
+    found = CliRunner().invoke(app, ["advise", trace, "--trace-format", "mooncake"], env=elsewhere)
     assert found.exit_code == 0, found.output
     assert "replayed traffic" in found.stdout and "7. What cleanup is required?" in found.stdout

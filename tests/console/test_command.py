@@ -93,14 +93,14 @@ BAD = [
     (("size", "CONFIG", "--gpu-memory", "1GiB"), "KVC100: no memory is left"),
     (("size", "CONFIG", "--gpu-memory", "80GiB", "--context", "long"), "KVC100: context `long`"),
     (("replay", "--policy", "nobody"), "KVC100: cannot read policy `nobody`"),
-    (("replay", "--format", "parquet"), "KVC100: unknown format `parquet`"),
-    (("replay", "absent.gz", "--format", "mooncake"), "KVC120: cannot read trace `absent.gz`"),
+    (("replay", "--trace-format", "parquet"), "KVC100: unknown format `parquet`"),
+    (("replay", "absent.gz", "--trace-format", "mooncake"), "KVC120: cannot read trace `absent.gz`"),
     (("replay", "--unit", "person"), "KVC100: --unit `person`"),
     (("replay", "--html", "absent/page.html"), "KVC100: cannot write summary"),
     (("replay", "--ledger", "absent/ledger.db", "--limit", "1"), "KVC600:"),
     (("replay", "--ledger", "CONFIG", "--limit", "1"), "KVC600:"),
     (("replay", "--device", "tpu", "--limit", "1"), "KVC100: unknown device `tpu`"),
-    (("replay", "--skew", "CONFIG", "CONFIG", "--format", "mooncake"), "KVC100:"),
+    (("replay", "--skew", "CONFIG", "CONFIG", "--trace-format", "mooncake"), "KVC100:"),
 ]
 
 
@@ -114,6 +114,26 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith(f"error: {message}"), result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_ledger_is_named_by_its_path_or_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a command with the service's settings, of one that reads, and of a replay: one ledger, one answer."""
+    monkeypatch.chdir(tmp_path)
+    page = ("--html", tmp_path / "page.html")
+    assert run("replay", "--ledger", f"sqlite:///{tmp_path}/k.db", "--limit", "20", *page).exit_code == 0
+    for command in (("audit", "status"), ("principal", "list"), ("report", "schedules", "list")):
+        answers = [
+            run(*command, "--ledger", name, "--json")
+            for name in ("k.db", tmp_path / "k.db", f"sqlite:///{tmp_path}/k.db")
+        ]
+        assert {answer.exit_code for answer in answers} == {0}, [answer.output for answer in answers]
+        said = [json.loads(answer.stdout) for answer in answers]
+        if command == ("audit", "status"):
+            for each in said:
+                del each["unsealed"], each["unwitnessed_us"]  # they count the time since
+        assert said[0] == said[1] == said[2]
+    refused = run("replay", "--ledger", "postgresql://nowhere/k", "--limit", "20", *page)
+    assert refused.exit_code == 2 and "a replay writes an SQLite file" in refused.stderr
 
 
 def test_a_replay_writes_its_ledger_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +154,7 @@ def test_a_bad_line_prints_what_ran_then_the_error(tmp_path: Path, monkeypatch: 
     row = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
     Path("t.jsonl").write_text(row + "{]\n")
     result = run(
-        "replay", "t.jsonl", "--format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas"
+        "replay", "t.jsonl", "--trace-format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas"
     )
     assert result.exit_code == 2
     assert "Conservation" in result.stdout

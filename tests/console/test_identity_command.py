@@ -1,4 +1,4 @@
-"""`kvcustody identity`: keys are made, shown once, listed without a trace of them, and revoked; mistakes teach."""
+"""`kvcustody apikey engine`: keys are made, shown once, listed without a trace of them, and revoked; mistakes teach."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def group(command: str) -> str:
+    return "identity" if command == "check" else "apikey engine"
+
+
 def run(*arguments: str, stdin: str | None = None) -> Any:
-    return CliRunner().invoke(app, ["identity", *arguments], input=stdin)
+    return CliRunner().invoke(app, [*group(arguments[0]).split(), *arguments], input=stdin)
 
 
 def speaks_for(key: str) -> str:
@@ -37,7 +41,7 @@ def speaks_for(key: str) -> str:
 
 
 def test_a_new_key_opens_for_its_tenant_and_is_shown_once() -> None:
-    result = run("add-key", "acme-ci", "--tenant", "acme")
+    result = run("issue", "acme-ci", "--tenant", "acme")
     assert result.exit_code == 0
     key = result.stdout.strip()
     assert speaks_for(key) == "acme"
@@ -51,7 +55,7 @@ def test_a_new_key_opens_for_its_tenant_and_is_shown_once() -> None:
 
 def test_every_part_of_an_entry_arrives() -> None:
     run(
-        *("add-key", "hr", "--tenant", "acme", "--subject", "bot", "--classification", "secret"),
+        *("issue", "hr", "--tenant", "acme", "--subject", "bot", "--classification", "secret"),
         *("--route", "/v1/hr", "--issuer", "own", "--operator", "--until", "2027-04-01", "--json"),
     )
     (row,) = json.loads(run("list", "--json").stdout)["keys"]
@@ -69,15 +73,15 @@ def test_every_part_of_an_entry_arrives() -> None:
 
 
 def test_a_key_past_its_date_is_told_from_others() -> None:
-    run("add-key", "old", "--tenant", "a", "--until", "2020-01-01")
-    run("add-key", "new", "--tenant", "a", "--until", "2999-01-01")
+    run("issue", "old", "--tenant", "a", "--until", "2020-01-01")
+    run("issue", "new", "--tenant", "a", "--until", "2999-01-01")
     assert [row["past"] for row in json.loads(run("list", "--json").stdout)["keys"]] == [True, False]
     assert "past its date" in run("list").stdout
 
 
 def test_a_revoked_key_opens_nothing() -> None:
-    key = json.loads(run("add-key", "one", "--tenant", "a", "--json").stdout)["key"]
-    other = json.loads(run("add-key", "two", "--tenant", "b", "--json").stdout)["key"]
+    key = json.loads(run("issue", "one", "--tenant", "a", "--json").stdout)["key"]
+    other = json.loads(run("issue", "two", "--tenant", "b", "--json").stdout)["key"]
     assert speaks_for(key) == "a"
     assert run("revoke", "one").exit_code == 0
     with pytest.raises(IdentityError):
@@ -90,19 +94,19 @@ def test_an_existing_key_is_read_from_a_descriptor_and_not_echoed() -> None:
     read, write = os.pipe()
     os.write(write, old.encode() + b"\n")
     os.close(write)
-    result = run("add-key", "old", "--tenant", "acme", "--key-fd", str(read), "--json")
+    result = run("issue", "old", "--tenant", "acme", "--key-fd", str(read), "--json")
     assert json.loads(result.stdout)["key"] is None
     assert old not in result.output and speaks_for(old) == "acme"
 
 
 MISTAKES = [
-    (("add-key", "x"), "missing option '--tenant'"),
-    (("add-key", "x", "--tenant", ""), "--tenant: is empty"),
-    (("add-key", "x\ty", "--tenant", "a"), "the name: has the character U+0009"),
-    (("add-key", "x", "--tenant", "a", "--route", "v1"), "--route: must begin with `/`"),
-    (("add-key", "x", "--tenant", "a", "--until", "soon"), "--until: `soon` is not a date"),
-    (("add-key", "x", "--tenant", "a", "--key-fd", "1000"), "--key-fd: descriptor `1000` gives no text"),
-    (("add-key", "x", "--tenant", "a", "--file", "absent/keys.yaml"), "absent/keys.yaml: no such folder"),
+    (("issue", "x"), "missing option '--tenant'"),
+    (("issue", "x", "--tenant", ""), "--tenant: is empty"),
+    (("issue", "x\ty", "--tenant", "a"), "the name: has the character U+0009"),
+    (("issue", "x", "--tenant", "a", "--route", "v1"), "--route: must begin with `/`"),
+    (("issue", "x", "--tenant", "a", "--until", "soon"), "--until: `soon` is not a date"),
+    (("issue", "x", "--tenant", "a", "--key-fd", "1000"), "--key-fd: descriptor `1000` gives no text"),
+    (("issue", "x", "--tenant", "a", "--file", "absent/keys.yaml"), "absent/keys.yaml: no such folder"),
     (("revoke", "x"), "api-keys.yaml: is not there"),
     (("list",), "api-keys.yaml: is not there"),
     (("check",), "kvcustody-identity.yaml: cannot be read"),
@@ -121,9 +125,9 @@ def test_a_mistake_is_one_line_and_changes_nothing(
 
 
 def test_a_name_that_is_taken_or_unknown() -> None:
-    run("add-key", "one", "--tenant", "a")
+    run("issue", "one", "--tenant", "a")
     before = Path(KEYS).read_bytes()
-    assert "exists; revoke it first" in run("add-key", "one", "--tenant", "b").stderr
+    assert "exists; revoke it first" in run("issue", "one", "--tenant", "b").stderr
     assert "`two`: is not in" in run("revoke", "two").stderr
     assert Path(KEYS).read_bytes() == before
 
@@ -131,7 +135,7 @@ def test_a_name_that_is_taken_or_unknown() -> None:
 def test_a_document_is_checked_with_the_files_that_it_names() -> None:
     Path("identity.yaml").write_text(DOCUMENT)
     assert "api-keys.yaml: cannot be read" in run("check", "identity.yaml").stderr
-    run("add-key", "one", "--tenant", "a")
+    run("issue", "one", "--tenant", "a")
     found = json.loads(run("check", "identity.yaml", "--json").stdout)
     assert found["api_keys"]["keys"] == 1 and found["status"] == "usable" and "/health" in found["open_paths"]
     Path(KEYS).chmod(0o666)
@@ -149,7 +153,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
     assert "identity.yaml:2:1: `open_path` unknown field" in run("check", "identity.yaml").stderr
 
 
-@pytest.mark.parametrize("command", ["check", "add-key", "revoke", "list"])
+@pytest.mark.parametrize("command", ["check", "issue", "revoke", "list"])
 def test_help_teaches_by_example(command: str) -> None:
     shown = run(command, "--help")
-    assert shown.exit_code == 0 and f"kvcustody identity {command}" in shown.stdout
+    assert shown.exit_code == 0 and f"{group(command)} {command}" in shown.stdout

@@ -25,7 +25,7 @@ from standins.governance.decided_world import DecidedWorld
 from standins.governance.offload_world import World, prompt
 from standins.service.service_world import settings_in
 
-EVER = ("--from", "2020-01-01")
+EVER = ("--since", "2020-01-01")
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +89,9 @@ def test_pages_go_on_where_the_last_one_ended(decided: DecidedWorld, keys: dict[
     for where in (["--ledger", decided.url], keys["auditor"]):
         whole = run("transfers", "--limit", "20", *where, "--json")["transfers"]
         first = run("transfers", "--limit", "8", *where, "--json")
-        second = run("transfers", "--limit", "12", "--after", first["next"], *where, "--json")
+        second = run("transfers", "--limit", "12", "--cursor", first["next"], *where, "--json")
         assert first["transfers"] + second["transfers"] == whole and len(whole) == 20
-    assert "more: --after" in run("transfers", "--limit", "8", "--ledger", decided.url)
+    assert "more: --cursor" in run("transfers", "--limit", "8", "--ledger", decided.url)
 
 
 def test_a_tenant_sees_its_own_alone(decided: DecidedWorld, keys: dict[str, list[str]]) -> None:
@@ -134,7 +134,7 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
         assert line.split()[2:4] == [str(row["decisions"]), str(row["transfers"])]
         assert all(f"{number} {reason}" in line for reason, number in row["against"].items())
     assert "nothing was decided about moving copies" in run(
-        "list", "--from", "2020-01-01", "--to", "2020-01-02", *here
+        "list", "--since", "2020-01-01", "--until", "2020-01-02", *here
     )
     assert "failed" in run("transfers", "--outcome", "failed", *here)
 
@@ -152,9 +152,9 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
             "--incarnation `xyz` is no process: it has 32 hexadecimal",
         ),
         (("explain", "5", "--tenant", "acne"), "acme"),
-        (("transfers", "--after", "12"), "--after `12` is no cursor of this command"),
+        (("transfers", "--cursor", "12"), "--cursor `12` is no cursor of this command"),
         (("transfers", "--tier", "tape"), "tape"),
-        (("list", "--from", "2026-01-02", "--to", "2026-01-01"), "is not after --from"),
+        (("list", "--since", "2026-01-02", "--until", "2026-01-01"), "is not after --since"),
     ],
 )
 def test_errors_say_what_is_wrong_and_what_to_do(

@@ -84,14 +84,14 @@ def test_a_process_is_closed_by_two_people_and_stops_no_purge_then(place: Engine
     assert len(run("worker", "list", "--json")["processes"]) == 2, "nothing was closed"
     sign(place)
     before = "2100-01-01"
-    [plan] = run("audit", "purge", "--before", before, "--json")["logs"]
+    [plan] = run("audit", "purge", "--until", before, "--json")["logs"]
     assert plan["kept_by"] == "a process that had not ended" and plan["first"] == plan["below"]
     [closed] = run("worker", "close", "gone", "--spill-lost", *PEOPLE, "--json")["processes"]
     assert closed == {"worker": "gone", "incarnation": silent, "closed": True}
     assert [one["worker"] for one in run("worker", "list", "--json")["processes"]] == ["here"]
     run("worker", "close", silent, "--spill-lost", *PEOPLE, code=2)  # it is closed
     sign(place)
-    [plan] = run("audit", "purge", "--before", before, "--json")["logs"]
+    [plan] = run("audit", "purge", "--until", before, "--json")["logs"]
     assert (plan["first"], plan["below"]) == (0, 2), "up to what the other one holds"
     asked = run("audit", "query", "--kind", "worker-died", "--json")
     assert "declared" in json.dumps(asked) and "host destroyed" in json.dumps(asked)

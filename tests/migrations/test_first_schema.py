@@ -34,7 +34,7 @@ def test_leaves_proofs_checkpoints_and_answers_stay_as_they_were(recorded: Recor
     assert after["proofs"] == before["proofs"] and len(before["proofs"]) > 10
     expected = before["commands"]
     reused = attached_at_opening(engine)
-    for row in expected["showback --from 2026-01-01 --to 2026-06-01"]["tenants"]:
+    for row in expected[f"showback {first_schema.PERIOD}"]["tenants"]:
         assert row["own_hit_blocks"] > reused[row["tenant"]] > 0
         row["own_hit_blocks"] = reused[row["tenant"]]
     assert after["commands"] == expected

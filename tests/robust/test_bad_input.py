@@ -128,18 +128,18 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     ),
     "trace: malformed line": (
         file("t.jsonl", GOOD_LINE + '{"timestamp": 1\n'),
-        (*REPLAY, "t.jsonl", "--format", "mooncake"),
+        (*REPLAY, "t.jsonl", "--trace-format", "mooncake"),
         "KVC120: t.jsonl:2: not JSON (*), got `*`; " + MOONCAKE_FIX,
     ),
     "trace: a value out of range": (
         file("t.jsonl", GOOD_LINE + GOOD_LINE.replace("600", "-4")),
-        (*REPLAY, "t.jsonl", "--format", "mooncake"),
+        (*REPLAY, "t.jsonl", "--trace-format", "mooncake"),
         "KVC120: t.jsonl:2: field `input_length`: expected a whole number from 1 to 16777216, got `-4`; "
         + MOONCAKE_FIX,
     ),
     "trace: missing": (
         nothing,
-        (*REPLAY, "t.jsonl", "--format", "mooncake"),
+        (*REPLAY, "t.jsonl", "--trace-format", "mooncake"),
         "KVC120: cannot read trace `t.jsonl`: No such file or directory; check the path and its permissions",
     ),
     "model config: not JSON": (
@@ -279,7 +279,7 @@ def test_the_lines_before_a_bad_one_were_replayed_and_are_on_record(place: Path)
     before = leaves(place / "ledger.db")
     file("t.jsonl", 3 * GOOD_LINE + "{]\n")(place)
     code, out, errors = cli(
-        "replay", "t.jsonl", *REPLAY[1:], "--limit", "9", "--format", "mooncake", "--json"
+        "replay", "t.jsonl", *REPLAY[1:], "--limit", "9", "--trace-format", "mooncake", "--json"
     )
     document = json.loads(out)
     assert code == 2 and errors.startswith("error: KVC120: t.jsonl:4:") and errors.count("\n") == 1

@@ -32,7 +32,7 @@ def _policy(plane: ControlPlane, who: str, *words: str, code: int = 0) -> Any:
     given = ["--trust", str(plane.folder / "trust.toml"), "--server", plane.address, "--json"]
     given += ["--api-key-file", str(plane.key_file(who))]
     if words[0] not in ("review", "history"):
-        given += ["--key", str(plane.signing_file(who))]
+        given += ["--signing-key", str(plane.signing_file(who))]
     ran = CliRunner().invoke(app, ["policy", *words, *given])
     assert ran.exit_code == code, ran.output
     return json.loads(ran.stdout) if code == 0 else ran.output

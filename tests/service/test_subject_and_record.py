@@ -136,7 +136,7 @@ def test_a_record_from_the_command_line(shipped: Any, to: list[str], tmp_path: P
     assert over.exit_code == 0, over.output
     database = str(shipped.settings.database_url)
     same = ["--as-of", str(json.loads(over.stdout)["record"]["checkpoint"])]
-    same += ["--sign-with", str(shipped.settings.report_key_file)]
+    same += ["--signing-key", str(shipped.settings.report_key_file)]
     here = run(*asked, *same, "--out", str(tmp_path / "here"), "--ledger", database, "--json")
     assert json.loads(over.stdout)["record"] == json.loads(here.stdout)["record"]
     assert json.loads(over.stdout)["record"]["signature"] is not None

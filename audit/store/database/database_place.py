@@ -81,6 +81,12 @@ def database_place(target: str | Path) -> DatabasePlace:
     return place_of_url(target)
 
 
+def url_of(target: str) -> str:
+    """The URL of what a path or a URL names; a URL is given back as it is. Raises `LedgerError`."""
+    place = database_place(target)
+    return f"{SQLITE}{place.path}" if isinstance(place, SqliteFile) else target
+
+
 def place_of_url(url: str) -> DatabasePlace:
     """The database that a URL names. Raises `LedgerError`, which quotes no address."""
     path = url.removeprefix(SQLITE)

@@ -65,7 +65,9 @@ def load_workload(choice: Choice, block_tokens: int, policy: str) -> Workload:
     if _format(choice) in SCENARIOS:
         return _scenario(choice, policy)
     if choice.trace is None:
-        raise ConfigError(f"--format `{choice.format}` reads a file: name the trace, or leave the format out")
+        raise ConfigError(
+            f"--trace-format `{choice.format}` reads a file: name the trace, or leave the format out"
+        )
     return _recorded(choice, open_trace(choice.trace, _format(choice)), policy)
 
 
@@ -73,7 +75,7 @@ def _format(choice: Choice) -> str:
     if choice.format is None:
         if choice.trace is not None:
             names = ", ".join(sorted(READERS))
-            raise ConfigError(f"trace `{choice.trace}`: say what it is with --format ({names})")
+            raise ConfigError(f"trace `{choice.trace}`: say what it is with --trace-format ({names})")
         return GENERATED
     if choice.format not in FORMATS:
         raise ConfigError(f"unknown format `{choice.format}`; use one of {', '.join(FORMATS)}")

@@ -1,6 +1,6 @@
 """Three workloads that a pool is too small or too coarse for, to see what an operator sees of each.
 
-    kvcustody replay --format thrash               # or oom, or fragmentation
+    kvcustody replay --trace-format thrash               # or oom, or fragmentation
 
 1. One tenant sends everything, internal data, in sessions of its own: what happens is of the pool, not of a policy.
 2. Nothing is drawn: the same on every machine.

@@ -56,9 +56,8 @@ def explore(visit: PageRequest) -> Response:
         visit.record_live("consoleAudit", tenant)
     else:
         visit.record("consoleAudit", tenant)
-    answer = audit_api.found_events(
-        visit.caller,
-        visit.service,
+    answer = visit.ask(
+        audit_api.found_events,
         tenant,
         **asked,
         order=audit_api.EventOrder.NEWEST if is_newest(visit) else audit_api.EventOrder.OLDEST,
@@ -68,7 +67,7 @@ def explore(visit: PageRequest) -> Response:
     found = orjson.loads(bytes(answer.body))
     for item in found["items"]:
         item["summary"] = sentence_of(item["leaf"])
-    counted = None if live else audit_api.summary(visit.caller, visit.service, tenant, **asked)
+    counted = None if live else visit.ask(audit_api.summary, tenant, **asked)
     values = {} if counted is None else {facet["name"]: facet["values"] for facet in counted["facets"]}
     filtered = any(value for name, value in visit.query.items() if name not in ("cursor", "live", "sort"))
     return visit.page(

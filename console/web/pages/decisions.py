@@ -46,10 +46,10 @@ def show(visit: PageRequest) -> Response:
     since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
     if reads:
         visit.record("consoleDecisions", tenant)
-        denials = custody_api.denials(
-            visit.caller, visit.service, tenant, since_us, until_us, visit.text("cursor", 1024), _PAGE
+        denials = visit.ask(
+            custody_api.denials, tenant, since_us, until_us, visit.text("cursor", 1024), _PAGE
         )
-        crossed = custody_api.crossed(visit.caller, visit.service, since_us, until_us, tenant, limit=_PAGE)
+        crossed = visit.ask(custody_api.crossed, since_us, until_us, tenant, limit=_PAGE)
     known, why = known_policy(visit.service.policies_in_effect()) if tests else (None, "")
     policy = None if known is None else known.policy
     return visit.page(
@@ -115,5 +115,5 @@ def _explained(visit: PageRequest) -> dict[str, Any]:
     except ValidationError as error:
         places = ", ".join(str(item["loc"][0]) for item in error.errors())
         raise ProblemError("invalid", f"not a request: {places}") from None
-    answer: dict[str, Any] = orjson.loads(bytes(workbench.explained(visit.service, what).body))
+    answer: dict[str, Any] = orjson.loads(bytes(visit.ask(workbench.explained, what).body))
     return answer

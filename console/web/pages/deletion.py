@@ -33,7 +33,7 @@ def show(visit: PageRequest) -> Response:
     count, step_us, form = _PERIODS.get(name, _PERIODS["24h"])
     until_us = visit.service.clock.utc_us()
     since_us = (until_us // step_us + 1 - count) * step_us
-    found = custody_api.covered(visit.caller, visit.service, said, since_us, until_us)
+    found = visit.ask(custody_api.covered, said, since_us, until_us)
     everything = visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL
     return visit.page(
         "erasure/deletion.html",
@@ -44,8 +44,8 @@ def show(visit: PageRequest) -> Response:
         period=name,
         found=found,
         chart=_over_time(visit, tenant, since_us, until_us, step_us, form),
-        findings=custody_api.findings(visit.caller, visit.service, said, visit.text("cursor", 1024), _PAGE),
-        gaps=custody_api.gaps(visit.caller, visit.service, limit=_PAGE)["items"] if everything else None,
+        findings=visit.ask(custody_api.findings, said, visit.text("cursor", 1024), _PAGE),
+        gaps=visit.ask(custody_api.gaps, limit=_PAGE)["items"] if everything else None,
     )
 
 

@@ -37,7 +37,7 @@ def listed(visit: PageRequest) -> Response:
     """Every erasure that the caller may see, newest first."""
     tenant = visit.text("tenant")
     visit.record("consoleErasures", tenant)
-    found = erasures_api.erasures(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+    found = visit.ask(erasures_api.erasures, tenant, visit.text("cursor", 1024), _PAGE)
     return visit.page(
         "erasure/erasures.html",
         "Erasures",
@@ -66,7 +66,7 @@ def preview(visit: PageRequest) -> Response:
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     visit.record("consoleErasurePreview", what.tenant)
-    found = erasures_api.previewed(visit.caller, visit.service, what)
+    found = visit.ask(erasures_api.previewed, what)
     named = {name: value for name, value in what.model_dump().items() if value not in (None, {})}
     return visit.page(
         "erasure/erasure_preview.html",
@@ -118,7 +118,7 @@ def _once(visit: PageRequest, what: ErasureRequest) -> str:
     if isinstance(claim, bytes):
         return claim.decode()
     try:
-        made = erasures_api.request(visit.caller, visit.service, what)
+        made = visit.ask(erasures_api.request, what)
     except BaseException:
         answers.give_up(claim)
         raise
@@ -159,7 +159,7 @@ def _status(visit: PageRequest) -> dict[str, Any]:
     if not (len(erasure) <= 64 and erasure.isascii() and erasure.replace("-", "").isalnum()):
         raise not_found()
     visit.caller.must(Permission.READ_CUSTODY)
-    return erasures_api.erasure_of(visit.caller, visit.service, erasure)
+    return visit.ask(erasures_api.erasure_of, erasure)
 
 
 def _may(visit: PageRequest, action: Permission, tenant: str | None) -> bool:

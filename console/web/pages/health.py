@@ -37,7 +37,7 @@ def show(visit: PageRequest) -> Response:
     return visit.page(
         "operate/health.html",
         "Health",
-        health=health_api.health(visit.service),
+        health=visit.ask(health_api.health),
         witnesses=witnesses(visit),
         effect=visit.service.policies_in_effect(),
         workers=workers,
@@ -54,5 +54,5 @@ def scan(visit: PageRequest) -> Response:
     worker = visit.text("worker", 128)
     if worker is None:
         raise not_found()
-    orders_api.order_scan(visit.caller, visit.service, worker, ScanWanted())
+    visit.ask(orders_api.order_scan, worker, ScanWanted())
     return redirect("/health")

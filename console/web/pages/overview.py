@@ -43,7 +43,7 @@ def show(visit: PageRequest) -> Response:
         coverage=_coverage(visit) if sees else None,
         held=held_by_tenant(visit) if sees else None,
         denials=_denials(visit) if sees else None,
-        health=health_api.health(visit.service) if visit.may(Permission.READ_HEALTH) else None,
+        health=visit.ask(health_api.health) if visit.may(Permission.READ_HEALTH) else None,
         witnesses=witnesses(visit) if visit.may(Permission.READ_HEALTH) else None,
     )
 
@@ -92,7 +92,7 @@ def held_by_tenant(visit: PageRequest) -> Figure:
 
 
 def _denials(visit: PageRequest) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = custody_api.denials(visit.caller, visit.service, limit=1000)["items"]
+    found: list[dict[str, Any]] = visit.ask(custody_api.denials, limit=1000)["items"]
     return sorted(found, key=lambda row: -row["requests"])[:5]
 
 

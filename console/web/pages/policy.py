@@ -149,7 +149,7 @@ def _simulated(visit: PageRequest, document: str) -> dict[str, Any] | None:
     """What recorded requests would lose under a draft, where that is asked for."""
     if visit.text("simulate") is None:
         return None
-    return simulated(visit.service, SimulationRequest(source=document))
+    return visit.ask(simulated, SimulationRequest(source=document))
 
 
 def state_word(state: ReleaseState, number: int) -> str:

@@ -40,7 +40,7 @@ def disable(visit: PageRequest) -> Response:
     if visit.text("again") != name:
         raise ProblemError("invalid", "the name that was typed is not the principal's")
     last = visit.text("allow_last") is not None
-    endings_api.disable(visit.caller, visit.service, Ending(name=name, allow_last=last))
+    visit.ask(endings_api.disable, Ending(name=name, allow_last=last))
     return redirect("/principals", name=name)
 
 
@@ -50,7 +50,7 @@ def revoke(visit: PageRequest) -> Response:
     name, prefix = _name(visit), visit.text("prefix", _PREFIX_DIGITS)
     if prefix is None:
         raise not_found()
-    endings_api.revoke_keys(visit.caller, visit.service, KeyEnding.model_construct(name=name, prefix=prefix))
+    visit.ask(endings_api.revoke_keys, KeyEnding.model_construct(name=name, prefix=prefix))
     return redirect("/principals", name=name)
 
 
@@ -61,7 +61,7 @@ def keep(visit: PageRequest) -> Response:
     if prefix is None:
         raise not_found()
     which = KeyKeeping.model_construct(name=name, prefix=prefix, days=_KEPT_DAYS)
-    endings_api.keep_key(visit.caller, visit.service, which)
+    visit.ask(endings_api.keep_key, which)
     return redirect("/principals", name=name)
 
 

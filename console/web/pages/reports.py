@@ -19,8 +19,8 @@ from kvcustody.governance.api.models.evidence import ScheduleRequest
 from kvcustody.governance.api.operations.reports_and_checks import (
     SCHEDULE_ACTS,
     change_schedule,
-    new_schedule,
-    retry_report,
+    make_schedule,
+    retry,
     schedules_of,
 )
 from kvcustody.governance.service.access.roles import Permission
@@ -90,8 +90,7 @@ def schedule(visit: PageRequest) -> Response:
     except ValidationError as error:
         wrong = ", ".join(sorted({f"`{each['loc'][0]}`" for each in error.errors() if each["loc"]}))
         raise ProblemError("invalid", f"{wrong} cannot be so") from None
-    visit.service.export(visit.caller)
-    new_schedule(visit.caller, visit.service, what)
+    visit.ask(make_schedule, what)
     return redirect("/reports")
 
 
@@ -108,9 +107,7 @@ def change(visit: PageRequest) -> Response:
 
 def again(visit: PageRequest) -> Response:
     """Try again what failed for good."""
-    visit.caller.must(Permission.READ_CUSTODY)
-    visit.service.export(visit.caller)
-    retry_report(visit.caller, visit.service, visit.places["job"])
+    visit.ask(retry, visit.places["job"])
     return redirect("/reports")
 
 

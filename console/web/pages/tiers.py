@@ -51,10 +51,10 @@ def show(visit: PageRequest) -> Response:
     name = visit.text("period") or "24h"
     until_us = visit.service.clock.utc_us()
     since_us = max(0, until_us - _PERIODS.get(name, 1) * DAY_US)
-    tiers = tiers_api.tiers(visit.caller, visit.service, said, since_us, until_us)["items"]
+    tiers = visit.ask(tiers_api.tiers, said, since_us, until_us)["items"]
     summed = [row for tier in tiers for row in tier["transfers"]]
     cursor = visit.text("cursor", 1024)
-    listed = tiers_api.listed_transfers(visit.caller, visit.service, said, cursor=cursor, limit=_PAGE)
+    listed = visit.ask(tiers_api.listed_transfers, said, cursor=cursor, limit=_PAGE)
     residency = visit.number("residency")
     return visit.page(
         "operate/tiers.html",
@@ -122,7 +122,7 @@ def _explained(visit: PageRequest, tenant: str | None, residency: int) -> list[d
     process = visit.text("incarnation", 32)
     if process is not None and not (len(process) == 32 and set(process) <= set("0123456789abcdef")):
         raise ProblemError("invalid", "`incarnation` is not 32 hexadecimal digits")
-    found = tiers_api.explained(visit.caller, visit.service, residency, process, tenant=tenant)["items"]
+    found = visit.ask(tiers_api.explained, residency, process, tenant=tenant)["items"]
     return [
         {"incarnation": one["incarnation"], "opened_us": one["opened_us"], "lines": lines_of(one)}
         for one in found[:_SHOWN_MAX]

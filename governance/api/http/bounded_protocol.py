@@ -23,8 +23,8 @@ from kvcustody.governance.api.http.exchange import (
     Scope,
     Send,
     client_address,
-    problem_answer,
 )
+from kvcustody.governance.service.operations.answer import problem_answer
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.settings import ServiceSettings
 

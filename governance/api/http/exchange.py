@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
 import secrets
@@ -22,16 +21,15 @@ from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.from_thread
-import orjson
 
 from kvcustody.governance.identity.w3c_trace import TRACEPARENT, trace_of
-from kvcustody.governance.service.problem_details import MEDIA_TYPE, ProblemError
+from kvcustody.governance.service.operations.answer import Answer, Headers, etag_of, problem_answer
+from kvcustody.governance.service.problem_details import ProblemError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 REQUEST_ID = "x-request-id"
 CERTIFICATE = "kvcustody.certificate"  # in a scope: the thumbprint of the connection's client certificate
@@ -246,23 +244,23 @@ class Exchange:
             await self._send(start)
         await self._send(message if not self._without_body else {**message, "body": b""})
 
-    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+    async def answer(self, answer: Answer) -> None:
         """Give a whole answer."""
-        length = (b"content-length", str(len(body)).encode())
-        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-        await self.send({"type": "http.response.body", "body": body})
+        headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+        await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": answer.body})
 
     async def refuse(self, problem: ProblemError) -> None:
         """Answer with a problem, if nothing was answered yet."""
         if self.status:
             return
         self._held = None
-        await self.answer(*problem_answer(problem))
+        await self.answer(problem_answer(problem))
 
     def _tag(self, start: Message, message: Message) -> Message:
         body = message.get("body", b"")
         given = [value for name, value in start["headers"] if name.lower() == b"etag"]
-        tag = given[0] if given else b'"' + hashlib.blake2b(body, digest_size=16).hexdigest().encode() + b'"'
+        tag = given[0] if given else etag_of(body).encode()
         headers = [(name, value) for name, value in start["headers"] if name.lower() != b"etag"]
         known = self.headers.get(b"if-none-match", [])
         if tag in [item.strip().removeprefix(b"W/") for value in known for item in value.split(b",")]:
@@ -280,27 +278,6 @@ class Exchange:
         if self.tls:
             added.append(_HSTS)
         return [*headers, *added, *self.more, (REQUEST_ID.encode(), self.request_id.encode())]
-
-
-def problem_answer(problem: ProblemError) -> tuple[int, Headers, bytes]:
-    """A problem as status, headers and body."""
-    extra = [(name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()]
-    return problem.type.status, [(b"content-type", MEDIA_TYPE.encode()), *extra], problem.body()
-
-
-def packed(status: int, headers: Headers, body: bytes) -> bytes:
-    """A whole answer as bytes to be kept; `unpacked` reads them."""
-    head = [status, [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]]
-    text = orjson.dumps(head)
-    return len(text).to_bytes(4, "little") + text + body
-
-
-def unpacked(data: bytes) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of a kept answer, without the length that `Exchange.answer` adds."""
-    end = 4 + int.from_bytes(data[:4], "little")
-    status, headers = orjson.loads(data[4:end])
-    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    return status, [pair for pair in pairs if pair[0].lower() != b"content-length"], data[end:]
 
 
 def _once(headers: Headers) -> Mapping[bytes, list[bytes]]:

@@ -1,15 +1,15 @@
-"""The gate before every operation: who asks, may they, how often, was it asked before, and is it on record.
+"""HTTP before the gate of operations: who sent the request, what it asks for, and how its answer is sent.
+
+`service.operations.run` decides about the call itself: permission, record, repetition.
 
 1. A request is authenticated before its path is looked at, so nobody learns which paths exist without a credential.
    Only what needs none is told a wrong method without one: a health check is no attempt to get in.
-2. What no operation declares is not served. A caller without the action is refused before the operation sees
-   anything.
-3. Reads of the ledger by those whose reads are events are on record before they are answered (class A): the writer
-   tells the request's loop when the event is durable, or cannot be, and no thread waits for it.
-4. A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
-5. A place among those in work is a caller's whose credential is checked: until then a request holds its connection,
+2. What no operation declares is not served.
+3. No thread waits for the record of a read: the writer tells the request's loop when the event is durable, or cannot
+   be.
+4. A place among those in work is a caller's whose credential is checked: until then a request holds its connection,
    and waits its turn for the check. What needs no credential has places of its own, with a share for an address.
-6. An error inside is one problem without details; the log has them, without secrets.
+5. An error inside is one problem without details; the log has them, without secrets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
@@ -29,29 +29,25 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from kvcustody.audit.evidence.processes.marked_processes import history
-from kvcustody.audit.kinds import AccessRecorded, Event
+from kvcustody.audit.kinds import Event
 from kvcustody.governance.api.http.console_mount import ADDRESS, Pages, form_token, is_page
 from kvcustody.governance.api.http.exchange import (
     ClientGoneError,
     Exchange,
-    Headers,
     Message,
     Receive,
     Scope,
     Send,
-    packed,
-    problem_answer,
-    unpacked,
 )
 from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.http.long_poll import told_within
-from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.http.session_cookie import check_act, check_origin, cookie_of
 from kvcustody.governance.service.access.authenticator import too_many
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.idempotency import IdempotencyClaim
 from kvcustody.governance.service.ingest.traced_writer import CURRENT
+from kvcustody.governance.service.operations.answer import Answer, Headers
+from kvcustody.governance.service.operations.operation import Operation, Operations
+from kvcustody.governance.service.operations.run import OperationCall, OperationGate
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
 from kvcustody.governance.service.service import Service
@@ -60,20 +56,36 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-async def record_before_answer(service: Service, event: Event) -> None:
-    """Return once a class A event is durable; raises `unavailable` where it is not within the ledger's deadline."""
-    async with told_within(service.writer.durable_seconds) as decided:
-        awaited = service.writer.begin_durable(event, decided)
-    service.end_record(awaited)
-
-
 _log = structlog.get_logger("kvcustody.access")
 _PARTIES = 4  # how many it takes to hold every place; and of what a party may hold, what all have without a credential
-_KEY_CHARACTERS_MAX = 200
 _INLINE_BYTES = 65_536  # of a body that is read on the loop; a larger one is read on a thread
 CALLER = "kvcustody.caller"
 HISTORY = b"kvcustody-history"
+T = TypeVar("T")
 Read = Callable[[Scope, dict[str, str]], Awaitable[Response]]  # of a request, and the parameters in its path
+
+
+class LoopWaiter:
+    """Waits on the loop of a server: what blocks has a thread, and what is recorded has none (rule 3)."""
+
+    def __init__(self, service: Service, threads: anyio.CapacityLimiter) -> None:
+        self._service = service
+        self._threads = threads
+
+    async def work(self, act: Callable[[], T]) -> T:
+        """Do what may block, on a thread."""
+        return await run_sync(act, limiter=self._threads)
+
+    async def surely(self, act: Callable[[], None]) -> None:
+        """Do what may block, to its end, whether or not the client leaves."""
+        with anyio.CancelScope(shield=True):
+            await run_sync(act, limiter=self._threads)
+
+    async def record(self, event: Event) -> None:
+        """Return once a class A event is durable."""
+        async with told_within(self._service.writer.durable_seconds) as decided:
+            awaited = self._service.writer.begin_durable(event, decided)
+        self._service.end_record(awaited)
 
 
 class Gate:
@@ -95,11 +107,11 @@ class Gate:
         self._service = service
         self._queries = queries
         self._reads = reads
-        self._workers_only = workers_only
         self._pages = pages
         self._of_party: Counter[str] = Counter()
         self._strangers: Counter[str] = Counter()  # requests in work without a credential, by address
         self._threads = anyio.CapacityLimiter(32)
+        self._gate = OperationGate(service, LoopWaiter(service, self._threads), workers_only=workers_only)
         self._checks = anyio.CapacityLimiter(
             16
         )  # of credentials: whoever is known already needs none of them
@@ -192,12 +204,11 @@ class Gate:
         if caller is None:
             ask = (authorization, cookie, address, certificate)
             caller = await run_sync(authenticator.caller, *ask, limiter=self._checks)
-        WORK_FOR.set(WorkFor(caller.party, exchange.has_gone))
-        wait_seconds = self._service.rates.take(caller.name)
-        left = str(self._service.rates.left(caller.name)).encode()
-        exchange.more = [(b"ratelimit-remaining", left), *await self._history()]
-        if wait_seconds:
-            raise too_many(wait_seconds)
+        try:
+            self._gate.admit(caller, exchange.has_gone)
+        finally:
+            left = str(self._service.rates.left(caller.name)).encode()
+            exchange.more = [(b"ratelimit-remaining", left), *await self._history()]
         if cookie is not None and exchange.method not in ("GET", "HEAD"):
             check_act(exchange, self._service.sessions, cookie)
         return caller
@@ -247,13 +258,7 @@ class Gate:
     async def _serve(self, exchange: Exchange, operation: Operation | None, caller: Caller) -> None:
         if operation is None:
             raise self._not_allowed(exchange.path)
-        action = operation.action
-        assert action is not None
-        caller.must(action, *operation.also)
-        if operation.whole and caller.reach(action) is not Reach.ALL:
-            raise ProblemError("forbidden")
-        if self._workers_only and not _for_workers(operation, caller):
-            raise ProblemError("not-found")
+        self._gate.permit(operation, caller)
         exchange.scope[CALLER] = caller
         query = _query(exchange, self._queries[operation.name])
         settings = self._service.settings
@@ -264,81 +269,40 @@ class Gate:
                 await run_sync(check_json, exchange.body, kind, limiter=self._threads)
             else:
                 check_json(exchange.body, kind)
-        if operation.exports and caller.tenant is not None:
-            asking = partial(self._service.export, caller, once=operation.method == "GET")
-            await run_sync(asking, limiter=self._threads)
-        if operation.recorded and caller.recorded:
-            about = caller.tenant or ""
-            if not about and "tenant" in query:
-                about = await run_sync(self._service.about, query["tenant"], limiter=self._threads)
-            await record_before_answer(self._service, self._access(query, operation, caller, about))
+        target = exchange.path.encode() + b"?" + exchange.scope.get("query_string", b"")
+        request = b"\0".join((target, (exchange.header("if-match") or "").encode(), exchange.body))
+        key = exchange.header("idempotency-key") if operation.keyed else None
+        call = OperationCall(operation, caller, query, request, key)
+        act = partial(self._whole, exchange) if operation.keyed else partial(self._sent, exchange, operation)
+        answer = await self._gate.run(call, act)
+        if answer is not None:
+            await exchange.answer(answer)
+
+    async def _sent(self, exchange: Exchange, operation: Operation) -> None:
+        """Call an operation, whose answer is sent as it comes."""
         read = self._reads.get(operation.name)
         if read is not None:
             response = await read(exchange.scope, operation.parameters(exchange.path))
             await response(exchange.scope, exchange.replay(), exchange.send)
-        elif operation.keyed:
-            await self._once(exchange, caller)
         else:
             await self._app(exchange.scope, exchange.replay(), exchange.send)
+
+    async def _whole(self, exchange: Exchange) -> Answer:
+        """Call an operation, whose answer is kept."""
+        kept: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            kept.append(message)
+
+        await self._app(exchange.scope, exchange.replay(), keep)
+        body = b"".join(message.get("body", b"") for message in kept[1:])
+        return Answer(kept[0]["status"], list(kept[0]["headers"]), body)
 
     def _not_allowed(self, path: str) -> ProblemError:
         allowed = self._operations.methods(path)
         if not allowed:
             return ProblemError("not-found")
         return ProblemError("method-not-allowed", headers={"Allow": ", ".join(allowed)})
-
-    def _access(
-        self, query: dict[str, str], operation: Operation, caller: Caller, about: str
-    ) -> AccessRecorded:
-        """The event of a read: the names of filters, and of their values the tenant's alone."""
-        roles = tuple(sorted(caller.roles))
-        now_us = self._service.clock.now_us()
-        return AccessRecorded(now_us, caller.name, roles, operation.name, about, tuple(sorted(query)))
-
-    # -- idempotency ----------------------------------------------------------------------------------------
-
-    async def _once(self, exchange: Exchange, caller: Caller) -> None:
-        """Run the request for the first time, or answer as the first time did (rule 4)."""
-        key = exchange.header("idempotency-key")
-        if key is None:
-            raise ProblemError("idempotency-key-required")
-        if not 1 <= len(key) <= _KEY_CHARACTERS_MAX or not key.isascii() or not key.isprintable():
-            raise ProblemError("malformed", "`Idempotency-Key` has 1 to 200 printable ASCII characters")
-        target = exchange.path.encode() + b"?" + exchange.scope.get("query_string", b"")
-        request = b"\0".join((target, (exchange.header("if-match") or "").encode(), exchange.body))
-        answers = self._service.answers
-        claim = await run_sync(answers.claim, caller.name, key, request, limiter=self._threads)
-        if isinstance(claim, bytes):
-            status, headers, body = unpacked(claim)
-            await exchange.answer(status, [*headers, (b"idempotency-replayed", b"true")], body)
-            return
-        await self._first(exchange, claim)
-
-    async def _first(self, exchange: Exchange, claim: IdempotencyClaim) -> None:
-        kept: list[Message] = []
-
-        async def keep(message: Message) -> None:
-            kept.append(message)
-
-        answers = self._service.answers
-        try:
-            try:
-                await self._app(exchange.scope, exchange.replay(), keep)
-                status, headers = kept[0]["status"], list(kept[0]["headers"])
-                body = b"".join(message.get("body", b"") for message in kept[1:])
-            except ProblemError as problem:
-                status, headers, body = problem_answer(problem)
-            if status >= 500:
-                raise _FailedError
-            with anyio.CancelScope(shield=True):
-                await run_sync(answers.settle, claim, packed(status, headers, body), limiter=self._threads)
-        except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                await run_sync(answers.give_up, claim, limiter=self._threads)
-            if not isinstance(error, _FailedError):
-                raise
-        headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
-        await exchange.answer(status, headers, body)
 
     # -- the access log -------------------------------------------------------------------------------------
 
@@ -372,12 +336,6 @@ class Gate:
         )
 
 
-def _for_workers(operation: Operation, caller: Caller) -> bool:
-    """Whether the workers' own address answers: what workers do, and what they do with their own keys."""
-    works = caller.reach(Permission.WORK) is not Reach.NONE
-    return operation.action is Permission.WORK or (operation.at_workers and works)
-
-
 def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:
     """The query of a request; raises `invalid` for a parameter that is not declared, or that comes twice."""
     text = exchange.scope.get("query_string", b"").decode("latin-1")
@@ -392,7 +350,3 @@ def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:
     if len(query) != len(pairs):
         raise ProblemError("invalid", errors=[{"at": "query", "what": "a parameter came twice"}])
     return query
-
-
-class _FailedError(Exception):
-    """The first run failed on our side."""

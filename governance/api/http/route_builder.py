@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 import structlog
@@ -21,16 +23,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from kvcustody._version import __version__
-from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
+from kvcustody.errors import CustodyError
+from kvcustody.governance.api.arguments import Arguments, Texts, invalid_arguments, parameters_of
 from kvcustody.governance.api.http.answer_times import answer_bytes, date_schemas
-from kvcustody.governance.api.http.exchange import Scope, problem_answer
-from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, parameters_of
+from kvcustody.governance.api.http.exchange import CERTIFICATE, Scope, is_tls
+from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, model_bytes
 from kvcustody.governance.api.http.gate import CALLER, Read
-from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.http.parameter_descriptions import describe_parameters
 from kvcustody.governance.api.models.problem import ProblemDocument
-from kvcustody.governance.release.activation_gates import TooCostlyError
 from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.operations.answer import problem_answer
+from kvcustody.governance.service.operations.operation import Operation, Operations
+from kvcustody.governance.service.operations.run import problem_of
 from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES, ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
@@ -150,6 +154,16 @@ class Api:
             if route.read is not None
         }
 
+    def functions(self) -> dict[str, Endpoint]:
+        """The function that answers each operation, by its name."""
+        routes = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return {route.operation_id or "": route.endpoint for route in routes}
+
+    def bound(self, name: str) -> BoundOperation:
+        """The function of the operation of this name."""
+        routes = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return BoundOperation(next(route for route in routes if route.operation_id == name))
+
     async def _answer(self, read: Handler, scope: Scope, path: dict[str, str]) -> Response:
         """What a GET answers, a problem included; `path` are the parameters in its path."""
         request = Request({**scope, "app": self.app, "path_params": path})
@@ -227,8 +241,47 @@ class _Route(ReadRoute):
     given = {_serving: _service_of, _asking: _caller_of}  # noqa: RUF012
 
 
+class Wire(NamedTuple):
+    """What an operation may see of how it was asked; a call without HTTP has none of it."""
+
+    tls: bool = False
+    certificate: str | None = None  # the thumbprint of the connection's client certificate
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+
+
+async def _wire(request: Request) -> Wire:
+    certificate = request.scope.get(CERTIFICATE)
+    return Wire(is_tls(request.scope), certificate, request.headers, await request.body())
+
+
 ServiceDep = Annotated[Service, Depends(_serving)]
 CallerDep = Annotated[Caller, Depends(_asking)]
+WireDep = Annotated[Wire, Depends(_wire)]
+
+
+class BoundOperation:
+    """The function of an operation, called with the texts of a call that has passed the gate."""
+
+    def __init__(self, route: APIRoute) -> None:
+        self._function = route.endpoint
+        self._arguments = Arguments(parameters_of(route.endpoint, route.path))
+        self._status = route.status_code or 200
+        model = route.response_model
+        self._bytes = None if model is None else model_bytes(model)
+
+    async def call(self, service: Service, caller: Caller, said: Texts) -> Response:
+        """Answer as the operation's route does."""
+        given = {_serving: service, _asking: caller, _wire: Wire(headers=said.headers, body=said.body)}
+        values = self._arguments.read(said, given)
+        found = self._function(**values)
+        if inspect.isawaitable(found):
+            found = await found
+        if isinstance(found, Response):
+            return found
+        assert self._bytes is not None
+        return Response(self._bytes(found), self._status, media_type="application/json")
+
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -270,33 +323,10 @@ def _custody(request: Request, error: Exception) -> Response:
     return _problem(problem)
 
 
-def problem_of(error: CustodyError) -> ProblemError | None:
-    """The problem that one of our errors is answered with; None for what is no caller's business.
-
-    What the ledger said is for the operator's log, not for the caller.
-    """
-    if isinstance(error, ProblemError):
-        return error
-    if isinstance(error, LedgerError):
-        _log.error("the ledger cannot answer", reason=error.message)
-        return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
-    if isinstance(error, TooCostlyError):
-        return ProblemError("policy-too-costly", error.message)
-    if isinstance(error, PolicyError):
-        return ProblemError("conflict", error.message)
-    if isinstance(error, (IdentityError, ConfigError)):
-        return ProblemError("invalid", error.message)
-    return None
-
-
 def _malformed(request: Request, error: Exception) -> Response:
     """What the models refuse: where and what, never the value."""
     assert isinstance(error, RequestValidationError)
-    found = [
-        {"at": ".".join(str(part) for part in item["loc"])[:200], "what": str(item["msg"])[:200]}
-        for item in error.errors()[:20]
-    ]
-    return _problem(ProblemError("invalid", errors=found))
+    return _problem(invalid_arguments(error.errors()))
 
 
 def _http(request: Request, error: Exception) -> Response:

@@ -27,7 +27,6 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
 from kvcustody.governance.api.http.answer_times import answer_bytes
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import (
@@ -43,6 +42,7 @@ from kvcustody.governance.api.models.base import LARGE, AsOf, Cursor, Limit, Sin
 from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service

@@ -27,7 +27,6 @@ from kvcustody.audit.evidence.query import custody as queries
 from kvcustody.audit.evidence.query.live_residencies import live_residencies
 from kvcustody.audit.evidence.query.showback import crossed_reuse
 from kvcustody.audit.reports.subject_access import subject_page
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, MOMENT, MOMENT_SCHEMA, Limit, Since, Tenant, Until
@@ -50,6 +49,7 @@ from kvcustody.governance.api.models.custody import (
 from kvcustody.governance.api.operations.audit import Kind
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service

@@ -22,7 +22,6 @@ from kvcustody.audit.evidence.erasure.requests_and_answers import Requested
 from kvcustody.audit.evidence.query.known_names import check_tenant
 from kvcustody.audit.evidence.subjects.subject_table import session_names, subject_names
 from kvcustody.errors import ConfigError, LedgerError
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
@@ -43,6 +42,7 @@ from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.certificates import certificate, opening
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service

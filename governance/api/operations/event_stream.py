@@ -26,12 +26,12 @@ from kvcustody.audit.siem.commit_order_reader import (
     read_in_commit_order,
 )
 from kvcustody.audit.siem.formats import SiemFormat, open_shape
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import StreamPage
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
 

@@ -24,7 +24,6 @@ from kvcustody.audit.evidence.query.showback import costs_of, showback
 from kvcustody.audit.kinds import ClockConfirmed
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Since, Tenant, Until
@@ -52,6 +51,7 @@ from kvcustody.governance.api.models.scan_orders import (
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.workers import WorkerRun, statuses
 from kvcustody.governance.service.jobs import shown
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service

@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import Response
 
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
@@ -19,6 +18,7 @@ from kvcustody.governance.api.operations.policy_release import taken
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import not_found
 

@@ -12,7 +12,6 @@ from kvcustody.audit.evidence.query.attempts import refused_identities
 from kvcustody.audit.evidence.query.issuers import known_issuers
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.tlog.witness.status import witness_status
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
@@ -22,6 +21,7 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.workers import WorkerState
 from kvcustody.governance.service.inbox.item import InboxItem
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from kvcustody.audit.evidence.query.key_orders import DESTROY, ROTATE
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
@@ -24,6 +23,7 @@ from kvcustody.governance.api.models.key_custody import (
 )
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet import key_custody as custody
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 
 _manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="keys")

@@ -17,7 +17,6 @@ from fastapi import Header, Path, Response
 
 from kvcustody.errors import PolicyError
 from kvcustody.governance.api.http.answer_times import answer_bytes
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
@@ -43,6 +42,7 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet import enforcement_orders
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service

@@ -14,7 +14,6 @@ from typing import Any
 from fastapi import Response
 
 from kvcustody.errors import PolicyError
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, ServiceDep
 from kvcustody.governance.api.models.policies import (
     CasesRequest,
@@ -29,6 +28,7 @@ from kvcustody.governance.api.models.policies import (
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
 from kvcustody.governance.observability.serving_summary import tiers_at_work
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes import policy_tasks as tasks
 from kvcustody.governance.service.processes.policy_tasks import Compiled, Draft, Question

@@ -18,14 +18,12 @@ from functools import partial
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Query, Response
 
 from kvcustody._version import __version__
 from kvcustody.audit.store.database.engine import SCHEMA_REVISION
 from kvcustody.governance.api.http.answer_times import answer_bytes
-from kvcustody.governance.api.http.exchange import CERTIFICATE, is_tls
-from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep, WireDep
 from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.api.models.access import (
     ApiKeyPage,
@@ -48,6 +46,7 @@ from kvcustody.governance.api.models.access import (
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -235,7 +234,7 @@ def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
 
 
 def rotate_own_key(
-    caller: CallerDep, service: ServiceDep, request: Request, how: RotationModel
+    caller: CallerDep, service: ServiceDep, wire: WireDep, how: RotationModel
 ) -> dict[str, Any]:
     """A new key for yourself; your other keys end after the overlap.
 
@@ -245,7 +244,7 @@ def rotate_own_key(
     outlives it.
     """
     _enrolled(caller.by)
-    book, presented = service.principals, request.scope.get(CERTIFICATE)
+    book, presented = service.principals, wire.certificate
     if how.bind and presented is None:
         raise ProblemError(
             "invalid", "`bind` needs a connection with a client certificate (`workers_listen`)"
@@ -273,25 +272,24 @@ def revoke_own_key(
     return Response(status_code=204)
 
 
-def begin_session(caller: CallerDep, service: ServiceDep, request: Request) -> Response:
+def begin_session(caller: CallerDep, service: ServiceDep, wire: WireDep) -> Response:
     """Begin a session of a person at the console: sets its cookie."""
     _enrolled(caller.by)
     made = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
     body = answer_bytes(Session, {"csrf": made.csrf, "expires_us": made.expires_us})
     answer = Response(body, 201, media_type="application/json")
-    answer.headers["Set-Cookie"] = set_cookie(made.token, seconds, tls=is_tls(request.scope))
+    answer.headers["Set-Cookie"] = set_cookie(made.token, seconds, tls=wire.tls)
     return answer
 
 
-def end_session(service: ServiceDep, request: Request) -> Response:
+def end_session(service: ServiceDep, wire: WireDep) -> Response:
     """End the session, and remove its cookie."""
-    tls = is_tls(request.scope)
-    token = cookie_of(request.headers.get("cookie"), tls=tls)
+    token = cookie_of(wire.headers.get("cookie"), tls=wire.tls)
     if token is not None:
         service.sessions.end(token)
     answer = Response(status_code=204)
-    answer.headers["Set-Cookie"] = set_cookie("", 0, tls=tls)
+    answer.headers["Set-Cookie"] = set_cookie("", 0, tls=wire.tls)
     return answer
 
 

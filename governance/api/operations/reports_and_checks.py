@@ -18,7 +18,6 @@ from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.evidence import (
@@ -37,6 +36,7 @@ from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach, Role
 from kvcustody.governance.service.jobs import JobProgress, shown
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_parameters, start_report
@@ -162,10 +162,10 @@ def schedules_of(service: Service, caller: Caller) -> list[Schedule]:
 
 def make_schedule(caller: CallerDep, service: ServiceDep, what: ScheduleRequest) -> dict[str, Any]:
     """Have a report made of every week, month or quarter from now on, and handed over."""
-    return new_schedule(caller, service, what).data(service.clock.utc_us())
+    return _new_schedule(caller, service, what).data(service.clock.utc_us())
 
 
-def new_schedule(caller: Caller, service: Service, what: ScheduleRequest) -> Schedule:
+def _new_schedule(caller: Caller, service: Service, what: ScheduleRequest) -> Schedule:
     """Make a schedule for this person: of what they may see, to where they may send it."""
     mine = service.tenant_of(caller, READ, what.tenant)
     _check_hands_over(caller, what.destinations)
@@ -207,10 +207,10 @@ def change_schedule(caller: Caller, service: Service, schedule: str, act: str, r
 
 def retry(caller: CallerDep, service: ServiceDep, report: ReportId) -> dict[str, Any]:
     """Try again what failed for good: making a scheduled report, or handing it over."""
-    return retry_report(caller, service, report).data()
+    return _retried_report(caller, service, report).data()
 
 
-def retry_report(caller: Caller, service: Service, report: str) -> MadeReport:
+def _retried_report(caller: Caller, service: Service, report: str) -> MadeReport:
     """The report, about to be tried again; raises `not-found` for one that this person may not see."""
     mine = caller.tenant_of(READ, None)
     with service.reading() as connection:

@@ -19,13 +19,13 @@ from kvcustody.audit.evidence.copies.transfers import (
     tier_summaries,
     transfers,
 )
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Limit, Since, Tenant, Until
 from kvcustody.governance.api.models.base import Cursor as CursorText
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers, facts
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service

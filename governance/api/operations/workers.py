@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import Path, Query, Request
+from fastapi import Path, Query
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, completed, names, pending
@@ -23,8 +23,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.clock import MICROSECONDS
 from kvcustody.compression import ENCODING, CompressionError, decompress
 from kvcustody.governance.api.http.long_poll import Wait, long_poll, told_within
-from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep, WireDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     AttemptsReport,
@@ -54,6 +53,7 @@ from kvcustody.governance.service.fleet import worker_requests
 from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.ingest.ingest import WaitingBatch
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL, answer_older
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -253,10 +253,10 @@ def check_pseudonyms(service: ServiceDep, what: PseudonymsModel) -> dict[str, An
 
 
 async def ship(
-    caller: CallerDep, service: ServiceDep, incarnation: Uuid, sequence: Sequence, request: Request
+    caller: CallerDep, service: ServiceDep, incarnation: Uuid, sequence: Sequence, wire: WireDep
 ) -> dict[str, Any]:
     """Take a batch of leaves; the answer comes when it is durable. `sequence` is that of its first event."""
-    sent, encoding = await request.body(), request.headers.get("content-encoding")
+    sent, encoding = wire.body, wire.headers.get("content-encoding")
     bytes_max = int(service.settings.batch_bytes_max)
 
     def take(decided: Callable[[], None]) -> WaitingBatch:
@@ -270,7 +270,7 @@ async def ship(
         try:
             waiting = await run_sync(take, decided, limiter=service.ingest.threads)
         except ProblemError as refused:
-            raise answer_older(refused, request.headers) from None
+            raise answer_older(refused, wire.headers) from None
     try:
         stored = service.ingest.end(waiting)
     except ProblemError:

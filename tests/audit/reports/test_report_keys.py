@@ -120,14 +120,14 @@ def test_the_commands_from_a_key_to_a_report_that_was_changed(
     writer = make_writer(store)
     writer.submit(list(world(4).run(60).events))
     assert writer.flush()
-    run("audit", "sign", str(tmp_path / "log.key"), *ledger)
+    run("audit", "sign", "--signing-key", str(tmp_path / "log.key"), *ledger)
     key = tmp_path / "log.vkey"
     key.write_text(json.loads(run("audit", "keys", "--json", *ledger))["keys"][0]["key"])
     out, file = str(tmp_path / "report"), str(tmp_path / "report.key")
-    make = ("report", "make", "--framework", "gdpr", "--out", out, "--sign-with", file, *ledger)
+    make = ("report", "make", "--framework", "gdpr", "--out", out, "--signing-key", file, *ledger)
     assert "no key signs reports" in run(*make, code=2)
-    run("report", "enrol-key", file, "--actor", "dana", *ledger)
-    run("audit", "sign", str(tmp_path / "log.key"), *ledger)
+    run("report", "enrol-key", "--signing-key", file, "--actor", "dana", *ledger)
+    run("audit", "sign", "--signing-key", str(tmp_path / "log.key"), *ledger)
     run(*make)
     verify = ("report", "verify", out, "--key", str(key))
     run("audit", "export", str(tmp_path / "export"), *ledger)
@@ -139,7 +139,7 @@ def test_the_commands_from_a_key_to_a_report_that_was_changed(
     page = tmp_path / "report" / "report.html"
     page.write_text(page.read_text().replace("Limitations", "Limits", 1))
     assert "`report.html` is not what the signed report gives" in run(*verify, code=1)
-    run("report", "rotate-key", file, "--actor", "dana", *ledger)
-    run("audit", "sign", str(tmp_path / "log.key"), *ledger)
+    run("report", "rotate-key", "--signing-key", file, "--actor", "dana", *ledger)
+    run("audit", "sign", "--signing-key", str(tmp_path / "log.key"), *ledger)
     run(*make)
     assert json.loads(run(*verify, *ledger, "--json"))["ok"] is True

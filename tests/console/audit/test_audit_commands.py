@@ -107,7 +107,7 @@ def test_what_no_checkpoint_covers_is_said_and_past_three_intervals_a_problem(
     late = run("audit status").stdout
     assert "nobody seals this ledger" in late and "the oldest for 36" in late
     assert "nobody seals" in run("audit fsck", exits=1).stdout
-    run("audit sign signing.key")
+    run("audit sign --signing-key signing.key")
     assert answer(run("audit status --json"))["unsealed"]["leaves"] == 0
     assert answer(run("audit fsck --json"))["sound"]
 
@@ -125,7 +125,7 @@ def test_tail_query_and_status(run: Run) -> None:
     assert "\x1b" not in run("audit tail -n 50").stdout  # no value colours or moves a terminal
     found = answer(run("audit query --tenant acme --limit 30 --json"))
     assert len(found["events"]) == 30 and found["next"]
-    rest = answer(run(f"audit query --tenant acme --after {found['next']} --json"))
+    rest = answer(run(f"audit query --tenant acme --cursor {found['next']} --json"))
     assert len(rest["events"]) == 12 and rest["next"] is None  # the decision is in the owner's log too
     denied = answer(run("audit query --outcome deny --rule no-restricted --json"))
     assert {item["log"] for item in denied["events"]} == {"tenant/acme", "tenant/beta"}
@@ -133,6 +133,30 @@ def test_tail_query_and_status(run: Run) -> None:
     assert status["warning"].startswith("no witness") and status["logs"]["tenant/acme"]["size"] == 42
     assert "no event is called" in run("audit query --kind nonsense", exits=2).stderr
     assert "is no ISO 8601 date" in run("audit query --since yesterday", exits=2).stderr
+
+
+def test_leaves_and_holds_are_listed_newest_first_and_with_an_option_oldest_first(run: Run) -> None:
+    ask = "audit query --tenant acme --limit 15 --json"
+    newest, oldest = pages(run, ask), pages(run, f"{ask} --oldest-first")
+    assert newest == oldest[::-1] and len(newest) == 42
+    assert [at for at, _ in oldest] == sorted(at for at, _ in oldest)
+    for name in ("first", "second"):
+        run(f"audit hold place {name} --actor ops --reason test")
+    held = [one["hold"] for one in answer(run("audit hold list --json"))["holds"]]
+    assert held == ["second", "first"]
+    held = [one["hold"] for one in answer(run("audit hold list --oldest-first --json"))["holds"]]
+    assert held == ["first", "second"]
+
+
+def pages(run: Run, ask: str) -> list[tuple[int, int]]:
+    """Every leaf of a question, page by page: its time, and its place in its log."""
+    found, more = [], ""
+    while True:
+        page = answer(run(f"{ask}{more}"))
+        found += [(leaf["event"]["at_us"], leaf["idx"]) for leaf in page["events"]]
+        if page["next"] is None:
+            return found
+        more = f" --cursor {page['next']}"
 
 
 def test_a_proof_is_printed_and_checks(run: Run, place: Path) -> None:
@@ -234,7 +258,7 @@ def test_a_witness_from_init_to_verdict(run: Run, place: Path) -> None:
 
 def test_holds_purges_and_redaction(run: Run) -> None:
     run("audit export evidence")
-    later = "--before 2090-01-01"
+    later = "--until 2090-01-01"
     plan = answer(run(f"audit purge {later} --json"))
     assert plan["dropped"] is False and {log["log"] for log in plan["logs"]} == {"tenant/acme", "tenant/beta"}
     run("audit hold place case-9 --tenant acme --actor counsel --reason 'case 9'")
@@ -253,11 +277,11 @@ def test_holds_purges_and_redaction(run: Run) -> None:
 
 
 def test_a_purge_that_writes_its_own_export(run: Run, place: Path) -> None:
-    asked = "audit purge --before 2090-01-01 --key ledger.vkey --actor ops --approver dpo"
+    asked = "audit purge --until 2090-01-01 --key ledger.vkey --actor ops --approver dpo"
     shown = answer(run(f"{asked} --to purged --dry-run --json"))
     assert shown["dropped"] is False and shown["parts"] == [] and not (place / "purged").exists()
     assert "give one of them" in run(f"{asked} --to purged --export evidence", exits=2).stderr
-    assert "approver" in run("audit purge --before 2090-01-01 --to purged --actor ops", exits=2).stderr
+    assert "approver" in run("audit purge --until 2090-01-01 --to purged --actor ops", exits=2).stderr
     gone = answer(run(f"{asked} --to purged --json"))
     assert gone["dropped"] and gone["logs"] == shown["logs"]
     assert [part["path"] for part in gone["parts"]] == ["part-000001"]

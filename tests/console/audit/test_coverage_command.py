@@ -47,7 +47,8 @@ def ledger(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    found = CliRunner().invoke(app, ["coverage", *arguments])
+    group = "audit" if arguments[0] == "recompute" else "coverage"
+    found = CliRunner().invoke(app, [group, *arguments])
     assert found.exit_code == code, found.output
     return found.output
 

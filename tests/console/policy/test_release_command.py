@@ -45,34 +45,34 @@ def run(*words: str, code: int = 0) -> Any:
 
 
 def released(store: str) -> None:
-    run("propose", "policy.yaml", "--key", "ada.key", "--note", "first", "--store", store)
+    run("propose", "policy.yaml", "--signing-key", "ada.key", "--note", "first", "--store", store)
     cells = run("review", "1", "--store", store)["cells"]
     for opening in run("review", "1", "--store", store)["missing_consents"]:
         raise AssertionError(opening)
-    run("approve", "1", "--key", "grace.key", "--cells", cells, "--store", store)
-    assert run("activate", "1", "--key", "grace.key", "--store", store)["stage"] is None
+    run("approve", "1", "--signing-key", "grace.key", "--cells", cells, "--store", store)
+    assert run("activate", "1", "--signing-key", "grace.key", "--store", store)["stage"] is None
 
 
 @pytest.mark.system("the command rolls back to another revision")
 def test_from_a_glass_broken_to_a_rollback(store: str, tmp_path: Path) -> None:
     _without_sharing()
     released(store)
-    options = ("--key", "brock.key", "--reason", "leak suspected", "--store", store)
+    options = ("--signing-key", "brock.key", "--reason", "leak suspected", "--store", store)
     broken = run("break-glass", "--document", "narrow.yaml", "--minutes", "30", *options)
     assert (broken["revision"], broken["verdict"]) == (2, "narrower")
     assert "only narrows" in run(
         "break-glass", "--document", "policy.yaml", "--minutes", "30", *options, code=2
     )
     assert "at most 4 hours" in run("break-glass", "--restore", "1", "--minutes", "241", *options, code=2)
-    run("rollback", "1", "--key", "ada.key", "--note", "over", "--store", store)
+    run("rollback", "1", "--signing-key", "ada.key", "--note", "over", "--store", store)
     cells = run("review", "3", "--store", store)["cells"]
-    run("approve", "3", "--key", "grace.key", "--cells", cells, "--store", store)
-    run("activate", "3", "--key", "grace.key", "--percent", "12.5", "--store", store)
+    run("approve", "3", "--signing-key", "grace.key", "--cells", cells, "--store", store)
+    run("activate", "3", "--signing-key", "grace.key", "--percent", "12.5", "--store", store)
     found = run("history", "--store", store)
     assert (found["active"], found["staged"], found["stage"]) == (2, 3, "12.5%") and found[
         "glass_broken_until_us"
     ] > 0
-    run("activate", "3", "--key", "grace.key", "--store", store)
+    run("activate", "3", "--signing-key", "grace.key", "--store", store)
     assert run("history", "--store", store)["active"] == 3
     assert _recorded(store) == len(run("history", "--store", store)["steps"]) == 8
 
@@ -104,11 +104,14 @@ def test_refusals_are_one_line(store: str) -> None:
     _without_sharing()
     for words, expected in (
         (("review", "1"), "there is no revision `1`"),
-        (("activate", "1", "--key", "grace.key"), "there is no revision `1`"),
-        (("propose", "policy.yaml", "--key", "grace.key", "--note", "x"), "does not have the role author"),
-        (("propose", "none.yaml", "--key", "ada.key", "--note", "x"), "No such file"),
-        (("propose", "policy.yaml", "--key", "none.key", "--note", "x"), "cannot be opened"),
-        (("activate", "1", "--key", "grace.key", "--percent", "120"), "not between 0 and 100"),
+        (("activate", "1", "--signing-key", "grace.key"), "there is no revision `1`"),
+        (
+            ("propose", "policy.yaml", "--signing-key", "grace.key", "--note", "x"),
+            "does not have the role author",
+        ),
+        (("propose", "none.yaml", "--signing-key", "ada.key", "--note", "x"), "No such file"),
+        (("propose", "policy.yaml", "--signing-key", "none.key", "--note", "x"), "cannot be opened"),
+        (("activate", "1", "--signing-key", "grace.key", "--percent", "120"), "not between 0 and 100"),
     ):
         line = run(*words, "--store", store, code=2)
         assert expected in line and line.count("\n") == 1, line

@@ -294,7 +294,6 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "audit recompute": (),
         "audit hold list": (),
         "coverage show": (),
-        "coverage recompute": (),
         "report list": (),
         "report make": ("--framework", "gdpr", "--out", str(out / "report")),
         "report verify": (str(out / "report"), "--key", str(out / "log.vkey"), "--ledger", "kvcustody.db"),
@@ -309,11 +308,11 @@ def shown(replayed: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "scan ledger": (),
         "size ledger": ("--ledger", "sqlite:///kvcustody.db"),
         "scan findings": (),
-        "showback": ("--from", "2020-01-01"),
+        "showback": ("--since", "2020-01-01"),
         "tier list": (),
         "tier transfers": (),
         "tier explain": (str(opened["event"]["residency"]),),
-        "prefixes top": ("--from", "2020-01-01"),
+        "prefixes top": ("--since", "2020-01-01"),
         "top": ("--once",),
         "advise": (),
     }
@@ -397,7 +396,7 @@ def test_an_export_says_it_and_both_verifiers_hold_it_against_the_leaves(
     sound = subprocess.run(alone, check=False, capture_output=True, text=True)
     assert sound.returncode == 0 and "NOT AN ENGINE AT WORK" in sound.stdout
     assert SAID in CliRunner().invoke(app, ["audit", "verify", str(folder), "--key", key]).stderr
-    assert SAID in CliRunner().invoke(app, ["coverage", "recompute", "--export", str(folder)]).stderr
+    assert SAID in CliRunner().invoke(app, ["audit", "recompute", "--export", str(folder)]).stderr
     (folder / "manifest.json").write_bytes(orjson.dumps(manifest | {"marked": [], "history": None}))
     assert "calls other processes" in run("audit", "verify", str(folder), "--key", key, exit_code=1)
     forged = subprocess.run(alone, check=False, capture_output=True, text=True)

@@ -55,7 +55,7 @@ def test_a_cycle_of_a_trace_that_does_not_fit_is_named_with_the_pool_that_holds_
 ) -> None:
     """Ten prompts of 8 blocks, 1.25 times what there is: no hit in 40, and in the pool that is advised all of them."""
     trace = cycle(tmp_path / "cycle.jsonl", 10, 8, 4)
-    arguments = (trace, "--format", "mooncake", "--tenants", "1", "--policy", "single-org")
+    arguments = (trace, "--trace-format", "mooncake", "--tenants", "1", "--policy", "single-org")
     small = replayed(*arguments, "--pool-blocks", "64")
     (row,) = small["tenants"]
     assert (row["requests"], row["hit_tokens"], row["room_blocks"]) == (40, 0, 64)
@@ -71,17 +71,17 @@ def test_a_cycle_of_a_trace_that_does_not_fit_is_named_with_the_pool_that_holds_
 @pytest.mark.system("an advised pool forgets what a tenant may have of it")
 def test_the_pool_that_is_advised_counts_in_what_the_tenant_may_have_of_it(replayed: Replayed) -> None:
     """Under a cap of 60 % a pool that only holds the cycle would not do."""
-    said = replayed("--format", "thrash")
+    said = replayed("--trace-format", "thrash")
     (row,) = said["tenants"]
     assert row["room_blocks"] == int(0.6 * SCENARIOS["thrash"].pool_blocks) and row["hit_tokens"] == 0
     advised = finding(said, "thrash").rpartition("a pool of ")[2].split()[0].replace(",", "")
     assert int(advised) > said["pressure"]["advised_blocks"]
-    again = replayed("--format", "thrash", "--pool-blocks", advised)
+    again = replayed("--trace-format", "thrash", "--pool-blocks", advised)
     assert again["tenants"][0]["hit_requests"] == 60 and not finding(again, "thrash")
 
 
 def test_requests_without_room_wait_stall_and_are_preempted(replayed: Replayed) -> None:
-    arguments = ("--format", "oom", "--policy", "single-org")
+    arguments = ("--trace-format", "oom", "--policy", "single-org")
     said = replayed(*arguments)
     total = said["totals"]
     assert said["pressure"]["stalls"] > 0 and total["preempted"] > 0
@@ -100,16 +100,16 @@ def test_requests_without_room_wait_stall_and_are_preempted(replayed: Replayed) 
 
 @pytest.mark.system("a replay does not see that short requests waste long blocks")
 def test_short_requests_waste_long_blocks(replayed: Replayed) -> None:
-    said = replayed("--format", "fragmentation")
+    said = replayed("--trace-format", "fragmentation")
     assert 1 - 32 / 256 <= said["pressure"]["fragmentation"] <= 1 - 20 / 256
     assert "stood empty" in finding(said, "fragmentation")
-    short = replayed("--format", "fragmentation", "--block-tokens", "16")
+    short = replayed("--trace-format", "fragmentation", "--block-tokens", "16")
     assert short["pressure"]["fragmentation"] < 0.5 and not finding(short, "fragmentation")
 
 
 def test_what_is_found_is_printed_and_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(app, ["replay", "--format", "thrash"], env={"COLUMNS": "240"})
+    found = CliRunner().invoke(app, ["replay", "--trace-format", "thrash"], env={"COLUMNS": "240"})
     assert found.exit_code == 0, found.output
     page = (tmp_path / "kvcustody-summary.html").read_text()
     for text in (found.stdout, page):
@@ -119,10 +119,10 @@ def test_what_is_found_is_printed_and_on_the_page(tmp_path: Path, monkeypatch: p
 
 def test_a_scenario_reads_no_file(tmp_path: Path) -> None:
     trace = cycle(tmp_path / "cycle.jsonl", 1, 1, 1)
-    refused = CliRunner().invoke(app, ["replay", trace, "--format", "thrash"])
+    refused = CliRunner().invoke(app, ["replay", trace, "--trace-format", "thrash"])
     assert refused.exit_code == 2 and "reads no file" in refused.stderr
 
 
 def test_the_page_shows_every_scenario() -> None:
     page = (ROOT / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
-    assert all(f"kvcustody replay --format {name}" in page for name in SCENARIOS)
+    assert all(f"kvcustody replay --trace-format {name}" in page for name in SCENARIOS)

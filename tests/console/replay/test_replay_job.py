@@ -180,7 +180,7 @@ def test_labels_of_a_trace_stream_to_the_runner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice(trace=Path("x")), "say what it is with --format"),
+        (Choice(trace=Path("x")), "say what it is with --trace-format"),
         (Choice(format="mooncake"), "name the trace"),
         (Choice(format="csv"), "unknown format"),
         (Choice(trace=Path("x"), format="generated"), "reads no file"),

@@ -30,7 +30,7 @@ def test_nobody_repeats_a_prompt_and_nothing_is_a_hit(tmp_path: Path) -> None:
     words = [
         "replay",
         str(trace),
-        "--format",
+        "--trace-format",
         "mooncake",
         "--tenants",
         "1",

@@ -1,4 +1,4 @@
-"""The cases of `kvcustody conform` at Dynamo's index: found there, not behind ours; found where a defence is off."""
+"""The cases of `kvcustody known-bugs` at Dynamo's index: found there, not behind ours; found where a defence is off."""
 
 from __future__ import annotations
 

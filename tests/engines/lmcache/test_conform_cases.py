@@ -1,4 +1,4 @@
-"""The cases of `kvcustody conform` at LMCache: none is found with ours but one, which its page names; each where a
+"""The cases of `kvcustody known-bugs` at LMCache: none is found with ours but one, which its page names; each where a
 defence is off."""
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ def test_the_command_line_makes_signs_and_verifies_every_format(ledger: Ledger) 
     url = ledger.store.url.render_as_string(hide_password=False)
     url = f"sqlite:///{folder}/ledger.db" if ledger.store.dialect.name == "sqlite" else url
     made = ["report", "ropa", "--ledger", url, "--since", "2026-02-01", "--until", "2026-02-15", "--format"]
-    made += ["json,csv,html,pdf", "--sign-with", str(folder / "report.key"), "--out", str(folder / "ropa")]
+    made += ["json,csv,html,pdf", "--signing-key", str(folder / "report.key"), "--out", str(folder / "ropa")]
     found = CliRunner().invoke(app, [*made, "--role", "processor", "--controller-of", "hodler=Example AG"])
     assert found.exit_code == 2 and "knows no tenant" in found.output, "a name that the ledger never saw"
     found = CliRunner().invoke(app, [*made, "--json"])

@@ -152,7 +152,7 @@ def test_the_command_takes_an_owners_grant_back(both: ControlPlane) -> None:
         "last",
         "--reason",
         "over",
-        "--key",
+        "--signing-key",
         str(both.signing_file("holger")),
         "--json",
     ]

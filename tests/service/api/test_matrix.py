@@ -6,18 +6,24 @@ is answered about all (`every`), and how to ask about a tenant; everybody else g
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
+import orjson
 import pytest
 
 from kvcustody.audit.kinds import AccessRecorded
 from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.local_calls import LocalCalls, LocalRequest
+from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import OF_TENANTS, Permission, Reach, Role, reach
+from kvcustody.governance.service.service import Service
 from standins.service.service_world import OFFSET_US, Worker, register, ship
 
 PEOPLE = [role.value for role in Role if role not in OF_TENANTS]
@@ -259,7 +265,7 @@ ROWS = {
     "takeErasures": Row("/v1/worker/erasures", every="worker"),
     "assignIssuer": Row("/v1/worker/issuers", every="worker", body={"issuer": "corp", "tenants": "bare"}),
     "requestWorkersErasure": Row(
-        "/v1/worker/erasures/e-own",
+        "/v1/worker/erasures/e-{fresh}",
         every="worker",
         body={"selector": '{"tenant":"nobody-here"}', "deadline_us": 1},
     ),
@@ -483,6 +489,182 @@ def test_everybody_is_answered_as_written_down(world: World, operation: str) -> 
             assert answer.status_code == 403, (who, answer.text)
             refused.add(answer.content)
     assert len(refused) <= 1, "a refusal says nothing of who is refused"
+
+
+class LocalClient:
+    """Asks in this process, as the caller that a key is of: called as `client` is."""
+
+    def __init__(self, service: Service, calls: LocalCalls) -> None:
+        self._service = service
+        self._calls = calls
+        self._keys = itertools.count()
+
+    def __call__(self, method: str, path: str, key: str, **how: Any) -> httpx.Response:
+        caller = self._service.authenticator.caller(f"Bearer {key}", None, "unix", None)
+        asked = httpx.Request(method, f"http://local{path}", **how)
+        headers = {"idempotency-key": f"local-{next(self._keys)}", **asked.headers}
+        target, query = asked.url.path, dict(asked.url.params)
+        found = self._calls.call(caller, LocalRequest(method, target, query, headers, asked.content))
+        return httpx.Response(found.status, headers=found.headers, content=found.body)
+
+
+@pytest.fixture(scope="module")
+def local(world: World, service: Service) -> Iterator[World]:
+    """The same world, asked without HTTP."""
+    with LocalCalls(service) as calls:
+        yield world._replace(ask=LocalClient(service, calls))
+
+
+PASSING = re.compile(  # ids, moments, keys and new names in a text
+    r"kvcs_\w+|new-[0-9]+|e-[0-9]+|[0-9a-f]{12,}|20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z"
+)
+COUNTED = {
+    "order",
+    "sequence",
+    "boot_us",
+    "record",
+    "vkey",
+}  # one more with each call, or made with a new key
+OF_THE_MOMENT = {  # figures of the ledger's growth, times or signatures: the answers' names and kinds are compared
+    *("getCertificate", "getClock", "getHealth", "listLogs", "makeProcessingRecord", "proveEvent"),
+    *("getCheckpoint", "getLatestCheckpoint", "rotateSigningKey"),
+}
+TEXTS_OF_THE_MOMENT = {"getMetrics", "getCertificatePage", "getJobFile"}
+
+
+def steady(value: Any, *, kinds: bool = False) -> Any:
+    """A value without what no two calls have alike; with `kinds`, the kinds of its values alone."""
+    if isinstance(value, dict):
+        return {name: steady(one, kinds=kinds) for name, one in value.items() if name not in COUNTED}
+    if isinstance(value, list):
+        return [] if kinds else [steady(one) for one in value]
+    if kinds:
+        return type(value).__name__
+    if isinstance(value, str):
+        return PASSING.sub("…", value)
+    return "…" if isinstance(value, int) and abs(value) > 1 << 31 else value
+
+
+def said(operation: str, answer: httpx.Response) -> tuple[int, str, Any]:
+    """What a test compares of an answer: all of a refusal, and of others what two calls have alike."""
+    media = answer.headers.get("content-type", "")
+    if answer.status_code >= 400:
+        return answer.status_code, media, answer.content
+    if "json" in media:
+        body = steady(answer.json(), kinds=operation in OF_THE_MOMENT)
+    else:
+        body = None if operation in TEXTS_OF_THE_MOMENT else answer.content
+    return answer.status_code, media, body
+
+
+class Recorded:
+    """The leaves of one actor that came while something was done; jobs of before have ended."""
+
+    def __init__(self, service: Service, actor: str) -> None:
+        self._service, self._actor = service, actor
+        self._before = {place for place, *_ in self._leaves()}
+
+    def leaves(self) -> list[tuple[str, Any]]:
+        """Their kinds, and what they say."""
+        since = [
+            (kind, orjson.loads(leaf)) for place, kind, leaf in self._leaves() if place not in self._before
+        ]
+        return [(kind, steady(body)) for kind, body in since if body.get("actor") == self._actor]
+
+    def _leaves(self) -> list[tuple[tuple[int, int], str, bytes]]:
+        ends = time.monotonic() + 60
+        while (waiting := self._rows("SELECT job FROM service_jobs WHERE ended_us IS NULL")) and (
+            time.monotonic() < ends
+        ):
+            time.sleep(0.01)
+        assert not waiting and self._service.writer.flush()
+        rows = self._rows("SELECT log, idx, kind, leaf FROM events ORDER BY log, idx")
+        return [((log, idx), kind, leaf) for log, idx, kind, leaf in rows if leaf is not None]
+
+    def _rows(self, query: str) -> list[Any]:
+        with self._service.reading() as connection:
+            return list(connection.exec_driver_sql(query))
+
+
+@pytest.mark.parametrize("operation", sorted(set(ROWS) - OPEN))
+def test_a_call_without_http_is_answered_refused_and_recorded_alike(
+    world: World, local: World, service: Service, operation: str
+) -> None:
+    """Every operation, every role: the same status, the same refusal to the byte, the same answer, the same leaves."""
+    recorded_any = False
+    if (
+        operation == "assignIssuer"
+    ):  # said once of a ledger: a second issuer would give every tenant another name
+        assert world.send(operation, "worker").status_code == 200
+    for who in [*PEOPLE, *TENANT_PEOPLE]:
+        answers, leaves = [], []
+        for asked in (world, local):
+            if operation == "revokeOwnKey":
+                world.names[f"of:{who}"]["key"] = service.principals.issue_key(who, days=1, by="test").prefix
+            recorded = Recorded(service, who)
+            answers.append(said(operation, asked.send(operation, who)))
+            leaves.append(recorded.leaves())
+        assert answers[0] == answers[1], who
+        assert leaves[0] == leaves[1], who
+        recorded_any = recorded_any or bool(leaves[0])
+    assert recorded_any or not create_api(None).operations.by_name[operation].recorded, (
+        "control: it is recorded"
+    )
+
+
+def test_an_act_that_was_done_over_http_is_not_done_again_without_it(
+    world: World, local: World, people
+) -> None:
+    """The same key and the same act: the same bytes, once on record. Another act under that key is refused."""
+    asked = {"json": {"framework": "soc2", "formats": ["json"], "every": "weekly"}}
+    how = asked | {"headers": {"Idempotency-Key": "once-for-both"}}
+    key = people["auditor"]
+    first = world.ask("POST", "/v1/reports/schedules", key, **how)
+    again = local.ask("POST", "/v1/reports/schedules", key, **how)
+    assert first.status_code == again.status_code == 201 and again.content == first.content
+    assert again.headers["idempotency-replayed"] == "true" and "idempotency-replayed" not in first.headers
+    other = local.ask(
+        "POST", "/v1/reports/schedules", key, **{**how, "json": {**asked["json"], "every": "monthly"}}
+    )
+    assert other.status_code == 422 and other.json()["type"].endswith("key-reused")
+    anew = local.ask("POST", "/v1/reports/schedules", key, **asked)
+    assert anew.status_code == 201 and anew.json()["schedule"] != first.json()["schedule"], (
+        "control: another key"
+    )
+
+
+def test_a_read_without_http_that_cannot_be_recorded_is_not_answered(
+    local: World, service, monkeypatch
+) -> None:
+    from kvcustody.errors import LedgerUnavailable
+
+    def away(*_: object) -> None:
+        raise LedgerUnavailable("away")
+
+    monkeypatch.setattr(service.writer, "submit_durable", away)
+    refused = local.send("listTotals", "auditor")
+    assert refused.status_code == 503 and b"away" not in refused.content
+    assert local.send("listTotals", "tenant-viewer@acme").status_code == 200, "control: nothing to record"
+
+
+def test_a_call_without_http_is_held_to_the_limits_of_a_request(
+    local: World, service, monkeypatch, people
+) -> None:
+    """How often, how large, and which parameters there are."""
+    key = people["auditor"]
+    unknown = local.ask("GET", "/v1/custody/totals?tenent=acme", key)
+    assert unknown.status_code == 422 and unknown.json()["errors"][0]["at"] == "query"
+    large = local.ask("POST", "/v1/exports", key, content=b" " * (int(service.settings.body_bytes_max) + 1))
+    assert large.status_code == 413
+    twice = {
+        "content": b'{"tenant": "acme", "tenant": "labs"}',
+        "headers": {"content-type": "application/json"},
+    }
+    assert local.ask("POST", "/v1/exports", key, **twice).status_code == 400
+    monkeypatch.setattr(service, "rates", RateLimiter(0.001, 1))
+    assert local.send("whoami", "auditor").status_code == 200
+    waits = local.send("whoami", "auditor")
+    assert waits.status_code == 429 and int(waits.headers["retry-after"]) > 0
 
 
 @pytest.mark.parametrize("operation", [name for name, row in ROWS.items() if row.own and not row.own_refused])

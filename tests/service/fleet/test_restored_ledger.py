@@ -472,7 +472,18 @@ def test_signing_goes_on_after_a_lost_signature_by_a_confirmed_act_alone(make_wo
     ledger.close()
     world.end()
     place = str(world.folder / "ledger.db") if world.postgres is None else world.url
-    command = ["audit", "confirm-break", str(key), "--actor", "ops", "--reason", "drill", "--ledger", place]
+    command = [
+        "audit",
+        "confirm-break",
+        "--signing-key",
+        str(key),
+        "--actor",
+        "ops",
+        "--reason",
+        "drill",
+        "--ledger",
+        place,
+    ]
     done = CliRunner().invoke(app, command)
     assert "replayed since" in done.output, done.output
     again = CliRunner().invoke(app, command)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def conform(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["conform", *words])
+    result = CliRunner().invoke(app, ["known-bugs", *words])
     assert result.exit_code == code, result.output
     return result.stdout
 
@@ -283,9 +283,9 @@ def test_words_that_are_wrong_say_what_there_is() -> None:
     listed = conform("--list")
     assert all(target.name in listed for target in TARGETS)
     assert json.loads(conform("--list", "--json"))[0]["target"] == TARGETS[0].name
-    result = CliRunner().invoke(app, ["conform", "--target", "lmcache-aesgm"])
+    result = CliRunner().invoke(app, ["known-bugs", "--target", "lmcache-aesgm"])
     assert result.exit_code == 2 and "lmcache-aesgcm" in result.output
-    result = CliRunner().invoke(app, ["conform", "--target", "vllm-tiers", "--case", "salt-dropped"])
+    result = CliRunner().invoke(app, ["known-bugs", "--target", "vllm-tiers", "--case", "salt-dropped"])
     assert result.exit_code == 2 and "model-revision" in result.output
 
 

@@ -31,7 +31,7 @@ def listed(visit: PageRequest) -> Response:
     """Every case that the caller may see, newest first, and a form for another."""
     tenant = visit.text("tenant")
     visit.record("consoleCases", tenant)
-    found = cases_api.cases(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+    found = visit.ask(cases_api.cases, tenant, visit.text("cursor", 1024), _PAGE)
     return visit.page(
         "case/cases.html",
         "Cases",
@@ -51,7 +51,7 @@ def open_case(visit: PageRequest) -> Response:
     what = _model(CaseRequest, parts | {"received": moment_us(visit, "received")})
 
     def act() -> str:
-        return str(cases_api.open_case(visit.caller, visit.service, what)["case_id"])
+        return str(visit.ask(cases_api.open_case, what)["case_id"])
 
     return redirect(f"/cases/{_once(visit, what, act)}")
 
@@ -59,7 +59,7 @@ def open_case(visit: PageRequest) -> Response:
 def show(visit: PageRequest) -> Response:
     """One case."""
     visit.record("consoleCase")
-    found = cases_api.case_of(visit.caller, visit.service, _id(visit))
+    found = visit.ask(cases_api.case_of, _id(visit))
     return visit.page(
         "case/case.html",
         f"Case {found['case_id'][:12]}",
@@ -80,7 +80,7 @@ def step(visit: PageRequest) -> Response:
     what = _model(StepRequest, {name: visit.text(name, 500) or "" for name in _STEP})
 
     def act() -> str:
-        return str(cases_api.take_step(visit.caller, visit.service, case, what)["case_id"])
+        return str(visit.ask(cases_api.take_step, case, what)["case_id"])
 
     return redirect(f"/cases/{_once(visit, what, act)}")
 
@@ -93,7 +93,7 @@ def letter(visit: PageRequest) -> Response:
     texts = {name: visit.document(name).strip() for name in ("addressee", "sender")}
     what = _model(LetterRequest, {name: value for name, value in (parts | texts).items() if value})
     visit.record("consoleCaseLetter")
-    made = cases_api.letter(visit.caller, visit.service, case, what)
+    made = visit.ask(cases_api.letter, case, what)
     end = {LetterForm.TEXT: "txt", LetterForm.HTML: "html", LetterForm.PDF: "pdf"}[what.form]
     made.headers["Content-Disposition"] = f'attachment; filename="letter-{case[:12]}.{end}"'
     return made

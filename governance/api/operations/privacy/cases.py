@@ -16,7 +16,6 @@ from kvcustody.audit.evidence.cases.case_record import CaseStep, StepKind, Subje
 from kvcustody.audit.evidence.cases.read_cases import read_case, read_cases
 from kvcustody.audit.evidence.query.known_names import check_tenant
 from kvcustody.errors import ConfigError, LedgerError
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
@@ -34,6 +33,7 @@ from kvcustody.governance.cases.take_step import WantedCase, check_step, opened_
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service

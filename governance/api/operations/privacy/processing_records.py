@@ -16,7 +16,6 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
-from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.privacy.processing_records import (
     ProcessingRecordModel,
@@ -26,6 +25,7 @@ from kvcustody.governance.api.operations.policy_workbench import policy_of
 from kvcustody.governance.processing.build_record import RecordRequest, build_record, signed_record
 from kvcustody.governance.processing.record import ControllerStatement, ServedController
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_key
 from kvcustody.governance.service.service import Service

@@ -77,7 +77,7 @@ def test_the_command_prints_the_same_as_a_table_csv_and_json(replayed: Path) -> 
     url = f"sqlite:///{replayed}/kvcustody.db"
 
     def asked(*words: str, code: int = 0) -> str:
-        found = CliRunner().invoke(app, ["showback", "--ledger", url, "--from", "2020-01-01", *words])
+        found = CliRunner().invoke(app, ["showback", "--ledger", url, "--since", "2020-01-01", *words])
         assert found.exit_code == code, found.output
         return found.stdout if not code else found.stderr
 
@@ -88,4 +88,4 @@ def test_the_command_prints_the_same_as_a_table_csv_and_json(replayed: Path) -> 
     assert told[0]["tenant"] in asked()
     only = json.loads(asked("--json", "--tenant", told[1]["tenant"]))["tenants"]
     assert [row["tenant"] for row in only] == [told[1]["tenant"]]
-    assert "is not after" in asked("--to", "2019-01-01", code=2)
+    assert "is not after" in asked("--until", "2019-01-01", code=2)

@@ -30,7 +30,7 @@ READERS = {
         "build_record",
     ),
     "audit fsck": ("console.audit.fsck", "fsck"),
-    "coverage recompute": ("console.coverage.command", "coverage"),
+    "audit recompute": ("console.coverage.command", "coverage"),
     "coverage show": ("console.coverage.command", "coverage"),
     "subject show --tenant acme --subject dana": ("console.subject.command", "subject_page"),
     f"policy lint {POLICY}": ("console.policy.lint", "sources_in_use"),

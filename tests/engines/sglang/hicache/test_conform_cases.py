@@ -1,5 +1,5 @@
-"""The cases of `kvcustody conform` at SGLang's HiCache: found in its files, not in our storage; in ours where a defence
-is off."""
+"""The cases of `kvcustody known-bugs` at SGLang's HiCache: found in its files, not in our storage; in ours where a
+defence is off."""
 
 from __future__ import annotations
 

@@ -454,7 +454,7 @@ DOORS = (
     ),
     Door(
         "showback command",
-        _ask_command("showback", names=("--from", "--to")),
+        _ask_command("showback", names=("--since", "--until")),
         lambda text: _showback(orjson.loads(text)["tenants"]),
         _expected_showback,
     ),

@@ -44,8 +44,9 @@ COMMANDS = (  # each is asked with `--ledger` and `--json`
     f"audit recompute {PERIOD}",
     *(f"coverage show {PERIOD} {tier}" for tier in ("", "--tier device", "--tier nvme")),
     *(f"coverage show {PERIOD} --tenant {tenant}" for tenant in TENANTS),
-    "showback --from 2026-01-01 --to 2026-06-01",
+    f"showback {PERIOD}",
 )
+RECORDED_AS = {COMMANDS[-1]: "showback --from 2026-01-01 --to 2026-06-01"}
 
 
 # -- asking, with the code of any commit ----------------------------------------------------------------------------
@@ -88,7 +89,9 @@ def _command(line: str, url: str) -> Any:
 
     answer = CliRunner().invoke(app, [*shlex.split(line), "--ledger", url, "--json"])
     assert answer.exit_code == 0, (line, answer.output, answer.exception)
-    return json.loads(answer.stdout)
+    said: dict[str, Any] = json.loads(answer.stdout)
+    in_one_order(said)
+    return said
 
 
 def _tables(engine: Engine) -> list[str]:
@@ -121,9 +124,20 @@ def _plain(value: Any) -> Any:
 
 
 def recorded_answers() -> dict[str, Any]:
-    """What commit f6818e1f answered, by database."""
+    """What commit f6818e1f answered, by database; each command is called as it is now."""
     found: dict[str, Any] = json.loads(lzma.decompress((RECORDED / "answers.json.xz").read_bytes()))
+    for of_database in found.values():
+        said = of_database["commands"]
+        of_database["commands"] = {line: said[RECORDED_AS.get(line, line)] for line in COMMANDS}
+        for answer in said.values():
+            in_one_order(answer)
     return found
+
+
+def in_one_order(answer: dict[str, Any]) -> None:
+    """Put the leaves of an answer in the order of their logs: that commit gave them so, and not the newest first."""
+    if "events" in answer:
+        answer["events"].sort(key=lambda leaf: (leaf["log"], leaf["idx"]))
 
 
 def restore_sqlite(path: Path) -> str:

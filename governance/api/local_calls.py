@@ -1,0 +1,139 @@
+"""Calls of operations in this process, on a service that is open here: through the gate, and without HTTP.
+
+1. A call is refused, recorded and answered as a request of the same caller is, to the byte of its body.
+2. A call waits for its answer. Nothing else runs in it meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+import structlog
+from fastapi import Response
+from fastapi.responses import FileResponse
+
+from kvcustody.audit.kinds import Event
+from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.arguments import Texts
+from kvcustody.governance.api.http.json_body import check_json
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.operations.answer import Answer, etag_of, problem_answer
+from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.run import OperationCall, OperationGate, problem_of
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
+
+_log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+
+class InlineWaiter:
+    """Waits where it is called (rule 2)."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def work(self, act: Callable[[], T]) -> T:
+        """Do it."""
+        return act()
+
+    async def surely(self, act: Callable[[], None]) -> None:
+        """Do it."""
+        act()
+
+    async def record(self, event: Event) -> None:
+        """Return once the event is durable."""
+        self._service.record(event)
+
+
+class LocalRequest(NamedTuple):
+    """What is asked: as a request says it, without a connection."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class LocalCalls:
+    """Calls the operations of one service. Use it as a context manager."""
+
+    def __init__(self, service: Service) -> None:
+        api = create_api(service)
+        self._service = service
+        self._operations, self._queries = api.operations, api.queries()
+        self._bound = cache(api.bound)
+        self._gate = OperationGate(service, InlineWaiter(service))
+        self._loop = asyncio.new_event_loop()
+
+    def call(self, caller: Caller, asked: LocalRequest) -> Answer:
+        """What the operation answers, a refusal too (rule 1)."""
+        try:
+            operation = self._operations.find(asked.method, asked.path)
+            if operation is None:
+                raise ProblemError("not-found")
+            answer = self._loop.run_until_complete(self._permitted(operation, caller, asked))
+        except Exception as error:
+            problem = problem_of(error)
+            if problem is None:
+                _log.error("call failed", exc_info=True)
+            return problem_answer(problem or ProblemError("internal"))
+        if answer.status == 200 and asked.method == "GET" and not answer.header("etag"):
+            answer = answer._replace(headers=[*answer.headers, (b"etag", etag_of(answer.body).encode())])
+        return answer
+
+    async def _permitted(self, operation: Operation, caller: Caller, asked: LocalRequest) -> Answer:
+        self._gate.admit(caller)
+        self._gate.permit(operation, caller)
+        headers = {name.lower(): value for name, value in asked.headers.items()}
+        self._check(operation, asked, headers)
+        target = f"{asked.path}?{'&'.join(f'{name}={value}' for name, value in asked.query.items())}"
+        request = b"\0".join((target.encode(), headers.get("if-match", "").encode(), asked.body))
+        call = OperationCall(operation, caller, asked.query, request, headers.get("idempotency-key"))
+        said = Texts(operation.parameters(asked.path), asked.query, headers, asked.body)
+
+        async def act() -> Answer:
+            try:
+                return _whole(await self._bound(operation.name).call(self._service, caller, said))
+            except Exception as error:
+                problem = problem_of(error)
+                if problem is None:
+                    raise
+                return problem_answer(problem)
+
+        answer = await self._gate.run(call, act)
+        assert answer is not None
+        return answer
+
+    def _check(self, operation: Operation, asked: LocalRequest, headers: Mapping[str, str]) -> None:
+        """Raise a problem for a parameter that is not declared, a body that is too large, or one that is no JSON."""
+        if not asked.query.keys() <= self._queries[operation.name]:
+            errors = [{"at": "query", "what": "a parameter that this operation does not have"}]
+            raise ProblemError("invalid", errors=errors)
+        settings = self._service.settings
+        bytes_max = int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max)
+        if len(asked.body) > bytes_max:
+            raise ProblemError("too-large", f"a body may have {bytes_max} bytes")
+        if asked.body and not operation.batch:
+            check_json(asked.body, headers.get("content-type", ""))
+
+    def __enter__(self) -> LocalCalls:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+def _whole(response: Response) -> Answer:
+    """The answer of an operation, in one piece."""
+    body = Path(response.path).read_bytes() if isinstance(response, FileResponse) else bytes(response.body)
+    return Answer(response.status_code, list(response.raw_headers), body).without_length()

@@ -1,0 +1,188 @@
+"""The gate before every operation: who asks, may they, how often, was it asked before, and is it on record.
+
+HTTP and the command line call it. Neither calls an operation past it.
+
+1. A caller without the action is refused before the operation sees anything.
+2. Reads of the ledger by those whose reads are events are on record before they are answered (class A).
+3. A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
+4. What a tenant's own people take out is asked of the policy first (`exports`).
+5. A call does not say how it waits: over HTTP no thread waits for the ledger, and a command has no thread to spare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.kinds import AccessRecorded, Event
+from kvcustody.errors import ConfigError, IdentityError, LedgerError, PolicyError
+from kvcustody.governance.release.activation_gates import TooCostlyError
+from kvcustody.governance.service.access.authenticator import too_many
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.idempotency import IdempotencyClaim
+from kvcustody.governance.service.operations.answer import Answer, problem_answer, unpacked
+from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
+from kvcustody.governance.service.service import Service
+
+_log = structlog.get_logger("kvcustody.access")
+_KEY_CHARACTERS_MAX = 200
+REPLAYED = (b"idempotency-replayed", b"true")
+T = TypeVar("T")
+
+
+class Waiter(Protocol):
+    """How a call waits for what takes time (rule 5)."""
+
+    async def work(self, act: Callable[[], T]) -> T:
+        """Do what may block."""
+
+    async def surely(self, act: Callable[[], None]) -> None:
+        """Do what may block, to its end, even where the call is cut off meanwhile."""
+
+    async def record(self, event: Event) -> None:
+        """Return once a class A event is durable; raises `unavailable` where it is not within the deadline."""
+
+
+class OperationCall(NamedTuple):
+    """One call of an operation: who asks, and all that is asked."""
+
+    operation: Operation
+    caller: Caller
+    query: Mapping[str, str]  # every filter by its name, as it was given
+    request: bytes  # what makes a repetition the same call: the target, what it is conditional on, the body
+    key: str | None = None  # the act's own key
+
+
+class OperationGate:
+    """Lets the calls of one service's operations through."""
+
+    def __init__(self, service: Service, waiter: Waiter, *, workers_only: bool = False) -> None:
+        self._service = service
+        self._waiter = waiter
+        self._workers_only = workers_only
+
+    def admit(self, caller: Caller, has_gone: Callable[[], bool] | None = None) -> None:
+        """Take a call of somebody into account; raises `too-many-requests`.
+
+        Args:
+            caller: Who asks.
+            has_gone: Says whether whoever asked has gone; None: they wait to the end.
+        """
+        WORK_FOR.set(WorkFor(caller.party) if has_gone is None else WorkFor(caller.party, has_gone))
+        wait_seconds = self._service.rates.take(caller.name)
+        if wait_seconds:
+            raise too_many(wait_seconds)
+
+    def permit(self, operation: Operation, caller: Caller) -> None:
+        """Raise `forbidden` unless the caller may ask this (rule 1); `not-found` for what is not served here."""
+        action = operation.action
+        if action is None:
+            return
+        caller.must(action, *operation.also)
+        if operation.whole and caller.reach(action) is not Reach.ALL:
+            raise ProblemError("forbidden")
+        if self._workers_only and not _for_workers(operation, caller):
+            raise ProblemError("not-found")
+
+    async def run(self, call: OperationCall, act: Callable[[], Awaitable[Answer | None]]) -> Answer | None:
+        """Call an operation that the caller was permitted (rules 2 to 4).
+
+        Args:
+            call: What is asked, and by whom.
+            act: Calls the operation. It answers None where it has sent the answer itself; of a keyed operation it
+                gives the answer, a problem too.
+
+        Returns:
+            The answer, or None as `act` does.
+
+        Raises:
+            ProblemError: The call is refused.
+        """
+        operation, caller = call.operation, call.caller
+        if operation.exports and caller.tenant is not None:
+            await self._waiter.work(partial(self._service.export, caller, once=operation.method == "GET"))
+        if operation.recorded and caller.recorded:
+            about = caller.tenant or ""
+            if not about and "tenant" in call.query:
+                about = await self._waiter.work(partial(self._service.about, call.query["tenant"]))
+            await self._waiter.record(self._access(call, about))
+        return await (self._once(call, act) if operation.keyed else act())
+
+    def _access(self, call: OperationCall, about: str) -> AccessRecorded:
+        """The event of a read: the names of filters, and of their values the tenant's alone."""
+        roles, now_us = tuple(sorted(call.caller.roles)), self._service.clock.now_us()
+        filters = tuple(sorted(call.query))
+        return AccessRecorded(now_us, call.caller.name, roles, call.operation.name, about, filters)
+
+    async def _once(self, call: OperationCall, act: Callable[[], Awaitable[Answer | None]]) -> Answer:
+        """Act for the first time, or answer as the first time did (rule 3)."""
+        key = call.key
+        if key is None:
+            raise ProblemError("idempotency-key-required")
+        if not 1 <= len(key) <= _KEY_CHARACTERS_MAX or not key.isascii() or not key.isprintable():
+            raise ProblemError("malformed", "`Idempotency-Key` has 1 to 200 printable ASCII characters")
+        claim = await self._waiter.work(
+            partial(self._service.answers.claim, call.caller.name, key, call.request)
+        )
+        if isinstance(claim, bytes):
+            kept = unpacked(claim)
+            return kept._replace(headers=[*kept.headers, REPLAYED])
+        return await self._first(claim, act)
+
+    async def _first(self, claim: IdempotencyClaim, act: Callable[[], Awaitable[Answer | None]]) -> Answer:
+        answers = self._service.answers
+        answer: Answer | None = None
+        try:
+            try:
+                answer = await act()
+            except ProblemError as problem:
+                answer = problem_answer(problem)
+            assert answer is not None, "a keyed operation gives its answer"
+            if answer.status >= 500:
+                raise _FailedError
+            await self._waiter.surely(partial(answers.settle, claim, answer.packed()))
+        except BaseException as error:
+            await self._waiter.surely(partial(answers.give_up, claim))
+            if not isinstance(error, _FailedError):
+                raise
+        assert answer is not None
+        return answer.without_length()
+
+
+def problem_of(error: Exception) -> ProblemError | None:
+    """The problem that an error is answered with; None for a defect of ours.
+
+    The caller's mistakes have their message. What the ledger said is for the operator's log.
+    """
+    if isinstance(error, ProblemError):
+        return error
+    if isinstance(error, SQLAlchemyError):
+        _log.error("database failed", exc_info=error)
+        return ProblemError("unavailable", headers={"Retry-After": "2"})
+    if isinstance(error, LedgerError):
+        _log.error("the ledger cannot answer", reason=error.message)
+        return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
+    if isinstance(error, TooCostlyError):
+        return ProblemError("policy-too-costly", error.message)
+    if isinstance(error, PolicyError):
+        return ProblemError("conflict", error.message)
+    if isinstance(error, (IdentityError, ConfigError)):
+        return ProblemError("invalid", error.message)
+    return None
+
+
+def _for_workers(operation: Operation, caller: Caller) -> bool:
+    """Whether the workers' own address answers: what workers do, and what they do with their own keys."""
+    works = caller.reach(Permission.WORK) is not Reach.NONE
+    return operation.action is Permission.WORK or (operation.at_workers and works)
+
+
+class _FailedError(Exception):
+    """The first run failed on our side."""
