@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 DOCUMENT = Path("kvcustody-identity.yaml")
 KEY_FILE = Path("api-keys.yaml")
+_DESCRIPTOR_MAX = (1 << 31) - 1
 _KEY_BYTES_MAX = 4096
 
 _Document = Annotated[Path, typer.Argument(help="The identity document.", metavar="FILE")]
@@ -93,7 +94,10 @@ def add_key(
     key_fd: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Adopt an existing key, read from this descriptor; 0 is stdin.", metavar="FD"
+            min=0,
+            max=_DESCRIPTOR_MAX,
+            help="Adopt an existing key, read from this descriptor; 0 is stdin.",
+            metavar="FD",
         ),
     ] = None,
     as_json: _Json = False,
