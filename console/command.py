@@ -94,7 +94,8 @@ def _check_numbers(command: Any) -> None:
         return
     command.checks_numbers = True
     if isinstance(command, typer.core.TyperGroup):
-        command.resolve_command = _resolving(command.resolve_command)
+        group: Any = command
+        group.resolve_command = _resolving(group.resolve_command)
     command.invoke = _checked(command.invoke)
 
 

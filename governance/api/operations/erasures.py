@@ -152,11 +152,10 @@ def erasures(
     periods = service.work_periods()
     with service.reading(mine) as connection:
         found = ledger.requests(connection, tenant=mine)
-        states = ledger.read_states_of(connection, found, service.clock.utc_us(), periods)
+        standings = ledger.read_standings(connection, found, service.clock.utc_us(), periods)
     question = CursorBinding("listErasures", caller.name, {"tenant": mine})
-    return page(
-        service, question, [_shown(item) | {"state": states[item.erasure]} for item in found], cursor, limit
-    )
+    items = [_shown(item) | standings[item]._asdict() for item in found]
+    return page(service, question, items, cursor, limit)
 
 
 def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
@@ -177,7 +176,7 @@ def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> di
     sees_all = caller.reach(READ) is Reach.ALL
     held = [hold if sees_all or hold.tenant is not None else hold._replace(reason="") for hold in holds]
     standing = {
-        "state": found.state,
+        **found.standing._asdict(),
         "outcome": found.outcome,
         "waiting": list(found.waiting),
         "unreachable": list(found.unreachable),
