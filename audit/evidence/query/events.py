@@ -29,7 +29,7 @@ from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import fetch_all
-from kvcustody.audit.store.schema.all_tables import is_leaf_of
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.store.schema.leaf_tables import (
     attachments,
     custody_ends,
@@ -208,7 +208,7 @@ def check_cursor(connection: Connection, after: Cursor | None) -> None:
     if after is None or after.idx < 0 or not 0 <= after.log < LAST_LOG:
         return  # a page that ended between two logs, or between two hours
     column = events.c
-    there = (column.log == logs.c.id) & (column.idx == after.idx)
+    there = (column.log == logs.c.id) & (column.idx == after.idx) & has_leaf(events)
     query = select(logs.c.size, column.at_us).select_from(logs.outerjoin(events, there))
     found = connection.execute(query.where(logs.c.id == after.log)).first()
     if found is None or found.size <= after.idx or found.at_us not in (None, after.at_us):
