@@ -234,6 +234,14 @@ def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
     print_json(as_answered(model, answer))
 
 
+def print_period(
+    model: type[BaseModel], named: str, since_us: int, until_us: int, items: Sequence[dict[str, Any]]
+) -> None:
+    """Print what an operation answers of a period as one JSON document, its items under a name of the command's."""
+    answer = as_answered(model, {"since_us": since_us, "until_us": until_us, "items": items})
+    print_json({named if name == "items" else name: value for name, value in answer.items()})
+
+
 class _Lines(Progress):
     """Progress where nobody looks at a terminal: a line on stderr every so many seconds of work."""
 
