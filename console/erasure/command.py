@@ -336,8 +336,8 @@ def verify(
     try:
         data = file.read_bytes()
         if opening is not None:
-            opens = SelectorOpening(**json.loads(opening.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+            opens = SelectorOpening(**json.loads(opening.read_text("utf-8-sig")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"`{opening or file}` cannot be read: {error}") from None
     vkeys = key_texts(key)
     orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None) if vkeys else None

@@ -33,7 +33,6 @@ app = typer.Typer(
 )
 DOCUMENT = Path("kvcustody-identity.yaml")
 KEY_FILE = Path("api-keys.yaml")
-_DESCRIPTOR_MAX = (1 << 31) - 1
 _KEY_BYTES_MAX = 4096
 
 _Document = Annotated[Path, typer.Argument(help="The identity document.", metavar="FILE")]
@@ -95,7 +94,7 @@ def add_key(
         int | None,
         typer.Option(
             min=0,
-            max=_DESCRIPTOR_MAX,
+            max=(1 << 31) - 1,
             help="Adopt an existing key, read from this descriptor; 0 is stdin.",
             metavar="FD",
         ),
