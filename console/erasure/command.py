@@ -80,7 +80,9 @@ def request(
     key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None,
     actor: Annotated[str, typer.Option(help="Who asks; it is put on record.")],
-    within_seconds: Annotated[int, typer.Option(min=1, help="Seconds until the deadline.")] = 3600,
+    within_seconds: Annotated[
+        int, typer.Option(min=1, max=30 * 86_400, help="Seconds until the deadline: 30 days at most.")
+    ] = 3600,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
     subject_names: NamesOfSubjects = SubjectNames.SEALED,

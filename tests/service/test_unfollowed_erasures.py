@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvcustody.audit.evidence.erasure.erasure_state import ErasureState
+from kvcustody.audit.kinds import ErasureRequested
 from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
 from kvcustody.console.web.app import Console
 from kvcustody.governance.service.service import Service
@@ -79,3 +80,16 @@ def test_an_order_that_nobody_follows_is_said_to_be_that(
     assert (after["open"], after["counted"]) == (0, 1)
     assert after["page"] and after["page of one"]
     assert len(after["inbox"]) == 1 and f"is not followed: {WHY}" in after["inbox"][0]
+
+
+@pytest.mark.parametrize("deadline_us", [1 << 62, -(1 << 62)])
+def test_a_deadline_that_no_answer_holds_ends_no_list(
+    service: Service, client: Any, people: Any, deadline_us: int
+) -> None:
+    """As whoever writes the ledger may set one. Control: the erasure is in the list."""
+    erasure = uuid.uuid4().hex
+    service.record(ErasureRequested(1, erasure, "acme", "tenant", None, None, deadline_us, "dpo"))
+    listed = client("GET", "/v1/erasures?limit=1000", people["dpo"])
+    assert listed.status_code == 200, listed.text
+    assert erasure in [item["erasure"] for item in listed.json()["items"]]
+    assert client("GET", f"/v1/erasures/{erasure}", people["dpo"]).status_code == 200

@@ -25,7 +25,7 @@ from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
+from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
 from kvcustody.governance.api.models.custody import facts
 from kvcustody.governance.api.models.erasures import (
     Certificate,
@@ -235,5 +235,7 @@ def _selector(caller: Caller, service: Service, what: ErasureRequest) -> Selecto
 
 
 def _shown(found: Requested) -> dict[str, Any]:
-    names = ("erasure", "tenant", "selector", "actor", "at_us", "deadline_us")
-    return {name: getattr(found, name) for name in names}
+    """A request as it is shown; a deadline that no answer can hold, by whoever writes a ledger, is bounded."""
+    names = ("erasure", "tenant", "selector", "actor", "at_us")
+    deadline_us = min(max(found.deadline_us, 0), LARGE - 1)
+    return {name: getattr(found, name) for name in names} | {"deadline_us": deadline_us}

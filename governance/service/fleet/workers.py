@@ -261,7 +261,9 @@ class Fleet:
                     silent,
                     row["received_sequence"] or 0,
                     row["policy_revision"] or 0,
-                    *(said(row[name] or "{}") for name in ("status", "charged", "tenants")),
+                    said(row["status"] or "{}"),
+                    said(row["charged"] or "{}"),
+                    said(row["tenants"] or "{}"),
                     origins.get(uuid, ""),
                     _state(end is not None, silent),
                 )
