@@ -8,6 +8,8 @@
 4. A row has the time of its leaf, which is the month that it lies in; an item's own moment is another column.
 5. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
 6. `incarnations` has one row a process, changed in place: `life_changes` says what a window's leaves change of it.
+7. A process is of the worker that its own newest leaf about its life names. Until there is one, its row has the name
+   with which it was registered, or else that of the first leaf of another about its end or return, or else `unknown`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from sqlalchemy import Table
 
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.registry import TRACE
-from kvcustody.audit.leaf.batch import OWN_LIFE, LeafBatch, LeafGroup
+from kvcustody.audit.leaf.batch import OWN_LIFE, UNKNOWN_WORKER, LeafBatch, LeafGroup
 from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, boot_key
 from kvcustody.audit.store.schema.all_tables import kinds_of, projections
 from kvcustody.audit.store.schema.leaf_tables import event_traces
@@ -55,11 +57,16 @@ class LifeChange(NamedTuple):
 
     life: IncarnationRow
     values: dict[str, Any]
-    worker: str | None  # whose process it is, where the leaf says it
+    worker: str  # whose process the leaf says it is
+    is_own: bool  # the process says so itself
+
+    def renames(self, worker: str) -> bool:
+        """Whether a process that is of this worker so far is of another by the leaf (rule 7)."""
+        return self.worker != worker and (self.is_own or worker == UNKNOWN_WORKER)
 
 
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
-_LIFE = frozenset({"worker-started", "worker-stopped", "worker-died", "worker-returned"})
+_LIFE = OWN_LIFE | {"worker-died", "worker-returned"}
 _Rows = tuple[Table, Sequence[int], Sequence[Sequence[Any]]]  # the places of their leaves, and their columns
 
 
@@ -95,14 +102,17 @@ def life_changes(batch: LeafBatch, life_of: Callable[[str], IncarnationRow]) -> 
     for group in batch.groups:
         if group.kind in _LIFE:
             lives = _lives(batch, group, life_of)
+            is_own = group.kind in OWN_LIFE
             for number, (place, life) in enumerate(zip(group.places, lives, strict=True)):
-                worker = group.columns["worker"][number] if group.kind in OWN_LIFE else None
-                found.append((place, LifeChange(life, _life_values(group, number), worker)))
+                worker = group.columns["worker"][number]
+                found.append((place, LifeChange(life, _life_values(group, number), worker, is_own)))
     return [change for _, change in sorted(found, key=lambda each: each[0])]
 
 
 def _life_values(group: LeafGroup, number: int) -> dict[str, Any]:
     at_us = group.columns["at_us"][number]
+    if group.kind == "observation-started":
+        return {}
     if group.kind == "worker-started":
         return {key: group.columns[key][number] for key in _MEMORY} | {"started_us": at_us}
     if group.kind == "worker-returned":

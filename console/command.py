@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import sys
@@ -88,14 +89,35 @@ def _one_line(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A command's `invoke` behind a check of its numbers: past 64 bits they are nobody's."""
+def _check_numbers(command: Any) -> None:
+    """Have a command, or every command of a group, refuse numbers that no ledger holds: past 64 bits, or not finite."""
+    if hasattr(command, "checks_numbers"):
+        return
+    command.checks_numbers = True
+    if isinstance(command, typer.core.TyperGroup):
+        group: Any = command
+        group.resolve_command = _resolving(group.resolve_command)
+    command.invoke = _checked(command.invoke)
 
+
+def _resolving(resolve: Callable[[Any, list[str]], Any]) -> Callable[[Any, list[str]], Any]:
+    def resolving(ctx: Any, args: list[str]) -> Any:
+        name, command, rest = resolve(ctx, args)
+        if command is not None:
+            _check_numbers(command)
+        return name, command, rest
+
+    return resolving
+
+
+def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(ctx: Any) -> Any:
         for name, value in ctx.params.items():
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(each, int) and not -_NUMBER_MAX <= each < _NUMBER_MAX:
                     raise UsageError(f"`{name}`: {str(each)[:24]}… is no number of 64 bits", ctx=ctx)
+                if isinstance(each, float) and not math.isfinite(each):
+                    raise UsageError(f"`{name}`: {each} is no finite number", ctx=ctx)
         return invoke(ctx)
 
     return checked
@@ -112,13 +134,11 @@ class CustodyGroup(typer.core.TyperGroup):
         return list(super().parse_args(ctx, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As for any group; the command refuses numbers that no database takes."""
+        """As for any group; the command refuses numbers that no ledger holds."""
         name, command, rest = super().resolve_command(ctx, args)
-        checked: Any = command
-        if checked is not None and not hasattr(checked, "checks_numbers"):
-            checked.checks_numbers = True
-            checked.invoke = _checked(checked.invoke)
-        return name, checked, rest
+        if command is not None:
+            _check_numbers(command)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command under rule 1 and rule 2."""
@@ -227,6 +247,14 @@ def as_answered(model: type[BaseModel], answer: dict[str, Any]) -> dict[str, Any
 def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
     """Print what an operation answers as one JSON document."""
     print_json(as_answered(model, answer))
+
+
+def print_period(
+    model: type[BaseModel], named: str, since_us: int, until_us: int, items: Sequence[dict[str, Any]]
+) -> None:
+    """Print what an operation answers of a period as one JSON document, its items under a name of the command's."""
+    answer = as_answered(model, {"since_us": since_us, "until_us": until_us, "items": items})
+    print_json({named if name == "items" else name: value for name, value in answer.items()})
 
 
 class _Lines(Progress):

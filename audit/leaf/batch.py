@@ -83,9 +83,9 @@ class LeafBatch(NamedTuple):
 
 
 UNKNOWN_WORKER = "unknown"
-OWN_LIFE = frozenset(
-    {"worker-started", "worker-stopped"}
-)  # what a process says of itself, with its worker's name
+OWN_LIFE = frozenset(  # what a process says of itself, with its worker's name
+    {"worker-started", "worker-stopped", "observation-started"}
+)
 EMPTY = LeafBatch((), (), (), (), (), (), (), (), (), (), {}, ())
 _HEAD = attrgetter("log", "incarnation", "sequence", "part", "parts", "kind", "outage", "at_us")
 

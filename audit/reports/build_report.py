@@ -30,7 +30,7 @@ from kvcustody.audit.evidence.coverage.recount_process import (
     open_recount,
 )
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary, is_covered, summary
-from kvcustody.audit.evidence.erasure.erasure_state import ErasureState
+from kvcustody.audit.evidence.erasure.erasure_state import STATES_OF_LEAVES
 from kvcustody.audit.evidence.processes.marked_processes import marked_processes
 from kvcustody.audit.evidence.processes.work_periods import LIVES, work_periods
 from kvcustody.audit.reports.activity import Activity, read_activity
@@ -285,7 +285,7 @@ def _figures(total: CoverageRow, activity: Activity, losses: GapsAndSpills) -> d
     kinds = {each.kind: each.leaves for each in activity.kinds}
     return {
         **{f"units {name}": int(getattr(total, name)) for name in verdicts},
-        **{f"erasures {state.value}": states[state] for state in ErasureState},
+        **{f"erasures {state.value}": states[state] for state in STATES_OF_LEAVES},
         "processes that ended without saying so": kinds.get("worker-died", 0),
         "gaps": losses.gaps,
         "leaves of the period": sum(kinds.values()),

@@ -24,7 +24,13 @@ from kvcustody.audit.evidence.coverage.custody_units import (
     read_units,
 )
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows, rows_of
-from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, requests, status
+from kvcustody.audit.evidence.erasure.requests_and_answers import (
+    ErasureStanding,
+    ErasureState,
+    Requested,
+    requests,
+    status,
+)
 from kvcustody.audit.evidence.processes.marked_processes import Marked, history, read_marked
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
 from kvcustody.audit.store.schema.all_tables import is_leaf_of
@@ -67,6 +73,12 @@ class ErasureShown(NamedTuple):
     waiting: tuple[str, ...]
     unreachable: tuple[str, ...]
     state: str
+    why: str = ""  # nobody follows it
+
+    @property
+    def standing(self) -> ErasureStanding:
+        """How it stands, with its reason."""
+        return ErasureStanding(ErasureState(self.state), self.why)
 
 
 class SubjectPage(NamedTuple):
@@ -246,5 +258,5 @@ def _erasure(
         found.outcome,
         found.waiting,
         found.unreachable,
-        found.state.value,
+        *found.standing,
     )

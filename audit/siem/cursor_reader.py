@@ -135,7 +135,7 @@ def read_losses(path: Path) -> SinkLosses:
     try:
         value = json.loads(path.read_bytes())
         return SinkLosses(_counts(value["restarted"]), _counts(value["purged"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return SinkLosses()
 
 
@@ -152,7 +152,7 @@ def read_positions(path: Path) -> SinkPositions:
         return SinkPositions(places, _counts(value["restarted"]), _counts(value["purged"]))
     except FileNotFoundError:
         return SinkPositions()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         problem = f"position file `{path}` is damaged; remove it to start over, every leaf will be sent again"
         raise LedgerError(problem, path=path) from None
 

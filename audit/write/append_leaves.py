@@ -34,7 +34,7 @@ from kvcustody.audit.leaf.batch import (
     read_leaves,
 )
 from kvcustody.audit.leaf.batch_encoder import BatchEncoder
-from kvcustody.audit.project import IncarnationRow, life_changes, project
+from kvcustody.audit.project import IncarnationRow, LifeChange, life_changes, project
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import with_placeholders
@@ -178,9 +178,8 @@ class Appender:
 
         for table, pieces in project(batch, logs, places, life_of).items():
             inserts.add(table, pieces)
-        for life, values, _ in life_changes(batch, life_of):
-            incarnations = schema.incarnations
-            connection.execute(update(incarnations).where(incarnations.c.id == life.id).values(**values))
+        for change in life_changes(batch, life_of):
+            change_life(connection, change)
 
     def _locked(
         self, connection: Connection, batches: Sequence[LeafBatch], waits_for: Collection[str] | None
@@ -272,6 +271,17 @@ def register(
     placed = connection.execute(insert(incarnations).values(**values)).inserted_primary_key
     assert placed is not None
     return IncarnationRow(int(placed[0]), offset_us)
+
+
+def change_life(connection: Connection, change: LifeChange) -> None:
+    """Change the row of a process as a leaf says, its worker's name too where the row has another."""
+    lives, workers = schema.incarnations, schema.workers
+    values = dict(change.values)
+    query = select(workers.c.name).join(lives, lives.c.worker == workers.c.id)
+    if change.renames(str(connection.scalar(query.where(lives.c.id == change.life.id)))):
+        values["worker"] = worker_id(connection, change.worker)
+    if values:
+        connection.execute(update(lives).where(lives.c.id == change.life.id).values(**values))
 
 
 def worker_id(connection: Connection, name: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Table, delete, exists, insert, select, update
+from sqlalchemy import Connection, Table, delete, exists, insert, select
 
 from kvcustody.audit.evidence.counters.count_events import Figures, count_events
 from kvcustody.audit.evidence.counters.fold import write_deltas
@@ -23,7 +23,7 @@ from kvcustody.audit.leaf.merkle import EMPTY
 from kvcustody.audit.project import IncarnationRow, life_changes, project
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers
-from kvcustody.audit.write.append_leaves import register, worker_id
+from kvcustody.audit.write.append_leaves import change_life, register
 
 _AT_ONCE = 5_000
 _TENANT = "tenant/"
@@ -112,11 +112,8 @@ class _Lives:
         for uuid, founder in batch.founders.items():
             if uuid not in self._rows:
                 self._rows[uuid] = register(self._connection, uuid, *founder)
-        for life, changed, worker in life_changes(batch, self.of):
-            named = {} if worker is None else {"worker": worker_id(self._connection, worker)}
-            self._connection.execute(
-                update(incarnations).where(incarnations.c.id == life.id).values(**changed, **named)
-            )
+        for change in life_changes(batch, self.of):
+            change_life(self._connection, change)
 
     def drop_idle(self) -> None:
         """Drop the name that stood in for workers whose processes said theirs later."""

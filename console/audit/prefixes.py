@@ -8,7 +8,7 @@ import typer
 
 from kvcustody.audit.evidence.query.prefix_value import PrefixValue, prefix_values
 from kvcustody.audit.evidence.query.showback import costs_of
-from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.command import Json, make_table, print_period, stdout
 from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import (
     DEFAULT,
@@ -64,7 +64,10 @@ def top(
             costs = costs_of(statuses(connection))
             rows = prefix_values(connection, since_us, until_us, costs, tenant=tenant, limit=limit)
     if as_json:
-        print_json({"since_us": since_us, "until_us": until_us, "prefixes": [row._asdict() for row in rows]})
+        from kvcustody.governance.api.models.operations import Prefixes
+
+        items = [row._asdict() for row in rows]
+        print_period(Prefixes, "prefixes", since_us, until_us, items)
         return
     table = make_table(
         f"{readable(since_us)} to {readable(until_us)}",

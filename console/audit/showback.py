@@ -8,7 +8,7 @@ import typer
 
 from kvcustody.audit.evidence.query.showback import ShowbackRow, costs_of, showback
 from kvcustody.audit.exports.csv_table import csv_text
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, make_table, print_period, say, stdout
 from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, PeriodEnd, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
@@ -50,7 +50,9 @@ def bill(
 
 def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_json: bool, as_csv: bool) -> None:
     if as_json:
-        print_json({"since_us": since_us, "until_us": until_us, "tenants": rows})
+        from kvcustody.governance.api.models.operations import Showback
+
+        print_period(Showback, "tenants", since_us, until_us, rows)
         return
     if as_csv:
         text = csv_text([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])

@@ -306,7 +306,8 @@ def show(
         table.add_row(readable(one["at_us"]), *cells)
     stdout().print(table, markup=False)
     for one in found["erasures"]:
-        say(f"erasure {one['erasure']}: {one['state']}")
+        standing = f"not followed: {one['why']}" if one["why"] else one["state"]
+        say(f"erasure {one['erasure']}: {standing}")
     for one in found["holds"]:
         on = "everything" if one["tenant"] is None else "this person" if one["subject"] else one["tenant"]
         say(f"legal hold {one['hold']} on {on}: {one['reason']}")

@@ -16,10 +16,11 @@ from rich.text import Text
 from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.evidence.erasure.erasure_holds import holds_on_erasure
 from kvcustody.audit.evidence.erasure.requests_and_answers import (
+    ErasureStanding,
     ErasureState,
     Status,
     names,
-    read_states_of,
+    read_standings,
     requests,
     status,
 )
@@ -87,7 +88,9 @@ def request(
     key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None,
     actor: Annotated[str, typer.Option(help="Who asks; it is put on record.")],
-    within_seconds: Annotated[int, typer.Option(min=1, help="Seconds until the deadline.")] = 3600,
+    within_seconds: Annotated[
+        int, typer.Option(min=1, max=30 * 86_400, help="Seconds until the deadline: 30 days at most.")
+    ] = 3600,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
     subject_names: NamesOfSubjects = SubjectNames.SEALED,
@@ -181,7 +184,7 @@ def show_status(
     if as_json:
         print_json(_plain(found) | {"holds": [one._asdict() for one in holds]})
         return
-    say(f"{found.state}: {found.request.erasure} ({found.request.selector})")
+    say(f"{found.standing.text}: {found.request.erasure} ({found.request.selector})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
     for one in found.answers:
         answer = one.outcome or ("unreachable" if one.worker in found.unreachable else "none yet")
@@ -195,14 +198,16 @@ def show_status(
         say(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {printable(hold.reason)}")
 
 
-def marked_state(state: ErasureState) -> Text:
-    """The word, standing out where a deadline was not kept."""
-    return Text(state.value, "bold red" if state in (ErasureState.MISSED, ErasureState.LATE) else "")
+def marked_standing(standing: ErasureStanding) -> Text:
+    """The state in words, standing out where a deadline was not kept or nobody follows the order."""
+    is_good = standing.state in (ErasureState.OPEN, ErasureState.COMPLETE)
+    return Text(printable(standing.text), "" if is_good else "bold red")
 
 
 def _plain(found: Status) -> dict[str, Any]:
     return {
         "state": found.state,
+        "why": found.standing.why,
         "outcome": found.outcome,
         "request": found.request._asdict(),
         "answers": [one._asdict() for one in found.answers],
@@ -219,15 +224,18 @@ def show_list(
     ledger: Ledger = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Every erasure on record, newest first, and how it stands: `open`, `missed`, `complete` or `late`."""
+    """Every erasure on record, newest first, and how it stands: `open`, `missed`, `complete`, `late` or `not-followed`.
+
+    Workers do not follow an order that no trusted key signed, where the settings name `policy_trust`.
+    """
     with reading(ledger) as engine, engine.connect() as connection:
         tenant = known_tenant(connection, tenant)
         now_us = deadline_us()
         found = requests(connection, tenant=tenant)
-        states = read_states_of(connection, found, now_us)
+        standings = read_standings(connection, found, now_us)
     found = found[::-1] if oldest_first else found
     if as_json:
-        print_json([{**one._asdict(), "state": states[one.erasure]} for one in found])
+        print_json([one._asdict() | standings[one]._asdict() for one in found])
         return
     if not found:
         say(
@@ -237,7 +245,7 @@ def show_list(
     table = make_table("", "erasure", "kind", "tenant", "asked by", "deadline (UTC)", "state", left=6)
     for one in found:
         named = (one.erasure, one.selector, one.tenant or "any", one.actor, readable(one.deadline_us))
-        table.add_row(*named, marked_state(states[one.erasure]))
+        table.add_row(*named, marked_standing(standings[one]))
     stdout().print(table)
 
 
@@ -340,8 +348,8 @@ def verify(
     try:
         data = file.read_bytes()
         if opening is not None:
-            opens = SelectorOpening(**json.loads(opening.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+            opens = SelectorOpening(**json.loads(opening.read_text("utf-8-sig")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"`{opening or file}` cannot be read: {error}") from None
     vkeys = key_texts(key)
     orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None) if vkeys else None

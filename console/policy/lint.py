@@ -186,7 +186,7 @@ def _rate(measured: Path | None, pool: str | None) -> ScrubRate | None:
         points: list[dict[str, Any]] = json.loads(_read(measured))["points"]
         overwrite = min(float(point["scrub_gbps"]) for point in points) * 1e9
         read_back = min(float(point["verify_gbps"]) for point in points) * 1e9
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         message = f"file `{measured}` is not what `benchmarks/device/scrub.py --json` writes: {type(error).__name__}"
         raise ConfigError(message, path=measured) from error
     return ScrubRate(overwrite, read_back, int(size[1]) * _UNITS[size[2] or ""])

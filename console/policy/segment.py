@@ -192,7 +192,7 @@ def json_of(path: Path) -> Any:
     """A file's JSON; an error names the file and none of its content."""
     try:
         return json.loads(_content(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"file `{path}` is not JSON", path=path) from None
 
 

@@ -92,4 +92,6 @@ def _print(found: SubjectPage) -> None:
         f"{percent(evidence.covered, evidence.due)} are covered"
     )
     for each in found.erasures:
-        console.print(f"erasure {each.erasure} ({each.selector}), {moment(each.at_us)[:19]}: {each.outcome}")
+        console.print(
+            f"erasure {each.erasure} ({each.selector}), {moment(each.at_us)[:19]}: {each.standing.text}"
+        )

@@ -103,7 +103,7 @@ def _erasures(found: SubjectPage) -> Section:
             item.selector,
             moment(item.at_us)[:19],
             moment(item.deadline_us)[:19],
-            item.state,
+            item.standing.text,
             ", ".join((*item.waiting, *item.unreachable)),
         )
         for item in found.erasures

@@ -16,7 +16,7 @@ from kvcustody.audit.evidence.copies.transfers import (
     transfers,
 )
 from kvcustody.audit.evidence.query.known_names import known_tenant
-from kvcustody.console.command import Json, as_answered, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, as_answered, make_table, print_json, print_period, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import (
     DEFAULT,
@@ -103,8 +103,7 @@ def list_tiers(
             found = tier_summaries(connection, since_us, until_us, tenant=tenant)
         items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
     if as_json:
-        answer = as_answered(Tiers, {"since_us": since_us, "until_us": until_us, "items": items})
-        print_json({"since_us": since_us, "until_us": until_us, "tiers": answer["items"]})
+        print_period(Tiers, "tiers", since_us, until_us, items)
         return
     if not items:
         say(NO_TIER)

@@ -45,7 +45,10 @@ def init(
     keys = [parse_vkey(text) for text in log]
     if not folder.parent.is_dir():
         raise WitnessError(f"`{folder.parent}` is no folder; create it first", path=folder)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as problem:
+        raise WitnessError(f"`{folder}` cannot be made: {problem.strerror}", path=folder) from None
     made = create_signing_key(folder / KEY, name, KeyKind.ML_DSA_44 if ml_dsa else KeyKind.COSIGNATURE)
     WitnessMemory(folder / MEMORY, create=True).trust(keys)
     _show(folder, str(made.verifier), as_json)

@@ -39,6 +39,7 @@ class CaseErasure(NamedTuple):
     state: str
     outcome: str
     waiting: tuple[str, ...]
+    why: str = ""  # nobody follows it
 
 
 class CaseRecipient(NamedTuple):
@@ -193,7 +194,8 @@ def _erasures(
         asked = found.request
         waiting = (*found.waiting, *found.unreachable)
         yield CaseErasure(
-            erasure, asked.selector, asked.at_us, asked.deadline_us, found.state.value, found.outcome, waiting
+            *(erasure, asked.selector, asked.at_us, asked.deadline_us),
+            *(found.state.value, found.outcome, waiting, found.standing.why),
         )
 
 
@@ -221,6 +223,8 @@ def _duties(
     if case.identity == "confirmed" and not case.outcome and case.opened.subject_right == "erasure":
         if not case.erasures:
             yield "ask for the erasure, and name it (step `erasure`)"
+        elif any(one.why for one in erasures):
+            yield "nobody follows the erasure: sign its order, or ask for it again and name that one"
         elif any(one.outcome != "complete" for one in erasures):
             yield "wait for the erasure, or ask its workers"
     if not case.outcome:

@@ -63,7 +63,7 @@ def selector_from(text: str) -> Selector:
         made = Selector(
             **parts, model=bytes.fromhex(model) if model else None, labels=tuple(sorted(labels.items()))
         )
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise ConfigError("a selector is not one that was written here") from None
     check_selector(made)
     return made

@@ -188,7 +188,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("ledger_leaves", "gauge", "Leaves on record.", _TENANT),
     # what waits for somebody, and its dates (the inbox)
     Measure("inbox_items", "gauge", "Things that wait for somebody, by kind and state.", ("kind", "state")),
-    Measure("erasures", "gauge", "Erasures by state: open, missed, complete, late.", ("state",)),
+    Measure("erasures", "gauge", "Erasures by state: open, missed, complete, late, not-followed.", ("state",)),
     Measure("erasure_next_deadline_seconds", "gauge", "Until the nearest deadline of an open erasure; absent: none."),
     Measure("subject_cases", "gauge", "Requests of people by state: open, near, missed, answered, late.", ("state",)),
     Measure("subject_case_next_deadline_seconds", "gauge", "Until the nearest deadline of an open case; absent: none."),

@@ -5,6 +5,7 @@
 3. Cancelling asks: the job stops at its next step, and what it made is removed.
 4. A tenant's people, or one who is of no tenant, have an eighth of the places, and parties take turns: nobody's jobs
    keep another's from being taken or from being next.
+5. A job whose record cannot be read is shown as lost, and ends no list.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from kvcustody.guarding_thread import GuardingThread
 
 _log = structlog.get_logger(__name__)
 _LOST = "the service ended before the job did"
+UNREAD = "the record of this job cannot be read"
+STATES = ("waiting", "running", "finished", "failed", "cancelled", "lost")
 _WAITING_MAX = 64
 _WAITING_MAX_OF_PARTY = _WAITING_MAX // 8
 
@@ -42,7 +45,7 @@ class Job(NamedTuple):
     kind: str
     principal: str
     tenant: str | None
-    state: str  # waiting, running, finished, failed, cancelled, lost
+    state: str  # one of `STATES`
     done: int
     total: int | None
     parameters: dict[str, Any]
@@ -251,6 +254,17 @@ def shown(job: Job) -> dict[str, Any]:
 
 def _job(row: Row[Any]) -> Job:
     values = {name: getattr(row, name) for name in Job._fields}
-    values["parameters"] = orjson.loads(values["parameters"])
-    values["result"] = orjson.loads(values["result"]) if values["result"] else None
-    return Job(**values)
+    parameters, result = _object(row.parameters), _object(row.result) if row.result else None
+    counts = [row.done] if row.total is None else [row.done, row.total]
+    if parameters is None or (row.result and result is None) or row.state not in STATES or min(counts) < 0:
+        unread = {"state": "lost", "done": 0, "total": None, "result": None, "error": UNREAD}
+        return Job(**values | unread | {"parameters": parameters or {}})
+    return Job(**values | {"parameters": parameters, "result": result})
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None

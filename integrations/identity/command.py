@@ -105,7 +105,10 @@ def issue(
     key_fd: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Adopt an existing key, read from this descriptor; 0 is stdin.", metavar="FD"
+            min=0,
+            max=(1 << 31) - 1,
+            help="Adopt an existing key, read from this descriptor; 0 is stdin.",
+            metavar="FD",
         ),
     ] = None,
     as_json: _Json = False,

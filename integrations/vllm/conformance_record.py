@@ -148,7 +148,7 @@ def check_record(path: str, digest: str, tested: type) -> None:
         body = json.loads(data)
         theirs, cases = body["subject"], body["cases"]
         fine = body["schema"] == SCHEMA and isinstance(cases, dict)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         fine = False
     if not fine:
         raise ConfigError(f"`{path}` is no `{SCHEMA}`; make one with `--record`", path=path)

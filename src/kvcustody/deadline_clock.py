@@ -246,7 +246,7 @@ def _read(path: Path) -> TimeFloor | None:
         return None
     except OSError as error:
         raise _unkept(path, error) from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise ConfigError(
             f"clock file `{path}` is damaged: put back its last copy, or remove it after checking that this machine's "
             "clock is right",

@@ -31,6 +31,7 @@ from standins.erasure.signing import (
     OLGA,
     ONE,
     enforce,
+    erase_alpha,
     hold,
     monitor,
     opened_as,
@@ -120,7 +121,7 @@ def test_commands_that_read_a_ledger_show_the_orders_that_workers_follow(
     clock = VirtualClock()
     put(any_store, tmp_path / "hold", clock, hold("placed"), orders(OLGA))
     clock.advance(1_000_000)
-    for folder, order in (("lift", hold("lifted")), ("monitor", monitor)):
+    for folder, order in (("lift", hold("lifted")), ("monitor", monitor), ("erase", erase_alpha)):
         put(any_store, tmp_path / folder, clock, order, None)
     rows = [
         (str(key.verifier), role, None)
@@ -134,18 +135,19 @@ def test_commands_that_read_a_ledger_show_the_orders_that_workers_follow(
         else any_store.url.render_as_string(hide_password=False)
     )
 
-    def shown() -> tuple[int, bool]:
+    def shown() -> tuple[int, bool, set[str]]:
         commands = (["audit", "hold", "list"], ["policy", "enforcement"])
-        holds, enforcement = (
+        commands += (["erasure", "list"], ["erasure", "status", "e-1"])
+        holds, enforcement, listed, one = (
             json.loads(CliRunner().invoke(app, [*command, "--ledger", url, "--json"]).stdout)
             for command in commands
         )
-        return len(holds["holds"]), enforcement["order"] is not None
+        return len(holds["holds"]), enforcement["order"] is not None, {one["state"], listed[0]["state"]}
 
-    assert shown() == (0, True), "control"
+    assert shown() == (0, True, {"complete"}), "control"
     monkeypatch.setenv("KVCUSTODY_POLICY_TRUST", str(tmp_path / "trust.toml"))
     monkeypatch.setenv("KVCUSTODY_LEDGER_ORIGIN", "example.com/ledger")
-    assert shown() == (1, False)
+    assert shown() == (1, False, {"not-followed"})
 
 
 @pytest.mark.parametrize("remembered", [0, 1])

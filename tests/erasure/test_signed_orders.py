@@ -10,6 +10,12 @@ import pytest
 from sqlalchemy import Engine, insert, select
 
 from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
+from kvcustody.audit.evidence.erasure.requests_and_answers import (
+    ErasureStanding,
+    read_standings,
+    requests,
+    status,
+)
 from kvcustody.audit.keep.purge_and_legal_hold import active_holds
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf.leaf_schema import ORDERS, SIGNED_ORDERS
@@ -79,6 +85,13 @@ class Worker:
     def monitors(self) -> bool:
         return self.world.governor.ordered.mode == "monitor"
 
+    def standings(self) -> tuple[ErasureStanding, list[ErasureStanding]]:
+        """How the erasure stood by itself when it was asked for, and in the list of all."""
+        with self.store.connect() as connection:
+            asked = requests(connection)
+            one = status(connection, "e-1", asked[0].at_us).standing
+            return one, list(read_standings(connection, asked, asked[0].at_us).values())
+
     def believe_everybody(self) -> None:
         """With the one defence off."""
         authenticate(self.store, None)
@@ -102,13 +115,17 @@ def test_nobody_without_a_trusted_key_turns_a_worker_to_monitor_or_erases(
     assert worker.look() == 0
     kinds = sorted(found.split("`")[1] for found in worker.found)
     assert kinds == ["enforcement-ordered", "erasure-requested"], "each is found, once"
+    standing, listed = worker.standings()
+    assert standing.state == "not-followed" and standing.why and listed == [standing]
     worker.believe_everybody()
+    assert worker.standings() == (("open", ""), [("open", "")]), "control"
     assert worker.look() == 1 and worker.monitors, "control"
 
 
 def test_what_a_trusted_key_signed_is_followed(worker: Worker) -> None:
     for order in (monitor, erase_alpha):
         worker.put(order, orders(OLGA))
+    assert worker.standings() == (("open", ""), [("open", "")])
     assert worker.look() == 1 and worker.monitors and worker.found == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.evidence.processes.enforcement import worker_enforcement
-from kvcustody.audit.kinds import EnforcementOrdered, Event, KeysOrdered
+from kvcustody.audit.kinds import EnforcementOrdered, ErasureRequested, Event, KeysOrdered
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError
@@ -28,6 +28,8 @@ ODD: dict[str, Event] = {
     "seed": ORDER._replace(mode="canary", share_millionths=5, seed="no seed"),
     "nobody's": ORDER._replace(actor=""),
     "keys": KeysOrdered(1, "alpha", "boom", "olga", "test"),
+    "selector": ErasureRequested(1, "e-0", "alpha", "tenant", None, None, 1 << 40, "olga", "boom"),
+    "deep": ErasureRequested(1, "e-0", "alpha", "tenant", None, None, 1 << 40, "olga", "[" * 4_000),
 }
 
 
@@ -52,7 +54,7 @@ def test_a_worker_starts_and_goes_on_and_erases(store: Engine, tmp_path: Path, o
     world.settle()
     world.writer.flush()
     assert not world.governor.enforcement.monitors, "an order that cannot be read opens nothing"
-    if odd != "keys":
+    if isinstance(ODD[odd], EnforcementOrdered):
         with store.connect() as connection:
             [now] = [one for one in worker_enforcement(connection) if one.worker == "one"]
             leaves = connection.scalars(

@@ -156,8 +156,14 @@ def test_an_hour_of_failure_is_told_everywhere_and_over_a_restart(
     folder = plane.settings.state_path / "sinks" / "siem"
     plane.close()
     receiver.status = 200
-    plane.open()
-    until(lambda: plane.sink()["delivered"] > 0)
+    service = plane.open()
+    with service.reading() as connection:
+        here = {
+            (row.name, idx)
+            for row in connection.execute(select(logs.c.name, logs.c.size))
+            for idx in range(row.size)
+        }
+    until(lambda: here <= receiver.leaves())
     told = plane.told()
     assert (told["health"], told["inbox"], told["metrics"]["failing_seconds"]) == ("ok", [], 0)
     assert CliRunner().invoke(app, ["audit", "sink", "status", str(folder)]).exit_code == 0
@@ -243,6 +249,29 @@ def test_a_cursor_ahead_of_a_restored_ledger_begins_again_and_says_so(plane: Pla
     assert page["restarted"] and (page["items"][0]["log"], page["items"][0]["idx"]) == ("system", 0)
     after = plane.ask(f"{ask}&cursor={page['next']}", "auditor")
     assert not after["restarted"], "said once"
+
+
+@pytest.mark.parametrize("order", ["log", "newest", "oldest"])
+def test_a_page_of_a_restored_ledger_does_not_go_on_as_if_it_had_ended(plane: Plane, order: str) -> None:
+    """Control: before the restore the same cursor gives the next page."""
+    ask = f"/v1/audit/events?kind=principal-changed&order={order}&limit=1"
+    plane.open()
+    plane.people["auditor"]
+    plane.close()
+    restore = backup(plane.ledger)
+    plane.open()
+    for more in ("operator", "dpo", "author", "approver"):
+        plane.people[more]
+    lost, page = "", plane.ask(ask, "auditor")
+    while page["next"] and (order != "newest" or not lost):
+        lost, page = page["next"], plane.ask(f"{ask}&cursor={page['next']}", "auditor")
+    plane.ask(f"{ask}&cursor={lost}", "auditor")
+    plane.close()
+    restore()
+    plane.open()
+    answer = plane.client("GET", f"{ask}&cursor={lost}", plane.people["auditor"])
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:kvcustody:problem:cursor-invalid")
+    assert plane.ask(ask, "auditor")["items"], "without it everything is there"
 
 
 def test_without_the_digest_a_cursor_ahead_of_the_ledger_reads_as_nothing_new(

@@ -4,6 +4,9 @@
    past the deadline. `complete`: every one has said so by the deadline. `late`: every one has, some after it.
 2. Who owes an answer, and who has given it, is as `requests_and_answers` has it. Nothing here reads a clock.
 3. A worker said that all is gone when it first said so, unless it said later that something is left.
+4. `not-followed`: orders are authenticated (`signed_orders`), no trusted key signed this one, and it is not so that
+   workers owed an answer and have all given it. No worker takes it up. A report is of leaves alone, and has no such
+   state.
 """
 
 from __future__ import annotations
@@ -24,12 +27,35 @@ _AT_ONCE = 500  # erasures in one statement
 
 
 class ErasureState(StrEnum):
-    """Rule 1."""
+    """Rules 1 and 4."""
 
     OPEN = "open"
     MISSED = "missed"
     COMPLETE = "complete"
     LATE = "late"
+    NOT_FOLLOWED = "not-followed"
+
+
+STATES_OF_LEAVES = (ErasureState.OPEN, ErasureState.MISSED, ErasureState.COMPLETE, ErasureState.LATE)
+
+
+class ErasureStanding(NamedTuple):
+    """How an erasure stands; `why` nobody follows it, where the state is `not-followed`."""
+
+    state: ErasureState
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """The state in words, with its reason."""
+        return f"not followed: {self.why}" if self.state is ErasureState.NOT_FOLLOWED else self.state.value
+
+    def under(self, refused: str | None, owed: Sequence[str]) -> ErasureStanding:
+        """The same, of an order that is refused for a reason (rule 4); None: it counts. `owed` are workers."""
+        answered = bool(owed) and self.state in (ErasureState.COMPLETE, ErasureState.LATE)
+        if refused is None or answered:
+            return self
+        return ErasureStanding(ErasureState.NOT_FOLLOWED, refused)
 
 
 class AskedErasure(NamedTuple):
@@ -65,9 +91,9 @@ def completed_by(answers: Iterable[tuple[str, str, str, int]]) -> dict[str, dict
 
 def read_states(
     connection: Connection, asked: Sequence[AskedErasure], now_us: int, periods: Mapping[str, WorkPeriod]
-) -> dict[str, ErasureState]:
-    """The state of each of these erasures, by its id."""
-    found: dict[str, ErasureState] = {}
+) -> dict[AskedErasure, ErasureState]:
+    """The state of each of these erasures."""
+    found: dict[AskedErasure, ErasureState] = {}
     for place in range(0, len(asked), _AT_ONCE):
         part = asked[place : place + _AT_ONCE]
         result = erasure_results.c
@@ -81,5 +107,5 @@ def read_states(
         done = completed_by(tuple(row) for row in connection.execute(query))
         for one in part:
             owed = owing(periods, one.at_us)
-            found[one.erasure] = state_of(one, owed, done.get(one.erasure, {}), now_us)
+            found[one] = state_of(one, owed, done.get(one.erasure, {}), now_us)
     return found

@@ -6,16 +6,24 @@
 2. An erasure is complete when every worker that owes an answer says so; until then it is partial, and those that have
    not answered by the deadline are named as unreachable.
 3. Nothing here reads a clock: `now_us` is UTC, and passed in.
+4. Where orders are authenticated, workers follow a request alone whose signed leaf says what its row says. Of several
+   requests with one id the one that is followed is meant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, exists, select
 
-from kvcustody.audit.evidence.erasure.erasure_state import AskedErasure, ErasureState, read_states, state_of
+from kvcustody.audit.evidence.erasure.erasure_state import (
+    AskedErasure,
+    ErasureStanding,
+    ErasureState,
+    read_states,
+    state_of,
+)
 from kvcustody.audit.evidence.erasure.who_owes import owing
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, read_work_periods
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, is_tag
@@ -74,7 +82,12 @@ class Status(NamedTuple):
     answers: tuple[ErasureAnswer, ...]
     waiting: tuple[str, ...]
     unreachable: tuple[str, ...]
-    state: ErasureState
+    standing: ErasureStanding
+
+    @property
+    def state(self) -> ErasureState:
+        """How it stands, in one word."""
+        return self.standing.state
 
     @property
     def outcome(self) -> str:
@@ -93,6 +106,7 @@ class SelectorNames(NamedTuple):
 
 
 (_KIND,) = kinds_of(erasures)
+_AT_ONCE = 500  # requests in one statement
 _REQUEST = (
     select(
         erasures.c.erasure,
@@ -129,10 +143,13 @@ def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requ
 
 def request(connection: Connection, erasure: str) -> Requested:
     """The request of one erasure; raises `LedgerError` where the ledger has none."""
-    row = connection.execute(_REQUEST.where(erasures.c.erasure == erasure)).first()
-    if row is None:
+    found = [Requested(*row) for row in connection.execute(_REQUEST.where(erasures.c.erasure == erasure))]
+    if not found:
         raise LedgerError(f"erasure `{erasure}` is not in the ledger", erasure=erasure)
-    return Requested(*row)
+    if len(found) == 1:
+        return found[0]
+    refused = refused_requests(connection, found)
+    return next((one for one in found if one not in refused), found[0])
 
 
 def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
@@ -159,27 +176,50 @@ def completed(connection: Connection, worker: str) -> tuple[Requested, ...]:
 
 
 def _to_follow(connection: Connection, rows: list[Requested]) -> tuple[Requested, ...]:
-    """The requests that a process acts on: all, or those whose signed leaf says what the row says."""
+    """The requests that a process acts on (rule 4)."""
+    refused = refused_requests(connection, rows)
+    return tuple(row for row in rows if row not in refused)
+
+
+def refused_requests(connection: Connection, rows: Sequence[Requested]) -> dict[Requested, str]:
+    """The requests that no worker follows, and why (rule 4); none where orders are not authenticated."""
     signed = orders_of(connection)
+    found: dict[Requested, str] = {}
     if signed is None:
-        return tuple(rows)
-    return tuple(row for row in rows if row in _signed_requests(connection, signed, row.erasure))
+        return found
+    for first in range(0, len(rows), _AT_ONCE):
+        part = rows[first : first + _AT_ONCE]
+        leaves = _leaves_of(connection, [row.erasure for row in part])
+        for row in part:
+            of_id = leaves.get(row.erasure, [])
+            if row not in (_said(signed, leaf) for leaf in of_id):
+                why = (refused.why for leaf in of_id if (refused := signed.refusal(leaf)) is not None)
+                found[row] = next(why, "its row does not say what its signed leaf says")
+    return found
 
 
-def _signed_requests(connection: Connection, signed: SignedOrders, erasure: str) -> Iterator[Requested]:
-    """What signed leaves say of an erasure of this id."""
+def _leaves_of(connection: Connection, ids: Sequence[str]) -> dict[str, list[bytes]]:
+    """The leaves of requests, by erasure."""
     query = (
-        select(events.c.leaf)
+        select(erasures.c.erasure, events.c.leaf)
         .select_from(events)
         .join(erasures, is_leaf_of(erasures))
-        .where(erasures.c.erasure == erasure)
+        .where(erasures.c.erasure.in_(ids))
     )
-    for leaf in connection.scalars(query):
-        body = signed.accepted(bytes(leaf), _KIND)
-        if body is not None:
-            utc = int(body["at_us"]) - int(body["boot_us"])
-            said = body | {"at_us": int(body["at_us"]), "deadline_us": int(body["deadline_boot_us"]) + utc}
-            yield Requested(*(said[name] for name in Requested._fields))
+    found: dict[str, list[bytes]] = {}
+    for erasure, leaf in connection.execute(query):
+        found.setdefault(erasure, []).append(bytes(leaf))
+    return found
+
+
+def _said(signed: SignedOrders, leaf: bytes) -> Requested | None:
+    """What a leaf says whose signature counts; None for any other."""
+    body = signed.accepted(leaf, _KIND)
+    if body is None:
+        return None
+    utc = int(body["at_us"]) - int(body["boot_us"])
+    said = body | {"at_us": int(body["at_us"]), "deadline_us": int(body["deadline_boot_us"]) + utc}
+    return Requested(*(said[name] for name in Requested._fields))
 
 
 def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:
@@ -217,19 +257,26 @@ def status(
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
     late = now_us > asked.deadline_us
     done = {answer.worker: answer.at_us for answer in answers if answer.outcome == "complete"}
-    state = state_of(asked.asked, [answer.worker for answer in answers], done, now_us)
-    return Status(asked, answers, () if late else silent, silent if late else (), state)
+    owed = [answer.worker for answer in answers]
+    standing = ErasureStanding(state_of(asked.asked, owed, done, now_us))
+    standing = standing.under(refused_requests(connection, [asked]).get(asked), owed)
+    return Status(asked, answers, () if late else silent, silent if late else (), standing)
 
 
-def read_states_of(
+def read_standings(
     connection: Connection,
-    asked: Iterable[Requested],
+    asked: Sequence[Requested],
     now_us: int,
     periods: Mapping[str, WorkPeriod] | None = None,
-) -> dict[str, ErasureState]:
-    """The state of each request, by its id; `periods` as for `status`."""
+) -> dict[Requested, ErasureStanding]:
+    """How each request stands; `periods` as for `status`."""
     periods = read_work_periods(connection) if periods is None else periods
-    return read_states(connection, [one.asked for one in asked], now_us, periods)
+    states = read_states(connection, [one.asked for one in asked], now_us, periods)
+    refused = refused_requests(connection, asked)
+    return {
+        one: ErasureStanding(states[one.asked]).under(refused.get(one), owing(periods, one.at_us))
+        for one in asked
+    }
 
 
 def _owing(
@@ -277,6 +324,7 @@ def _answer(connection: Connection, erasure: str, worker: int, name: str) -> Era
 
 __all__ = [
     "ErasureAnswer",
+    "ErasureStanding",
     "ErasureState",
     "Requested",
     "SelectorNames",
@@ -286,7 +334,7 @@ __all__ = [
     "erasure_remains",
     "names",
     "pending",
-    "read_states_of",
+    "read_standings",
     "request",
     "requests",
     "status",

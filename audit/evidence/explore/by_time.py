@@ -17,11 +17,13 @@ from sqlalchemy import ColumnElement, Connection, and_, or_, select
 
 from kvcustody.audit.evidence.counters.read_figures import hour_span, hourly_leaves
 from kvcustody.audit.evidence.query.events import (
+    LAST_LOG,
     Cursor,
     EventFilter,
     EventRow,
     LeafPage,
     Log,
+    check_cursor,
     conditions_of,
     logs_of,
     row_of,
@@ -36,7 +38,6 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.times import HOUR_US
 
 _LARGEST = 1 << 62
-_LAST_LOG = (1 << 31) - 1
 _TOGETHER, _SEARCHED_TOGETHER = (
     10_000,
     50_000,
@@ -62,7 +63,8 @@ def find_by_time(
     as_of: int | None = None,
     scan_max: int = 200_000,
 ) -> LeafPage:
-    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves."""
+    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves, and `CursorError`."""
+    check_cursor(connection, after)
     sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
     logs = {log.id: log for log in logs_of(connection, wanted)}
     conditions = conditions_of(connection, wanted)
@@ -75,7 +77,7 @@ def find_by_time(
     scanned = 0
     for part in slices:
         if scanned and scanned + (part.leaves if conditions else 0) > scan_max:
-            edge = Cursor(_LAST_LOG, part.until_us - 1, 0) if newest else Cursor(-1, part.since_us, 0)
+            edge = Cursor(LAST_LOG, part.until_us - 1, 0) if newest else Cursor(-1, part.since_us, 0)
             return LeafPage(tuple(rows), edge, scanned)
         found, last = _of_slice(
             connection, part, logs, wanted, conditions, sizes, after, newest, limit - len(rows)

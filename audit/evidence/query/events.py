@@ -2,7 +2,7 @@
 
 1. The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
    checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's
-   log.
+   log. A cursor after a leaf that the ledger does not have, as after a restore, is refused (`CursorError`).
 2. A filter on what a leaf says is applied to its canonical bytes in the database, and checked again on the decoded
    leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
    against the leaves.
@@ -29,7 +29,7 @@ from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import fetch_all
-from kvcustody.audit.store.schema.all_tables import is_leaf_of
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.store.schema.leaf_tables import (
     attachments,
     custody_ends,
@@ -45,10 +45,15 @@ from kvcustody.errors import LedgerError
 _WINDOW = 20_000
 _LOGS_TOGETHER = 1000
 _ONE_LOG = "SELECT id, name, size FROM logs WHERE name = ?"
+LAST_LOG = (1 << 31) - 1  # above the id of any log
 _BEFORE_ALL = -(1 << 62)  # a time before that of any leaf
 _OUTCOMES = ("outcome", "effect", "result")
 _RULES = ("rule", "reasons")
 _GRANTS = ("grant", "via", "ids", "reasons")
+
+
+class CursorError(LedgerError):
+    """A cursor is after a leaf that the ledger never had, or has no longer because it was restored."""
 
 
 class BlockRef(NamedTuple):
@@ -145,7 +150,8 @@ def find_events(
     as_of: int | None = None,
     scan_max: int = 1_000_000,
 ) -> LeafPage:
-    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves."""
+    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves, and `CursorError`."""
+    check_cursor(connection, after)
     sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
     rows: list[EventRow] = []
     scanned = 0
@@ -195,6 +201,20 @@ def find_events(
             if scanned >= scan_max:
                 return LeafPage(tuple(rows), place, scanned)
     return LeafPage(tuple(rows), None, scanned)
+
+
+def check_cursor(connection: Connection, after: Cursor | None) -> None:
+    """Raise `CursorError` unless the ledger has the leaf that a cursor is after, or had it before a purge (rule 1)."""
+    if after is None or after.idx < 0 or not 0 <= after.log < LAST_LOG:
+        return  # a page that ended between two logs, or between two hours
+    column = events.c
+    there = (column.log == logs.c.id) & (column.idx == after.idx) & has_leaf(events)
+    query = select(logs.c.size, column.at_us).select_from(logs.outerjoin(events, there))
+    found = connection.execute(query.where(logs.c.id == after.log)).first()
+    if found is None or found.size <= after.idx or found.at_us not in (None, after.at_us):
+        raise CursorError(
+            "the cursor is after a leaf that this ledger does not have, as after a restore; start again without it"
+        )
 
 
 def every_event(

@@ -3,8 +3,9 @@
 1. What a `worker-started` leaf announces is in the row, and so is its moment; a row without one announces no memory.
 2. The end is that of a leaf about the process's end behind the last one by which it returned; without one the row has
    none.
-3. Whose process it is, is said by those leaves. Of a process that announced nothing and has not ended no leaf says it:
-   it is no worker, and its name is not evidence (`unproved`).
+3. Whose process it is, is said by those leaves (`audit.project`, rule 7). Of a process that announced nothing and has
+   not ended no leaf says it: it is no worker, and its name is not evidence (`unproved`).
+4. A name in `workers` has a process, or is one that a process had first: `unknown`, or a name that a leaf says.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, func, select
 
-from kvcustody.audit.evidence.processes.work_periods import ENDS, RETURNED, STARTED, about
+from kvcustody.audit.evidence.processes.work_periods import ENDS, LIVES, RETURNED, STARTED, about
 from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.leaf.batch import OWN_LIFE, UNKNOWN_WORKER
 from kvcustody.audit.leaf.leaf_schema import CLAIMING_KINDS, SERVING_KINDS
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
@@ -33,22 +35,26 @@ class LifeRows:
         self._announced: dict[str, tuple[Any, ...]] = {}
         self._started: dict[str, int] = {}
         self._worker: dict[str, str] = {}
+        self._names = {UNKNOWN_WORKER}
         self._ends: dict[str, set[tuple[int, str]]] = {}
         self.unproved = 0
 
     def take(self, bodies: Iterable[Mapping[str, Any]]) -> None:
         """Note what is said about lives; other leaves are passed over."""
         for body in bodies:
-            if body["kind"] == STARTED:
-                self._announced[about(body)] = tuple(str(body.get(name)) for name in _MEMORY)
-                self._started[about(body)] = int(body["at_us"])
-                self._worker[about(body)] = body["worker"]
-            elif body["kind"] in ENDS:
-                end = (int(body["at_us"]), body["kind"].removeprefix("worker-"))
-                self._ends.setdefault(about(body), set()).add(end)
-                self._worker.setdefault(about(body), body["worker"])
-            elif body["kind"] == RETURNED:
-                self._ends.pop(about(body), None)
+            kind, life = body["kind"], about(body)
+            if kind == STARTED:
+                self._announced[life] = tuple(str(body.get(name)) for name in _MEMORY)
+                self._started[life] = int(body["at_us"])
+            elif kind in ENDS:
+                end = (int(body["at_us"]), kind.removeprefix("worker-"))
+                self._ends.setdefault(life, set()).add(end)
+            elif kind == RETURNED:
+                self._ends.pop(life, None)
+            if kind in OWN_LIFE or kind in LIVES:
+                self._names.add(body["worker"])
+                if kind in OWN_LIFE or self._worker.get(life, UNKNOWN_WORKER) == UNKNOWN_WORKER:
+                    self._worker[life] = body["worker"]
 
     def wrong(self) -> Iterator[str]:
         """What is wrong, a row each."""
@@ -82,7 +88,8 @@ class LifeRows:
             yield f"process `{uuid}` has no row in `incarnations`"
         idle = select(workers.c.name).where(~exists().where(incarnations.c.worker == workers.c.id))
         for name in self._connection.scalars(idle.order_by(workers.c.name)):
-            yield f"`{name}` in `workers` has no process"
+            if name not in self._names:
+                yield f"`{name}` in `workers` has no process"
 
 
 def unshown_holdings(connection: Connection) -> Iterator[str]:

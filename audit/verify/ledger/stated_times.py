@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.evidence.processes.marked_processes import read_marked
+from kvcustody.audit.evidence.query.events import CursorError
 from kvcustody.audit.kinds.block_runs import Int64s
 from kvcustody.audit.store.database.engine import fetch_all
 from kvcustody.audit.store.schema.all_tables import is_leaf_of
@@ -118,8 +119,15 @@ class LedgerTimes:
             yield from self._odd(log, times, rows)
 
     def page(self, log: str, since: int, items: int, leaves: int) -> tuple[list[OddTime], int | None]:
-        """The next `items` of a log, of so many `leaves` at most; where to go on, None at the end."""
+        """The next `items` of a log, of so many `leaves` at most; where to go on, None at the end.
+
+        Raises `CursorError` where the log has no signed leaf before `since`.
+        """
         number, times = self._named(log)
+        if since > times.size:
+            raise CursorError(
+                f"log `{log}` is shorter than before, as after a restore; start again without a cursor"
+            )
         end = min(times.size, since + leaves)
         found: list[OddTime] = []
         while since < end and (rows := self._rows(number, since, end)):

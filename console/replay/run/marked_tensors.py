@@ -50,10 +50,15 @@ class PatternCache:
             raise ConfigError("device `cuda`: torch sees no GPU here; use --device cpu", device=device)
         self.shape = shape
         self.device = torch.device(device)
-        self._layers = [
-            torch.empty(shape.spec.shape(blocks), dtype=shape.spec.dtype, device=self.device)
-            for _ in range(shape.layers)
-        ]
+        try:
+            self._layers = [
+                torch.empty(shape.spec.shape(blocks), dtype=shape.spec.dtype, device=self.device)
+                for _ in range(shape.layers)
+            ]
+        except RuntimeError:
+            raise ConfigError(
+                f"a pool of {blocks:,} blocks does not fit into the memory of `{device}`"
+            ) from None
         self.memory = TensorMemory.wrap(
             [self._layers], layout=Layout.KV_BLOCKS, block_tokens=shape.block_tokens, clock=clock
         )

@@ -24,6 +24,7 @@ from kvcustody.errors import ConfigError, TraceError
 from kvcustody.plurals import several
 
 FORMATS = (GENERATED, *SCENARIOS, *sorted(READERS))
+_TENANTS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ def block_tokens_of(choice: Choice, asked: int | None) -> int:
 
 def load_workload(choice: Choice, block_tokens: int, policy: str) -> Workload:
     """The workload; raises `ConfigError` or `TraceError` for what can be known before it runs."""
-    if choice.tenants < 1:
-        raise ConfigError(f"--tenants `{choice.tenants}`: at least one is needed")
+    if not 1 <= choice.tenants <= _TENANTS_MAX:
+        raise ConfigError(f"--tenants `{choice.tenants}`: from 1 to {_TENANTS_MAX:,} can share a workload")
     if _format(choice) == GENERATED:
         return _generated(choice, block_tokens, policy)
     if _format(choice) in SCENARIOS:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, recent
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
-from kvcustody.audit.evidence.erasure.requests_and_answers import read_states_of, requests
+from kvcustody.audit.evidence.erasure.requests_and_answers import read_standings, requests
 from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.render.charts import Figure, rows, without_values
 from kvcustody.console.report.render.number_format import count
@@ -102,8 +102,8 @@ def erasure_states(visit: PageRequest, said: str | None = None) -> Counter[str]:
     periods = visit.service.work_periods()
     with visit.service.reading(mine) as connection:
         asked = requests(connection, tenant=mine)
-        states = read_states_of(connection, asked, visit.service.clock.utc_us(), periods)
-    return Counter(state.value for state in states.values())
+        standings = read_standings(connection, asked, visit.service.clock.utc_us(), periods)
+    return Counter(standing.state.value for standing in standings.values())
 
 
 def sees_all(visit: PageRequest) -> bool:

@@ -1,7 +1,7 @@
 """Times of answers: each moment stands in an answer twice, in microseconds and in ISO 8601.
 
-1. Beside `since_us` stands `since`, null where there is no moment or no calendar has it. A field of an answer whose
-   name ends in `_us` is a moment, unless it is one of `LENGTHS`.
+1. Beside `since_us` stands `since`, null where there is no moment or no calendar has it. A field is a moment where
+   `MOMENTS` has its name. Every field whose name ends in `_us` is in `MOMENTS` or in `LENGTHS`, and in one alone.
 2. Models state moments once. The second form is added where an answer becomes bytes, and where the API document is
    written; what a model leaves open, as a leaf, stays as it is, and so does a document that carries its signature.
 """
@@ -21,22 +21,19 @@ from pydantic import BaseModel
 
 from kvcustody.times import iso
 
-LENGTHS = frozenset(
-    {
-        *(
-            "actual_us",
-            "age_us",
-            "ahead_us",
-            "behind_us",
-            "column_us",
-            "measured_us",
-            "net_us",
-            "predicted_us",
-        ),
-        *("predicted_actual_us", "recompute_us", "saved_us", "transfer_us", "unwitnessed_us"),
-    }
-)
-"""Fields of answers that are lengths of time, though their names end as those of moments do."""
+MOMENTS = frozenset({
+    "absolute_us", "answered_us", "at_us", "changed_us", "created_us", "deadline_us", "delivered_us",
+    "disabled_us", "due_us", "ended_us", "enrolled_us", "expires_us", "failing_since_us", "failing_us",
+    "first_use_us", "from_us", "hold_us", "hour_us", "issued_us", "judged_us", "last_us", "made_us",
+    "next_us", "not_after_us", "not_before_us", "now_us", "opened_us", "received_us", "released_us", "revoked_us",
+    "seen_us", "since_us", "started_us", "taken_us", "until_us", "used_us", "utc_us", "wall_us",
+})  # fmt: skip
+"""Fields of answers that are moments, in UTC microseconds."""
+LENGTHS = frozenset({
+    "actual_us", "age_us", "ahead_us", "behind_us", "column_us", "measured_us", "net_us", "offset_us",
+    "predicted_us", "predicted_actual_us", "recompute_us", "saved_us", "transfer_us", "unwitnessed_us",
+})  # fmt: skip
+"""Fields of answers that are lengths of time."""
 _SIGNED = "signature"  # the field of a signed document
 _END_US = 253_402_300_800_000_000  # the year 10,000
 _EPOCH = datetime(1970, 1, 1)  # in UTC: what writes the answer takes it so, and faster than with a zone
@@ -45,7 +42,7 @@ _COLUMN_MIN = 24  # moments from which on a column at once costs less than each 
 
 def iso_field(name: str) -> str | None:
     """The field that gives the moment `name` in ISO 8601; None: `name` is no moment (rule 1)."""
-    return name.removesuffix("_us") if name.endswith("_us") and name not in LENGTHS else None
+    return name.removesuffix("_us") if name in MOMENTS else None
 
 
 class AnswerTimes(NamedTuple):

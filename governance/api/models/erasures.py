@@ -98,11 +98,15 @@ class ErasurePreview(Model):
 
 
 class ErasureListed(ErasureModel):
-    """An erasure and how it stands: `missed` past its deadline without every answer, `late` with all, too late."""
+    """An erasure and how it stands: `missed` past its deadline without every answer, `late` with all, too late.
 
-    model_config = example(_ERASURE | {"state": "open"})
+    `not-followed`: no trusted key signed the order, and `why` says what is wrong with it; no worker takes it up.
+    """
 
-    state: Literal["open", "missed", "complete", "late"]
+    model_config = example(_ERASURE | {"state": "open", "why": ""})
+
+    state: Literal["open", "missed", "complete", "late", "not-followed"]
+    why: str
 
 
 class ErasureStatus(ErasureListed):
@@ -110,7 +114,14 @@ class ErasureStatus(ErasureListed):
 
     model_config = example(
         _ERASURE
-        | {"state": "open", "outcome": "partial", "answers": [], "waiting": ["gpu-0"], "unreachable": []}
+        | {
+            "state": "open",
+            "why": "",
+            "outcome": "partial",
+            "answers": [],
+            "waiting": ["gpu-0"],
+            "unreachable": [],
+        }
         | {"holds": [_HOLD]}
     )
 
@@ -124,7 +135,7 @@ class ErasureStatus(ErasureListed):
 class ErasurePage(Model):
     """A page of erasures, newest first."""
 
-    model_config = example({"items": [_ERASURE | {"state": "open"}], "next": None})
+    model_config = example({"items": [_ERASURE | {"state": "open", "why": ""}], "next": None})
 
     items: list[ErasureListed]
     next: str | None

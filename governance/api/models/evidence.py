@@ -100,9 +100,9 @@ class ScheduleModel(Model):
     framework: str
     formats: list[str]
     destinations: list[str]
-    every: Cadence
+    every: str
     zone: str
-    hour: Whole
+    hour: int
     state: Literal["active", "paused", "deleted"]
     made_us: Whole
     changed_us: Whole

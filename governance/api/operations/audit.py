@@ -18,7 +18,7 @@ from fastapi import Path, Query, Response
 
 from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.explore.summary import summarize
-from kvcustody.audit.evidence.query.events import BlockRef, EventFilter, find_events
+from kvcustody.audit.evidence.query.events import BlockRef, CursorError, EventFilter, find_events
 from kvcustody.audit.evidence.query.events import Cursor as Place
 from kvcustody.audit.kinds import SYSTEM, log_of
 from kvcustody.audit.leaf import LEAF_KEYS
@@ -277,7 +277,7 @@ def odd_times(
     question = CursorBinding("listOddTimes", caller.name, {"log": name})
     position = service.cursors.read(question, cursor)
     since = 0 if position is None else int(position[0])
-    with service.reading() as connection:  # by signatures of all logs, and the lives of processes
+    with service.reading() as connection, absent_is_absent():  # by all signatures, and the lives of processes
         found, following = LedgerTimes(connection).page(name, since, limit, _SCAN_MAX)
     after = None if following is None else service.cursors.write(question, [following])
     return {"items": [odd._asdict() for odd in found], "next": after}
@@ -377,9 +377,11 @@ def _covered(service: Service, look: Callable[[], _Found]) -> _Found:
 
 @contextmanager
 def absent_is_absent() -> Iterator[None]:
-    """What the ledger has no proof of is not there."""
+    """What the ledger has no proof of is not there; a cursor of another state of it is invalid."""
     try:
         yield
+    except CursorError:
+        raise ProblemError("cursor-invalid") from None
     except ProofError:
         raise not_found() from None
 

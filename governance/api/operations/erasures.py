@@ -24,7 +24,7 @@ from kvcustody.audit.evidence.subjects.subject_table import session_names, subje
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
+from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
 from kvcustody.governance.api.models.custody import facts
 from kvcustody.governance.api.models.erasures import (
     Certificate,
@@ -152,11 +152,10 @@ def erasures(
     periods = service.work_periods()
     with service.reading(mine) as connection:
         found = ledger.requests(connection, tenant=mine)
-        states = ledger.read_states_of(connection, found, service.clock.utc_us(), periods)
+        standings = ledger.read_standings(connection, found, service.clock.utc_us(), periods)
     question = CursorBinding("listErasures", caller.name, {"tenant": mine})
-    return page(
-        service, question, [_shown(item) | {"state": states[item.erasure]} for item in found], cursor, limit
-    )
+    items = [_shown(item) | standings[item]._asdict() for item in found]
+    return page(service, question, items, cursor, limit)
 
 
 def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
@@ -177,7 +176,7 @@ def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> di
     sees_all = caller.reach(READ) is Reach.ALL
     held = [hold if sees_all or hold.tenant is not None else hold._replace(reason="") for hold in holds]
     standing = {
-        "state": found.state,
+        **found.standing._asdict(),
         "outcome": found.outcome,
         "waiting": list(found.waiting),
         "unreachable": list(found.unreachable),
@@ -236,5 +235,7 @@ def _selector(caller: Caller, service: Service, what: ErasureRequest) -> Selecto
 
 
 def _shown(found: Requested) -> dict[str, Any]:
-    names = ("erasure", "tenant", "selector", "actor", "at_us", "deadline_us")
-    return {name: getattr(found, name) for name in names}
+    """A request as it is shown; a deadline that no answer can hold, by whoever writes a ledger, is bounded."""
+    names = ("erasure", "tenant", "selector", "actor", "at_us")
+    deadline_us = min(max(found.deadline_us, 0), LARGE - 1)
+    return {name: getattr(found, name) for name in names} | {"deadline_us": deadline_us}

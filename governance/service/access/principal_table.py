@@ -1,16 +1,24 @@
-"""Principals and their keys as the database has them, and which keys count."""
+"""Principals and their keys as the database has them, and which keys count.
+
+A role that this release does not know, as one of a later release, gives nothing; it is logged once.
+"""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import structlog
 from sqlalchemy import Connection, and_, select
 
 from kvcustody.audit.store.schema.service import service_keys, service_sessions
 from kvcustody.governance.service.access.api_key import session_of, source_of
 from kvcustody.governance.service.access.roles import Role
+
+_log = structlog.get_logger(__name__)
+_NAMES_KEPT = 64
 
 
 class PrincipalRecord(NamedTuple):
@@ -78,8 +86,22 @@ def key_of(row: Any) -> ApiKeyRecord:
 def principal_of(row: Any) -> PrincipalRecord:
     """The principal of a row that has its columns."""
     values = {name: getattr(row, name) for name in PrincipalRecord._fields}
-    values["roles"] = frozenset(Role(role) for role in str(values["roles"]).split(",") if role)
-    return PrincipalRecord(**values)
+    return PrincipalRecord(**values | {"roles": roles_of(str(values["roles"]))})
+
+
+def roles_of(text: str) -> frozenset[Role]:
+    """The roles that are stored so, without those that nobody here knows."""
+    found = (_role(name) for name in text.split(",") if name)
+    return frozenset(role for role in found if role is not None)
+
+
+@lru_cache(_NAMES_KEPT)
+def _role(name: str) -> Role | None:
+    try:
+        return Role(name)
+    except ValueError:
+        _log.warning("a role is not known and gives nothing", role=name)
+        return None
 
 
 def roles_text(roles: Iterable[Role]) -> str:

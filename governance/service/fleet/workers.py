@@ -74,7 +74,16 @@ def statuses(connection: Connection) -> dict[str, dict[str, float]]:
     """What every worker last said of itself, by its name: of its newest process that said anything."""
     column = service_workers.c
     query = select(column.worker, column.status).where(column.status != "{}").order_by(column.seen_us)
-    return {row.worker: orjson.loads(row.status) for row in connection.execute(query)}
+    return {row.worker: said(row.status) for row in connection.execute(query)}
+
+
+def said(text: str) -> dict[str, Any]:
+    """What a worker last said of itself, as it is stored; nothing where that cannot be read."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Fleet:
@@ -252,9 +261,9 @@ class Fleet:
                     silent,
                     row["received_sequence"] or 0,
                     row["policy_revision"] or 0,
-                    orjson.loads(row["status"] or "{}"),
-                    orjson.loads(row["charged"] or "{}"),
-                    orjson.loads(row["tenants"] or "{}"),
+                    said(row["status"] or "{}"),
+                    said(row["charged"] or "{}"),
+                    said(row["tenants"] or "{}"),
                     origins.get(uuid, ""),
                     _state(end is not None, silent),
                 )

@@ -90,7 +90,7 @@ class InboxDelivery:
             kept = json.loads(self._file.read_bytes())
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             _log.warning("what was delivered is not known", reason=type(error).__name__)
             return
         for receiver in self._receivers:

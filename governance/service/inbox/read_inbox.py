@@ -19,9 +19,10 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.evidence.cases.case_record import CaseState, SubjectCase
 from kvcustody.audit.evidence.cases.read_cases import read_cases
 from kvcustody.audit.evidence.erasure.requests_and_answers import (
+    ErasureStanding,
     ErasureState,
     Requested,
-    read_states_of,
+    read_standings,
     requests,
 )
 from kvcustody.audit.siem.sink_folder import SinkTrouble
@@ -105,13 +106,13 @@ class InboxReader:
         for path in self._certificates:
             ends += _certificates(path, now_us)
         asked = requests(connection)
-        states = read_states_of(connection, asked, now_us)
+        standings = read_standings(connection, asked, now_us)
         cases = [(case, case.state(now_us)) for case in read_cases(connection)]
         seen = witness_status(connection, now_us)
         items = [
             *(one.item for one in ends if one.item is not None),
             *self._proposals(release, now_us),
-            *_erasures(asked, states),
+            *_erasures(standings),
             *_cases(cases),
             *_witness(seen, now_us),
             *_reports(connection),
@@ -119,7 +120,7 @@ class InboxReader:
         ]
         due: dict[ErasureState, list[int]] = {}
         for one in asked:
-            due.setdefault(states[one.erasure], []).append(one.deadline_us)
+            due.setdefault(standings[one].state, []).append(one.deadline_us)
         return InboxContents(
             in_order(items),
             {
@@ -220,12 +221,14 @@ def _grants(effect: PoliciesInEffect | None, now_us: int) -> Iterator[_End]:
         yield _End(InboxKind.GRANT, way.until_us, item)
 
 
-def _erasures(asked: Sequence[Requested], states: Mapping[str, ErasureState]) -> Iterator[InboxItem]:
-    for one in asked:
-        if states[one.erasure] is ErasureState.MISSED:
+def _erasures(standings: Mapping[Requested, ErasureStanding]) -> Iterator[InboxItem]:
+    """Erasures that missed their deadline, and those that no worker follows."""
+    for one, standing in standings.items():
+        if standing.state in (ErasureState.MISSED, ErasureState.NOT_FOLLOWED):
+            said = "missed its deadline" if standing.state is ErasureState.MISSED else f"is {standing.text}"
             yield InboxItem(
                 InboxKind.ERASURE, one.erasure, InboxState.OVERDUE,
-                f"erasure {one.erasure[:12]} of {one.tenant or 'any tenant'} missed its deadline", one.at_us,
+                f"erasure {one.erasure[:12]} of {one.tenant or 'any tenant'} {said}", one.at_us,
                 one.deadline_us, one.tenant, None, f"/erasures/{one.erasure}",
                 f"kvcustody erasure status {one.erasure}",
             )  # fmt: skip

@@ -84,11 +84,13 @@ class Schedule(NamedTuple):
 
     @property
     def calendar(self) -> Calendar:
-        """When its reports are due."""
+        """When its reports are due; raises `ConfigError` where nobody here can say."""
+        if self.every not in list(Cadence) or not 0 <= self.hour < 24:
+            raise ConfigError(f"`{self.every}` at hour {self.hour} is no time that this release knows")
         return Calendar(Cadence(self.every), self.zone, self.hour)
 
     def data(self, now_us: int) -> dict[str, Any]:
-        """What is shown of it; `next_us` None: nothing is due while it is paused, or its zone is `unread` here."""
+        """What is shown of it; `next_us` None: nothing is due while it is paused, or its time is `unread` here."""
         facts = self._asdict()
         for name in ("roles", "of_tenant", "after_us"):
             del facts[name]

@@ -17,7 +17,7 @@ from kvcustody.audit.evidence.counters.count_events import CARRIED
 from kvcustody.audit.keep import purge_and_legal_hold
 from kvcustody.audit.kinds import Event, WorkerDied, WorkerReturned
 from kvcustody.audit.leaf import leaves
-from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.batch import UNKNOWN_WORKER, read_leaves
 from kvcustody.audit.project import IncarnationRow, life_changes, project, rows_of
 from kvcustody.audit.store.schema.all_tables import projections
 from kvcustody.audit.store.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
@@ -154,6 +154,8 @@ class Held:
         for row in lives.values():
             row["worker"] = names[row["worker"]]
             del row["id"], row["started_us"]
+        if not any(row["worker"] == UNKNOWN_WORKER for row in lives.values()):
+            names = {number: name for number, name in names.items() if name != UNKNOWN_WORKER}
         rows = connection_rows(self._connection, tenants)
         of_tenants = {row["tenant"]: {"log": self.logs[row["log"]]} for row in rows}
         return {

@@ -255,7 +255,7 @@ def test_what_is_late_is_an_exception_with_its_deadline_and_what_is_not_due_yet_
     with made.store.connect() as connection:
         request = requests_of(connection)[0].asked
         now_us = report.boundary.checkpoint.at_us
-        assert read_states(connection, [request], now_us, read_work_periods(connection)) == {"e-1": state}
+        assert read_states(connection, [request], now_us, read_work_periods(connection)) == {request: state}
     if is_exception:
         due, answered = second(one.due_us), second(one.completed_us) or "not answered"
         assert iso(one.due_us) in found[0].cause and state in found[0].cause

@@ -75,7 +75,7 @@ class _Verdict(NamedTuple):
 
 def _late(connection: Connection) -> Any:
     asked = erasure_state.AskedErasure("e-1", LATER_US - 9, LATER_US - 8)
-    return erasure_state.read_states(connection, [asked], LATER_US + 9, read_work_periods(connection))["e-1"]
+    return erasure_state.read_states(connection, [asked], LATER_US + 9, read_work_periods(connection))[asked]
 
 
 def _by_name(reader: ModuleType, name: str) -> Callable[[Connection], Any]:

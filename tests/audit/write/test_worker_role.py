@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from kvcustody.audit.kinds import (
@@ -15,12 +15,16 @@ from kvcustody.audit.kinds import (
     IssuerAssigned,
     KeysOrdered,
     PolicyActivated,
+    WorkerStarted,
 )
+from kvcustody.audit.leaf import Context, leaves
+from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.leaf.leaf_schema import ORDERS
 from kvcustody.audit.store.database.engine import open_store
-from kvcustody.audit.store.database.postgres_roles import WORKER, WRITER, order_tables
+from kvcustody.audit.store.database.postgres_roles import AUDITOR, WORKER, WRITER, order_tables
 from kvcustody.audit.store.schema.leaf_tables import outages
-from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.store.schema.ledger import events, incarnations, workers
+from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
 from standins.postgres import set_up_roles_in_turn
@@ -63,6 +67,23 @@ def test_a_worker_writes_its_leaves_and_no_order(
     assert "policy-activated" in kinds(postgres_store) and not ORDERS & set(kinds(postgres_store))
     with postgres_store.connect() as connection:
         assert "gap" in connection.scalars(select(outages.c.kind)).all(), "what was refused is named"
+
+
+@pytest.mark.parametrize("role", [WORKER, WRITER])
+def test_a_role_that_writes_gives_a_process_its_name_late(
+    postgres_store: Engine, as_role: Callable[[str], Engine], role: str
+) -> None:
+    """Control: a role that reads may not."""
+    context = Context("a" * 32, 1 << 50, lambda *_: "")
+    late = WorkerStarted(2, "gpu-0", 1000, 1, 4096, "cpu", "test")
+    name = select(workers.c.name).join(incarnations, incarnations.c.worker == workers.c.id)
+    for number, event in enumerate((HONEST._replace(at_us=1), late), 1):
+        with as_role(role).begin() as connection:
+            Appender().append(connection, read_leaves([leaf.data for leaf in leaves(event, context, number)]))
+    with postgres_store.connect() as connection:
+        assert connection.scalars(name).all() == ["gpu-0"]
+    with pytest.raises(DBAPIError), as_role(AUDITOR).begin() as connection:
+        connection.execute(update(incarnations).values(worker=incarnations.c.worker))
 
 
 def test_a_leaf_of_a_kind_that_nobody_knows_is_refused(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.tlog.witness.client import read_addresses
+from kvcustody.console.command_table import every_command
 from kvcustody.console.main import app
 from kvcustody.console.opening import key_texts
 from kvcustody.governance.control_plane.opening import read_verifier_keys
@@ -43,6 +47,52 @@ def test_a_number_that_no_ledger_holds_is_refused_in_one_line(line: list[str], t
         app, ["audit", "query", "--limit", str((1 << 63) - 1), "--ledger", str(tmp_path / "x")]
     )
     assert "64 bits" not in control.output
+
+
+def calls_with(kind: type, value: str) -> Iterator[list[str]]:
+    """A call of every command with this value at each parameter of a kind, and 1 for whatever else is needed."""
+    for name, command in every_command():
+        known = inspect.signature(inspect.unwrap(command.callback), eval_str=True).parameters
+        of_kind = [
+            each for each in command.params if each.name in known and takes(kind, known[each.name].annotation)
+        ]
+        for each in of_kind:
+            line = name.split()
+            for other in command.params:
+                if other is each or other.required:
+                    text = value if other is each else "1"
+                    line.append(text if other.param_type_name == "argument" else f"{other.opts[0]}={text}")
+            yield line
+
+
+def takes(kind: type, annotation: Any) -> bool:
+    return annotation is kind or any(takes(kind, part) for part in get_args(annotation))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(int, str(1 << 64)), (int, "²"), (int, "1e3"), (float, "inf"), (float, "nan"), (float, "²")],
+)
+def test_every_number_of_every_command_is_one_of_a_ledger(
+    kind: type, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before the command begins; an operation of the API refuses the parts of its path itself."""
+    monkeypatch.chdir(tmp_path)
+    calls = sorted(calls_with(kind, value), key=lambda line: line[0] == "api")
+    assert len(calls) > (60 if kind is int else 5)
+    for line in calls:
+        assert line[0] == "api" or not list(tmp_path.iterdir())
+        found = CliRunner().invoke(app, line)
+        assert found.exit_code == 2 and len(found.output.strip().splitlines()) == 1, (line, found.output)
+
+
+def test_a_pool_or_a_crowd_that_no_machine_holds_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for option in ("--pool-blocks=1000000000000", "--tenants=1000000000000"):
+        found = CliRunner().invoke(app, ["replay", "--limit=1", option])
+        assert found.exit_code == 2 and len(found.output.strip().splitlines()) == 1, found.output
 
 
 def test_files_with_a_byte_order_mark_are_read_as_without(tmp_path: Path) -> None:

@@ -139,6 +139,32 @@ READS = sorted(
 )
 
 
+CONTENTS = {
+    "deep": b"[" * 100_000,
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "no text": b"\xff\xfe\x00",
+    "null": b"null",
+    "a long number": b"9" * 5_000,
+}
+
+
+@pytest.mark.parametrize("name", sorted(TRIED))
+def test_a_file_that_is_none_of_its_kind_is_refused_in_one_line(name: str, place: Path) -> None:
+    """Or it is not read; nothing ends in a traceback."""
+    for content in CONTENTS.values():
+        for each in paths_of(TRIED[name]):
+            file = place / ODD / f"{each.name}-{ODD}"
+            if each.name != "ledger" and not file.is_dir():
+                file.write_bytes(content)
+                file.chmod(0o600)
+        with in_time():
+            found = CliRunner().invoke(
+                app, words_of(name, TRIED[name], place / ODD, ledger=f"sqlite:///{HERE}.db")
+            )
+        assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+        assert found.exit_code in (0, 1, 2), found.output
+
+
 @pytest.mark.parametrize("name", READS)
 def test_a_ledger_with_an_odd_name_is_the_one_that_is_opened(name: str, place: Path, migrated: Path) -> None:
     ledger = place / ODD / f"ledger-{ODD}.db"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
+from kvcustody.audit.store.schema.service import service_principals
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach, Role, check_roles
 from kvcustody.governance.service.settings import load_service_settings
@@ -149,3 +151,22 @@ def test_settings_that_would_open_the_door_are_refused(given: dict[str, object])
 def test_defaults_listen_to_this_user_alone() -> None:
     assert load_service_settings().listen.startswith("unix:")
     assert load_service_settings(listen="127.0.0.1:8080").listen == "127.0.0.1:8080"
+
+
+def test_a_role_that_nobody_here_knows_gives_nothing_and_ends_no_list(client, people, service) -> None:
+    """As a later release's role beside this one's service. Control: the role that is known gives what it gave."""
+    table = service_principals
+    for name, roles in (("of-tomorrow", "role-of-tomorrow"), ("of-both", "auditor,role-of-tomorrow")):
+        people.add(name, Role.AUDITOR)
+        with service.engine.begin() as connection:
+            connection.execute(update(table).where(table.c.name == name).values(roles=roles))
+    listed = client("GET", "/v1/principals?limit=1000", people["bootstrap"])
+    assert listed.status_code == 200, listed.text
+    roles = {item["name"]: item["roles"] for item in listed.json()["items"]}
+    assert (roles["of-tomorrow"], roles["of-both"]) == ([], ["auditor"])
+    for path, who, status in (
+        ("/v1/inbox", people["auditor"], 200),
+        ("/v1/audit/logs", people.keys["of-both"], 200),
+        ("/v1/audit/logs", people.keys["of-tomorrow"], 403),
+    ):
+        assert client("GET", path, who).status_code == status, (path, status)

@@ -67,6 +67,26 @@ def test_such_a_number_that_is_in_the_table_already_is_shown_bounded(
     put(1.0)
 
 
+@pytest.mark.parametrize("column", ["status", "charged", "tenants"])
+@pytest.mark.parametrize("text", ["", "{", "null", "[]"])
+def test_what_a_worker_said_and_nobody_can_read_ends_no_list(
+    service: Any, client: Any, people: Any, worker: Worker, column: str, text: str
+) -> None:
+    """Control: what can be read is shown."""
+
+    def put(value: str) -> None:
+        with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            connection.execute(update(service_workers).values({column: value}))
+
+    put(text)
+    for path in ("/v1/workers", "/v1/capacity", "/v1/health", "/v1/showback", "/v1/prefixes", "/metrics"):
+        assert client("GET", path, people["operator"]).status_code == 200, path
+    told = {"blocks.total": 3.0} if column == "status" else {}
+    put(orjson.dumps(told).decode())
+    shown = client("GET", "/v1/workers", people["operator"]).json()["items"]
+    assert shown and all(item[column] == told for item in shown)
+
+
 def test_over_tls_the_cookie_with_the_prefix_alone_counts() -> None:
     """Control: without TLS the plain one is the session's, and the other is not."""
     plain, secure, both = (

@@ -514,22 +514,31 @@ def test_a_period_is_claimed_by_its_key_alone(world: World, monkeypatch: pytest.
     assert len(rows) == len(found)
 
 
-def test_a_schedule_of_a_zone_that_this_machine_lacks_ends_no_list(world: World, share: Path) -> None:
+@pytest.mark.parametrize(
+    ("odd", "named"),
+    [
+        ({"zone": "Nowhere/Land"}, "`Nowhere/Land`"),
+        ({"every": "fortnightly"}, "`fortnightly`"),
+        ({"hour": 99}, "99"),
+    ],
+    ids=str,
+)
+def test_a_schedule_of_a_time_that_this_machine_lacks_ends_no_list(
+    world: World, share: Path, odd: dict[str, Any], named: str
+) -> None:
     """It is named with what is wrong, and the others are made. Control: its calendar alone gives no date."""
     afar, other = world.schedule(), world.schedule()
     with world.service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
         mine = service_report_schedules.c.schedule == afar["schedule"]
-        connection.execute(update(service_report_schedules).where(mine).values(zone="Nowhere/Land"))
+        connection.execute(update(service_report_schedules).where(mine).values(**odd))
     found = world.client("GET", "/v1/reports/schedules", world.people["auditor"]).json()["items"]
-    assert {
-        one["schedule"]: (one["next_us"] is None, "`Nowhere/Land`" in one["unread"]) for one in found
-    } == {
+    assert {one["schedule"]: (one["next_us"] is None, named in one["unread"]) for one in found} == {
         afar["schedule"]: (True, True),
         other["schedule"]: (False, False),
     }
     move_back(world.service, other["schedule"], 31)
     assert world.settled(other)
-    with pytest.raises(ConfigError, match="`Nowhere/Land`"):
+    with pytest.raises(ConfigError, match=named):
         world.service.schedules.get(afar["schedule"]).calendar.next(0)
     gone = world.client(
         "POST", f"/v1/reports/schedules/{afar['schedule']}/delete", world.people["auditor"], json={}

@@ -16,6 +16,7 @@ from kvcustody.audit.evidence.query.prefix_value import PrefixValue, prefix_valu
 from kvcustody.audit.evidence.query.showback import Cost, showback
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.console.main import app
+from kvcustody.times import iso
 
 COST = Cost(16, 2e-5, 3e-9)
 
@@ -106,8 +107,11 @@ def test_the_command_shows_a_tenants_own_and_never_content(replayed: Path) -> No
         assert found.exit_code == 0, found.output
         return found.stdout
 
-    every = json.loads(asked("--json"))["prefixes"]
-    assert every and set(every[0]) == set(PrefixValue._fields), "no key, token, subject or session"
+    document = json.loads(asked("--json"))
+    every = document["prefixes"]
+    assert document["since"] == "2020-01-01T00:00:00Z" and document["until"] == iso(document["until_us"])
+    assert all(row["last"] == iso(row["last_us"]) for row in every)
+    assert every and set(every[0]) == {*PrefixValue._fields, "last"}, "no key, token, subject or session"
     tenant = every[-1]["tenant"]
     mine = json.loads(asked("--json", "--tenant", tenant))["prefixes"]
     assert mine and {row["tenant"] for row in mine} == {tenant}

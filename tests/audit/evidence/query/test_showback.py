@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from kvcustody.audit.evidence.query.showback import Cost, costs_of, showback
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.console.main import app
+from kvcustody.times import iso
 from standins.audit.leaf_figures import LeafFigures, PrefillCost
 
 COST = Cost(16, 2e-5, 3e-9)
@@ -81,7 +82,9 @@ def test_the_command_prints_the_same_as_a_table_csv_and_json(replayed: Path) -> 
         assert found.exit_code == code, found.output
         return found.stdout if not code else found.stderr
 
-    told = json.loads(asked("--json"))["tenants"]
+    document = json.loads(asked("--json"))
+    told = document["tenants"]
+    assert document["since"] == "2020-01-01T00:00:00Z" and document["until"] == iso(document["until_us"])
     rows = list(csv.DictReader(io.StringIO(asked("--csv"))))
     assert [row["tenant"] for row in rows] == [row["tenant"] for row in told]
     assert [float(row["block_seconds"]) for row in rows] == [row["block_seconds"] for row in told]

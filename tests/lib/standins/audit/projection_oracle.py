@@ -342,7 +342,9 @@ class Opinion:
             life = made.get(_about(body))
             if life is None:
                 continue
-            if body["kind"] in ("worker-started", "worker-stopped") and body["incarnation"] == _about(body):
+            own = body["kind"] in ("worker-started", "worker-stopped", "observation-started")
+            others = body["kind"] in ("worker-died", "worker-returned") and life["worker"] == "unknown"
+            if own or others:
                 life["worker"] = body["worker"]
             if body["kind"] == "worker-started":
                 life |= {name: body[name] for name in ("device", "software")}

@@ -31,6 +31,7 @@ from kvcustody.audit.kinds import (
     Event,
     KeyEvent,
     LogBroken,
+    ObservationStarted,
     PrincipalChanged,
     ResidencyOpened,
     RetentionPurged,
@@ -105,7 +106,7 @@ def fill(engine: Engine, folder: Path, lock: Lock) -> WholeLedger:
     turns = _begin(engine, folder, "first", _instant(4, 2)), _begin(engine, folder, "second", _instant(4, 2))
     for number in range(2, 8):
         _submit(turns[number % 2], [_opened(number, number)])
-    _submit(turns[0], [_of_several_parts(9), *_of_every_kind(10)])
+    _submit(turns[0], [_of_several_parts(9), *_of_every_kind(10, "first")])
     _own_registers(engine, turns[1], clock)
     with suppress(LedgerUnavailable):
         turns[1].submit_durable(KeyEvent(99, "made", TENANT, 1, "test", "dpo"), timeout_seconds=0.0)
@@ -173,10 +174,11 @@ def _purge(engine: Engine, folder: Path, clock: VirtualClock) -> tuple[LogPlan, 
     )
 
 
-def _of_every_kind(at_us: int) -> list[Event]:
-    """The first recorded event of each kind, but of those that real acts here give."""
+def _of_every_kind(at_us: int, worker: str) -> list[Event]:
+    """The first recorded event of each kind as this worker's, but of those that real acts here give."""
     first = {KIND_OF[recorded["kind"]]: recorded for recorded in reversed(WRITTEN)}
-    return [event_of(first[kind])._replace(at_us=at_us) for kind in first if kind not in REAL_ACTS]
+    made = [event_of(first[kind])._replace(at_us=at_us) for kind in first if kind not in REAL_ACTS]
+    return [one._replace(worker=worker) if isinstance(one, ObservationStarted) else one for one in made]
 
 
 def _own_registers(engine: Engine, writer: EventWriter, clock: VirtualClock) -> None:
