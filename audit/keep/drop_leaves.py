@@ -132,7 +132,8 @@ def _delete(
     if dialect_of(connection).arrays:
         ending = f" RETURNING t.log, t.idx{returning}" if returning else ""
         statement = (
-            f"DELETE FROM {table.fullname} AS t USING unnest(?::int4[], ?::int8[], ?::int8[]) AS run (log, first, below)"  # noqa: S608 - our own names
+            f"DELETE FROM {table.fullname} AS t"  # noqa: S608 - our own names
+            " USING unnest(?::int4[], ?::int8[], ?::int8[]) AS run (log, first, below)"
             f" WHERE t.log = run.log AND t.idx >= run.first AND t.idx < run.below{of_level}{ending}"
         )
         values = tuple(list(column) for column in zip(*runs, strict=True))

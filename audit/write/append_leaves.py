@@ -413,7 +413,10 @@ def _free_leaves(batch: LeafBatch, held: Collection[str], stopped: set[str]) -> 
 
 
 def _read_at_once(connection: Connection, some: str) -> Iterator[tuple[int, int, bytes, str, int]]:
-    """Id, size and frontier of logs and `STATE`, as one row: at every row SQLite would have to wait for the interpreter lock."""
+    """Id, size and frontier of logs, and `STATE`.
+
+    It is one row: at every row SQLite would have to wait for the interpreter lock.
+    """
     each = "id || ' ' || size || ' ' || hex(frontier)"
     query = f"SELECT group_concat({each}, ' '), {STATE} FROM logs WHERE id IN ({some})"  # noqa: S608 - row ids
     listed, revision, changes = connection.exec_driver_sql(query).one()

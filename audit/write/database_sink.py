@@ -20,8 +20,8 @@ from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.store.database.engine import WRITE, StoreGoneError, describe, ledger_error
-from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.store.database.open_changes import SchemaChangedError
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS, RootSealer
 from kvcustody.audit.write.append_leaves import register
 from kvcustody.audit.write.committer import Committer, refused

@@ -117,7 +117,7 @@ def triggers_of(connection: Connection, table: str) -> list[str]:
 
 
 def _table_of(trigger: str) -> str:
-    return trigger.split(" ON ")[1].split()[0]
+    return trigger.split(" ON ")[1].split(maxsplit=1)[0]
 
 
 def no_truncate(table: str) -> str:

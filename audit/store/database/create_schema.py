@@ -52,7 +52,10 @@ def table_statements(connection: Connection, table: str) -> tuple[str, ...]:
 
 @cache
 def _table_statements(*, is_postgres: bool, only: str = "") -> tuple[str, ...]:
-    """What makes the tables and indexes, of all or of one. SQLite runs them faster than they compile, so a process compiles once."""
+    """What makes the tables and indexes, of all or of one.
+
+    SQLite runs them faster than they compile, so a process compiles once.
+    """
     statements: list[str] = []
 
     def add(statement: ExecutableDDLElement, *_: Any, **__: Any) -> None:

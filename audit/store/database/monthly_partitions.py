@@ -121,9 +121,11 @@ def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_
 
 
 def create_months(connection: Connection, table: str) -> None:
-    """Make every month that there is, of a table that has none of them yet."""
+    """Make the months that a table has not, of all that there are."""
     for month in partitions(connection):
-        if month.name != REST:
+        query = "SELECT to_regclass(current_schema() || '.' || %s::text)"
+        there = connection.exec_driver_sql(query, (month.of(table),)).scalar()
+        if month.name != REST and there is None:
             _create_month(connection, table, month)
 
 

@@ -33,7 +33,7 @@ from kvcustody.errors import LedgerError
 WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_auditor"
 WORKER = "kvcustody_worker"
 SIGNER, RETENTION = "kvcustody_signer", "kvcustody_retention"
-_ROLES = (WRITER, WORKER, READER, AUDITOR, SIGNER, RETENTION)
+ROLES = (WRITER, WORKER, READER, AUDITOR, SIGNER, RETENTION)
 _BYPASS = (WRITER, WORKER, AUDITOR, SIGNER, RETENTION)
 _LIFE = 'started_us, shards, blocks, bytes_per_block, device, software, ended_us, "end"'
 FIGURES = ("counter_deltas", "counters", "coverage_hours")  # of a log each; what leaves add up to
@@ -76,12 +76,12 @@ def set_up_roles(engine: Engine) -> RoleGrants:
                 connection.exec_driver_sql(statement)
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem
-    return RoleGrants(_ROLES, by_tenant)
+    return RoleGrants(ROLES, by_tenant)
 
 
 def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[str]:
     known = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
-    for role in _ROLES:
+    for role in ROLES:
         if role not in known:
             yield f"CREATE ROLE {role} NOLOGIN"
         yield f"ALTER ROLE {role} {'BYPASSRLS' if role in _BYPASS else 'NOBYPASSRLS'}"
@@ -140,7 +140,10 @@ def row_walls(tables: Sequence[str]) -> Iterator[str]:
 
 def walled(connection: Connection, table: str) -> bool:
     """Whether roles were set up, and so a reader sees rows of one tenant of this table."""
-    query = "SELECT 1 FROM pg_policies WHERE schemaname = current_schema() AND tablename = %s AND policyname = 'of_tenant'"
+    query = (
+        "SELECT 1 FROM pg_policies WHERE schemaname = current_schema() AND tablename = %s"
+        " AND policyname = 'of_tenant'"
+    )
     return connection.exec_driver_sql(query, (table,)).first() is not None
 
 

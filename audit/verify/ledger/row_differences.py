@@ -1,7 +1,8 @@
 """Stored rows of a window of one log against those that its leaves give, table by table.
 
-A table in two forms (`open_changes`) is looked at in either. Only reads, and creates nothing: SELECT is enough, on a standby and on a read-only file too. Memory is bounded by the
-window. Rows that are of no leaf of the window are looked for elsewhere (`stray_rows`).
+A table in two forms (`open_changes`) is looked at in either. Only reads, and creates nothing: SELECT is enough, on a
+standby and on a read-only file too. Memory is bounded by the window. Rows that are of no leaf of the window are looked
+for elsewhere (`stray_rows`).
 """
 
 from __future__ import annotations
