@@ -36,6 +36,7 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from kvcustody.audit.keep.sqlite_to_postgres import Progress
 from kvcustody.audit.store.database.create_schema import create_schema
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
@@ -43,7 +44,7 @@ from kvcustody.audit.store.database.monthly_partitions import ensure_partitions
 from kvcustody.audit.store.schema.ledger import logs
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.online.change import finish_change, open_change, under_locks, undo_change
-from kvcustody.migrations.online.copied_rows import Progress, Step
+from kvcustody.migrations.online.copied_rows import Step
 
 LEAVES_AT_START = 100_000
 VERSIONS = Path(__file__).parent / "versions"

@@ -384,7 +384,8 @@ def _lock(connection: Connection, names: dict[int, str]) -> list[_LockedRow]:
 
 def _locked_rows(connection: Connection, where: str) -> list[_LockedRow]:
     query = f"SELECT id, name, size, frontier, {STATE} FROM logs WHERE {where}"  # noqa: S608 - row ids
-    return [(*row,) for row in connection.exec_driver_sql(query)]
+    found: list[_LockedRow] = [(*row,) for row in connection.exec_driver_sql(query)]  # type: ignore[misc]
+    return found
 
 
 def _lock_free(connection: Connection, logs: Collection[int]) -> list[_LockedRow]:

@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, delete, func, insert, select
 from sqlalchemy.exc import OperationalError
 
+from kvcustody.audit.keep.sqlite_to_postgres import Progress
 from kvcustody.audit.kinds import SchemaChanged
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, with_placeholders
@@ -32,7 +33,7 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.online import new_form
 from kvcustody.migrations.online.compared_rows import compare_rows
-from kvcustody.migrations.online.copied_rows import Progress, Step, copy_rows, is_in_the_way
+from kvcustody.migrations.online.copied_rows import Step, copy_rows, is_in_the_way
 
 STEPS = (
     *("opening", "opened", "window made", "window copied", "copied", "window compared", "compared"),
@@ -115,9 +116,14 @@ def under_locks(engine: Engine, act: Callable[[Connection], Done]) -> Done:
         except OperationalError as problem:
             if not left or not is_in_the_way(problem):
                 raise
-        time.sleep(pause)
+        _rest(pause)
         pause = min(2 * pause, _PAUSE_SECONDS_MAX)
     raise AssertionError
+
+
+def _rest(seconds: float) -> None:
+    """Leave the tables to others for a while."""
+    time.sleep(seconds)
 
 
 def _lock(connection: Connection, names: Sequence[str], *, both: bool = True) -> None:
