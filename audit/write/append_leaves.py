@@ -372,8 +372,8 @@ def _lock(connection: Connection, names: dict[int, str]) -> list[_LockedRow]:
     some = ", ".join(map(str, sorted(names)))
     if dialect_of(connection).one_writer:  # BEGIN IMMEDIATE has locked the database already
         found: list[_LockedRow] = [
-            (log, names[log], size, frontier, *state)
-            for log, size, frontier, *state in sorted(_read_at_once(connection, some))
+            (log, names[log], size, frontier, revision, changes)
+            for log, size, frontier, revision, changes in sorted(_read_at_once(connection, some))
         ]
     else:
         found = _locked_rows(connection, f"id IN ({some}) ORDER BY id FOR UPDATE")
@@ -384,7 +384,7 @@ def _lock(connection: Connection, names: dict[int, str]) -> list[_LockedRow]:
 
 def _locked_rows(connection: Connection, where: str) -> list[_LockedRow]:
     query = f"SELECT id, name, size, frontier, {STATE} FROM logs WHERE {where}"  # noqa: S608 - row ids
-    found: list[_LockedRow] = [(*row,) for row in connection.exec_driver_sql(query)]  # type: ignore[misc]
+    found: list[_LockedRow] = [(*row,) for row in connection.exec_driver_sql(query)]
     return found
 
 
