@@ -40,10 +40,16 @@ from kvcustody.audit.keep.sqlite_to_postgres import Progress
 from kvcustody.audit.store.database.create_schema import create_schema
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
-from kvcustody.audit.store.database.monthly_partitions import ensure_partitions
+from kvcustody.audit.store.database.monthly_partitions import ensure_partitions, owns_tables, partitioned
 from kvcustody.audit.store.schema.ledger import logs
 from kvcustody.errors import LedgerError
-from kvcustody.migrations.online.change import finish_change, open_change, under_locks, undo_change
+from kvcustody.migrations.online.change import (
+    finish_change,
+    open_change,
+    opened_change,
+    under_locks,
+    undo_change,
+)
 from kvcustody.migrations.online.copied_rows import Step
 
 LEAVES_AT_START = 100_000
@@ -74,7 +80,7 @@ def upgrade(
         if online:
             reached = under_locks(engine, lambda connection: _open(connection, progress, leaves_max, step))
             step("opened")
-        if leaves_max is None or _leaves(engine) <= leaves_max:
+        if _may_finish(engine, leaves_max):
             finish_change(engine, actor=actor, step=step, progress=progress)
         ensure_partitions(engine, time.time_ns() // 1000)
     except SQLAlchemyError as problem:
@@ -99,7 +105,7 @@ def _open(connection: Connection, progress: Progress | None, leaves_max: int | N
     if not online:  # another process was first
         return str(before)
     tables = sorted({name for revision in online for name in _tables(revision)})
-    leaves = int(connection.scalar(select(func.coalesce(func.sum(logs.c.size), 0))) or 0)
+    leaves = _leaves(connection)
     if leaves_max is not None and leaves > leaves_max:
         raise LedgerError(
             f"the ledger has {leaves} leaves, and rows of `{', '.join(tables)}` have to be copied: run `kvcustody db "
@@ -127,9 +133,16 @@ def _tables(script: Script) -> tuple[str, ...]:
     return tuple(getattr(script.module, "ONLINE", ()))
 
 
-def _leaves(engine: Engine) -> int:
+def _may_finish(engine: Engine, leaves_max: int | None) -> bool:
+    """Whether a change is open and this process may finish it: it owns the tables, and the ledger is not too large."""
     with engine.connect() as connection:
-        return int(connection.scalar(select(func.coalesce(func.sum(logs.c.size), 0))) or 0)
+        if opened_change(connection) is None or (partitioned(connection) and not owns_tables(connection)):
+            return False
+        return leaves_max is None or _leaves(connection) <= leaves_max
+
+
+def _leaves(connection: Connection) -> int:
+    return int(connection.scalar(select(func.coalesce(func.sum(logs.c.size), 0))) or 0)
 
 
 def _config(connection: Connection, progress: Progress | None) -> Config:

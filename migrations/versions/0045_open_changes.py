@@ -8,7 +8,7 @@ down_revision = "0044"
 branch_labels = None
 depends_on = None
 
-_WRITERS = ("kvcustody_writer", "kvcustody_worker", "kvcustody_retention")
+_ROLES = ("writer", "worker", "auditor", "signer", "retention")
 _NUMBERS = "typeof(log) = 'integer'"
 
 
@@ -38,5 +38,5 @@ def upgrade() -> None:
         allowed = sa.text(
             "SELECT rolname FROM pg_roles WHERE rolname = ANY (:roles) AND has_table_privilege(oid, 'events', 'SELECT')"
         )
-        for role in connection.scalars(allowed, {"roles": list(_WRITERS)}):
+        for role in connection.scalars(allowed, {"roles": [f"kvcustody_{role}" for role in _ROLES]}):
             op.execute(f"GRANT SELECT ON schema_changes TO {role}")

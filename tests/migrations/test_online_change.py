@@ -161,6 +161,18 @@ def while_open(before: Before, step: str, act: Callable[[], object]) -> None:
     assert not waiting, "void: the step was not reached"
 
 
+@pytest.mark.parametrize("step", ["opened", "copied"])
+def test_fsck_finds_nothing_meanwhile(before: Before, step: str) -> None:
+    found: list[Any] = []
+
+    def check() -> None:
+        with before.engine.connect() as connection:
+            found.append(fsck(connection).problems)
+
+    while_open(before, step, check)
+    assert found == [[]]
+
+
 def opening(at_us: int, residency: int) -> ResidencyOpened:
     return ResidencyOpened(
         at_us, residency, whole_ledger.TENANT, "user-1", None, False, "low", (1,), (), (), 1, 9

@@ -39,10 +39,12 @@ def differences(
     places: range,
     projected: Projected,
     forms: Mapping[Table, Table] | None = None,
+    besides: Mapping[Table, frozenset[str]] | None = None,
 ) -> Iterator[RowDifference]:
     """What is stored of the leaves in `places` and differs from what they give, in the order of tables and places.
 
-    `forms`: what the new forms of these tables have is looked at instead, and no other table.
+    `forms`: what the new forms of these tables have is looked at instead, and no other table. `besides`: columns that
+    are not looked at, for the old form has them for the time of a change alone.
     """
     between = {"of_log": log, "first": places.start, "last": places.stop - 1}
     for table, stored_in in (
@@ -56,8 +58,22 @@ def differences(
         if stored != made:
             for key in sorted(stored.keys() | made.keys()):
                 here, wanted = stored.get(key), made.get(key)
-                if here != wanted:
+                if here != wanted and not _is_same_besides(table, here, wanted, besides):
                     yield RowDifference(table, *key, here is None, _first_column(table, here, wanted))
+
+
+def _is_same_besides(
+    table: Table,
+    stored: tuple[Any, ...] | None,
+    made: tuple[Any, ...] | None,
+    besides: Mapping[Table, frozenset[str]] | None,
+) -> bool:
+    """Whether two rows are the same but for columns that are not looked at."""
+    left_out = (besides or {}).get(table)
+    if not left_out or not stored or made is None:
+        return False
+    rows = zip(table.columns.keys(), stored, made, strict=True)
+    return all(here == wanted for name, here, wanted in rows if name not in left_out)
 
 
 def _first_column(table: Table, stored: tuple[Any, ...] | None, made: tuple[Any, ...] | None) -> str:
