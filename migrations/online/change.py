@@ -67,7 +67,8 @@ def open_change(connection: Connection, names: Sequence[str], revision: str, bef
         row = {"of_table": name, "revision": revision, "before": before, "added": added}
         connection.execute(insert(schema_changes), row)
         places = [
-            {"of_table": name, "log": log, "below": size} | dict.fromkeys(_COUNTS, 0) for log, size in sizes
+            {"of_table": name, "log_id": log, "below": size} | dict.fromkeys(_COUNTS, 0)
+            for log, size in sizes
         ]
         if places:
             connection.execute(insert(schema_change_logs), places)

@@ -57,7 +57,7 @@ def compare_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
                     return
                 _compare(connection, forms, log, places, lives)
             with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                here = schema_change_logs.c.log == log
+                here = schema_change_logs.c.log_id == log
                 connection.execute(update(schema_change_logs).where(here).values(compared=places.stop))
                 step("window compared")
             if progress is not None:
@@ -70,7 +70,9 @@ def _logs(connection: Connection) -> list[_ComparedLog]:
     column = schema_change_logs.c
     compared = {
         row[0]: row[1]
-        for row in connection.execute(select(column.log, func.min(column.compared)).group_by(column.log))
+        for row in connection.execute(
+            select(column.log_id, func.min(column.compared)).group_by(column.log_id)
+        )
     }
     query = select(logs.c.id, logs.c.size).order_by(logs.c.id)
     return [_ComparedLog(log, size, compared.get(log, 0)) for log, size in connection.execute(query)]

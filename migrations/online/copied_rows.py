@@ -69,8 +69,8 @@ def copy_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
     lives = Lives()
     with engine.connect() as connection:
         column = schema_change_logs.c
-        sizes = select(column.log, func.max(column.below), func.min(column.copied)).group_by(column.log)
-        found = connection.execute(sizes.order_by(column.log)).all()
+        sizes = select(column.log_id, func.max(column.below), func.min(column.copied)).group_by(column.log_id)
+        found = connection.execute(sizes.order_by(column.log_id)).all()
     total, done, leaves = sum(row[1] for row in found), 0, _LEAVES
     for log, below, _ in found:
         is_last = False
@@ -115,7 +115,7 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives) -> _Copie
     one_copy_at_a_time(connection)
     forms = forms_of(connection)
     column = schema_change_logs.c
-    place = select(func.min(column.copied), func.max(column.below)).where(column.log == log)
+    place = select(func.min(column.copied), func.max(column.below)).where(column.log_id == log)
     copied, below = connection.execute(place).one()
     if not forms or copied is None or copied >= below:
         return _CopiedWindow(copied or 0, is_last=True)
@@ -132,7 +132,7 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives) -> _Copie
             "rows": column.rows + sum(len(piece[0]) for piece in pieces) + len(left),
             "leafless": column.leafless + len(left),
         }
-        here = column.log == log, column.of_table == table.name
+        here = column.log_id == log, column.of_table == table.name
         connection.execute(update(schema_change_logs).where(*here).values(change))
     return _CopiedWindow(places.stop, is_last=places.stop >= below)
 

@@ -9,7 +9,7 @@ branch_labels = None
 depends_on = None
 
 _ROLES = ("writer", "worker", "auditor", "signer", "retention")
-_NUMBERS = "typeof(log) = 'integer'"
+_NUMBERS = "typeof(log_id) = 'integer'"
 
 
 def upgrade() -> None:
@@ -25,13 +25,12 @@ def upgrade() -> None:
     op.create_table(
         "schema_change_logs",
         sa.Column("of_table", sa.String(63), nullable=False),
-        sa.Column("log", sa.Integer, nullable=False),
+        sa.Column("log_id", sa.Integer, nullable=False),
         *(
             sa.Column(name, sa.BigInteger, nullable=False)
             for name in ("below", "copied", "compared", "rows", "leafless")
         ),
-        sa.PrimaryKeyConstraint("of_table", "log", name="pk_schema_change_logs"),
-        sa.CheckConstraint("log >= 0", name="ck_schema_change_logs_place"),
+        sa.PrimaryKeyConstraint("of_table", "log_id", name="pk_schema_change_logs"),
         *numbers,
     )
     if on_postgres:

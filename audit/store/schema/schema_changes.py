@@ -25,11 +25,11 @@ schema_change_logs = Table(
     "schema_change_logs",
     metadata,
     Column("of_table", String(63), nullable=False),
-    Column("log", Integer, nullable=False),
+    Column("log_id", Integer, nullable=False),
     Column("below", BigInteger, nullable=False),
     Column("copied", BigInteger, nullable=False),
     Column("compared", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),  # that the copy got, of these:
     Column("leafless", BigInteger, nullable=False),  # rows whose leaf is gone
-    PrimaryKeyConstraint("of_table", "log"),
+    PrimaryKeyConstraint("of_table", "log_id"),
 )

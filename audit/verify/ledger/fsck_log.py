@@ -117,6 +117,7 @@ class LogCheck:
         self._besides = {
             metadata.tables[row.of_table]: frozenset(row.added.split())
             for row in connection.execute(select(schema_changes))
+            if row.of_table in metadata.tables
         }
 
     def leaves(self) -> Iterator[int]:
