@@ -249,7 +249,7 @@ def test_a_batch_waits_while_the_ledger_has_another_schema(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control plane is the older program then; nothing is refused for good, and nothing is lost."""
-    opened = honest(fleet, ResidencyOpened)
+    opened = honest(fleet, ResidencyOpened)._replace(residency=987_654)
     batch = fleet.worker.batch([opened])
     with monkeypatch.context() as patch:
         state_revision(patch, "0041")
