@@ -36,7 +36,6 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.keep.sqlite_to_postgres import Progress
 from kvcustody.audit.store.database.create_schema import create_schema
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, ledger_error, other_schema
@@ -50,7 +49,7 @@ from kvcustody.migrations.online.change import (
     under_locks,
     undo_change,
 )
-from kvcustody.migrations.online.copied_rows import Step
+from kvcustody.migrations.online.copied_rows import Progress, Step
 
 LEAVES_AT_START = 100_000
 VERSIONS = Path(__file__).parent / "versions"

@@ -22,7 +22,6 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine, delete, func, insert, select
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.audit.keep.sqlite_to_postgres import Progress
 from kvcustody.audit.kinds import SchemaChanged
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, with_placeholders
@@ -33,7 +32,7 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.online import new_form
 from kvcustody.migrations.online.compared_rows import compare_rows
-from kvcustody.migrations.online.copied_rows import Step, copy_rows, is_in_the_way
+from kvcustody.migrations.online.copied_rows import Progress, Step, copy_rows, is_in_the_way
 
 STEPS = (
     *("opening", "opened", "window made", "window copied", "copied", "window compared", "compared"),
@@ -136,10 +135,10 @@ def _swap(connection: Connection, actor: str, clock: Clock, step: Step) -> None:
     if change is None:  # another process was first
         return
     tables = [metadata.tables[name] for name in change.tables]
+    _lock(connection, change.tables)
     for table in tables:
         if not new_form.has_same_months(connection, table.name):
             new_form.add_months(connection, table.name)
-    _lock(connection, change.tables)
     column = schema_change_logs.c
     counted = select(func.coalesce(func.sum(column.rows), 0), func.coalesce(func.sum(column.leafless), 0))
     rows, leafless = connection.execute(counted).one()

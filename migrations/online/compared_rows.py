@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, Table, func, or_, select, update
 
-from kvcustody.audit.keep.sqlite_to_postgres import Progress
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.project import project
 from kvcustody.audit.store.database.dialect import dialect_of
@@ -23,6 +22,7 @@ from kvcustody.audit.store.schema.schema_changes import schema_change_logs
 from kvcustody.audit.verify.ledger.row_differences import differences
 from kvcustody.migrations.online.copied_rows import (
     Lives,
+    Progress,
     Step,
     added_columns,
     difference,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, Table, func, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from kvcustody.audit.keep.sqlite_to_postgres import Progress
 from kvcustody.audit.leaf.batch import EMPTY, read_leaves
 from kvcustody.audit.project import IncarnationRow, project, rows_of
 from kvcustody.audit.store.database.bulk_insert import Inserts, insert_rows
@@ -33,6 +32,7 @@ _LEAVES, _LEAVES_MIN, _LEAVES_MAX = 1000, 64, 50_000  # of the first, and bounds
 _FAILURES_MAX = 8  # in a row: the database is away, or refuses
 _WAITED = frozenset({"55P03", "57014", "40P01"})  # a lock, a statement's time, a circle
 
+Progress = Callable[[str, int, int], None]  # what, done, total
 Step = Callable[[str], None]
 _Row = tuple[Any, ...]
 _RowKey = tuple[int, int]

@@ -17,6 +17,7 @@ from kvcustody.audit.keep.drop_leaves import drop_leaves
 from kvcustody.audit.kinds import ResidencyOpened
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE, check_store, open_store
+from kvcustody.audit.store.database.monthly_partitions import create_partitions, months_from
 from kvcustody.audit.store.database.open_changes import forms_of
 from kvcustody.audit.store.database.postgres_roles import READER, WRITER
 from kvcustody.audit.store.schema.leaf_tables import decisions, residencies
@@ -383,6 +384,25 @@ def test_a_reader_in_the_way_holds_up_the_swap_and_nobody_for_long(before: Befor
     assert len(tries) == 2 and len(others) == 2
     with before.engine.connect() as connection:
         assert not forms_of(connection)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_months_that_are_made_meanwhile_are_in_the_new_form(before: Before, empty: Engine) -> None:
+    """What lies in its rest by then goes into them."""
+    later = months_from(1_900_000_000_000_000, 2)
+
+    def make() -> None:
+        with before.engine.begin() as connection:
+            assert set(create_partitions(connection, 1_900_000_000_000_000, 1)) == {
+                each.name for each in later
+            }
+
+    while_open(before, "copied", make)
+    with before.engine.connect() as connection:
+        for month in later:
+            for table in ("residencies", "decisions", "attachments"):
+                assert connection.exec_driver_sql("SELECT to_regclass(%s)", (month.of(table),)).scalar()
+    check_finished(before, empty)
 
 
 def test_windows_follow_the_time_that_the_last_one_took() -> None:
