@@ -39,6 +39,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "fleet"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
 
 from bench import Bench, frozen

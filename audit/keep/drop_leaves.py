@@ -3,7 +3,8 @@
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         drop_leaves(connection, runs)
 
-1. What was derived from a leaf, what it counts in figures, and the leaf go together.
+1. What was derived from a leaf (in both forms of a table that has two), what it counts in figures, and the leaf go
+   together.
 2. Of a tile none of whose leaves is left, the root (level 1 of `tree_nodes`) stays and no hash inside it. Of one that
    has leaves left, the hashes of those that went stay, so that places in it can still be proved.
 3. Runs of one log are dropped from its beginning, so what is left of a log is its end. `thin_tiles` lets go what ought
@@ -25,6 +26,7 @@ from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.store.database.bulk_insert import insert_rows
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.database.open_changes import forms_to_drop_from
 from kvcustody.audit.store.schema.all_tables import projections
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.store.schema.trees import tree_nodes
@@ -53,7 +55,7 @@ FROM gone
 
 def drop_leaves(connection: Connection, runs: Sequence[ExpiredLeaves]) -> None:
     """Drop these runs, at most one of each log, inside the caller's transaction (rules 1 and 2)."""
-    for table in projections():
+    for table in (*projections(), *forms_to_drop_from(connection).values()):
         _delete(connection, table, runs)
     tiles = [_dropped_tiles(connection, run) for run in runs]
     with triggers_lifted(connection):
@@ -130,7 +132,8 @@ def _delete(
     if dialect_of(connection).arrays:
         ending = f" RETURNING t.log, t.idx{returning}" if returning else ""
         statement = (
-            f"DELETE FROM {table.name} AS t USING unnest(?::int4[], ?::int8[], ?::int8[]) AS run (log, first, below)"  # noqa: S608 - our own names
+            f"DELETE FROM {table.fullname} AS t"  # noqa: S608 - our own names
+            " USING unnest(?::int4[], ?::int8[], ?::int8[]) AS run (log, first, below)"
             f" WHERE t.log = run.log AND t.idx >= run.first AND t.idx < run.below{of_level}{ending}"
         )
         values = tuple(list(column) for column in zip(*runs, strict=True))
@@ -139,7 +142,7 @@ def _delete(
         connection.exec_driver_sql(statement.replace("?", "%s"), values)
         return ()
     ending = f" RETURNING log, idx{returning}" if returning else ""
-    inside = f"DELETE FROM {table.name} WHERE log = ? AND idx >= ? AND idx < ?{of_level}{ending}"  # noqa: S608 - our own names
+    inside = f"DELETE FROM {table.fullname} WHERE log = ? AND idx >= ? AND idx < ?{of_level}{ending}"  # noqa: S608 - our own names
     found: list[Any] = []
     for run in runs:
         result = connection.exec_driver_sql(inside, tuple(run))

@@ -306,6 +306,20 @@ class LogBroken(GuardingEvent, frozen=True, tag="log-broken"):
     trace: str = ""
 
 
+class SchemaChanged(GuardingEvent, frozen=True, tag="schema-changed"):
+    """Tables of leaves' rows have a new form, whose rows were made from leaves and compared (class A).
+
+    The leaf commits with the swap of the forms. `rows` were copied; `leafless` of them have no leaf any more.
+    """
+
+    before: str
+    revision: str
+    tables: tuple[str, ...]
+    rows: int
+    leafless: int
+    actor: str
+
+
 class SigningKeyRecorded(GuardingEvent, frozen=True, tag="signing-key"):
     """A key that signs checkpoints was made, or took over from another (class A).
 

@@ -105,6 +105,7 @@ TABLE: dict[str, OcsfClass] = {
     "scheduled-report-made": OcsfClass(API, READ, "Read"),
     "report-delivery": OcsfClass(API, READ, "Read", MEDIUM),
     "clock-confirmed": OcsfClass(ENTITY, UPDATE, "Update", HIGH),
+    "schema-changed": OcsfClass(EVENT_LOG, OTHER, "Upgrade"),
     "log-broken": OcsfClass(EVENT_LOG, OTHER, "Break", HIGH),
 }
 _CATEGORIES = {

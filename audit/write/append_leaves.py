@@ -9,7 +9,9 @@
 5. Whoever waits for logs waits for them in one order; `append_free` waits for those alone that it is told to, before it
    has any other: no two writers wait in a circle. It leaves what is of a log that another writer has, and all leaves of
    the same processes behind that: leaves of a process are there in the order of its batches.
-6. A process that counts as dead and hands in a leaf of its own has not ended: a `worker-returned` leaf goes before it
+6. While a table has two forms (`open_changes`), its rows go into both. Whether one has is said by the query that locks
+   the logs.
+7. A process that counts as dead and hands in a leaf of its own has not ended: a `worker-returned` leaf goes before it
    in the same transaction. Whoever closes a process has its row locked meanwhile.
 """
 
@@ -20,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Table, insert, select, update
 
 from kvcustody.audit.evidence.counters.count_events import Figures, count_events
 from kvcustody.audit.evidence.counters.fold import write_deltas
@@ -38,6 +40,7 @@ from kvcustody.audit.project import IncarnationRow, LifeChange, life_changes, pr
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import with_placeholders
+from kvcustody.audit.store.database.open_changes import STATE, forms_of
 from kvcustody.audit.store.schema import ledger as schema
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.write.append_trees import LockedLog, Trees, hand_over, store
@@ -67,6 +70,9 @@ class _Placed(NamedTuple):
     places: list[int]
 
 
+_LockedRow = tuple[int, str, int, bytes, str, int]  # a `LockedLog`, and `STATE`
+
+
 class Appender:
     """Remembers row ids between batches; `forget()` after a rollback: ids may have gone with it."""
 
@@ -75,6 +81,7 @@ class Appender:
         self._logs: dict[str, int] = {}
         self._incarnations: dict[str, IncarnationRow] = {}
         self._trees = Trees()
+        self._forms: Mapping[Table, Table] = {}  # the new form of a table that has two (rule 6)
         self.deltas = 0  # of figures, that the last call wrote
 
     def forget(self) -> None:
@@ -155,7 +162,7 @@ class Appender:
         store(connection, trees, newest_us, self._clock.utc_us())
 
     def _returned(self, connection: Connection, batches: Sequence[LeafBatch]) -> list[LeafBatch]:
-        """What is recorded of processes that count as dead and are not (rule 6)."""
+        """What is recorded of processes that count as dead and are not (rule 7)."""
         recorders = tuple({uuid for batch in batches for uuid in batch.incarnations})
         query = _LIVES.format(", ".join("?" * len(recorders)))
         if not dialect_of(connection).one_writer:
@@ -178,6 +185,8 @@ class Appender:
 
         for table, pieces in project(batch, logs, places, life_of).items():
             inserts.add(table, pieces)
+            if table in self._forms:
+                inserts.add(self._forms[table], pieces)
         for change in life_changes(batch, life_of):
             change_life(connection, change)
 
@@ -191,12 +200,19 @@ class Appender:
         first = [name for name in unknown if name in waits_for] if free and waits_for else []
         self._find_logs(connection, first if free else unknown, at_us, free=False)
         if not free:
-            return _lock(connection, {self._logs[name]: name for name in names})
+            return self._taken(connection, _lock(connection, {self._logs[name]: name for name in names}))
         self._find_logs(connection, [name for name in unknown if name not in self._logs], at_us, free=True)
         ids = {self._logs[name]: name for name in names if name in self._logs}
         waited = {log: name for log, name in ids.items() if name in (waits_for or ())}
         others = ids.keys() - waited.keys()
-        return [*(_lock(connection, waited) if waited else ()), *_lock_free(connection, others)]
+        rows = [*(_lock(connection, waited) if waited else ()), *_lock_free(connection, others)]
+        return self._taken(connection, rows)
+
+    def _taken(self, connection: Connection, rows: Sequence[_LockedRow]) -> list[LockedLog]:
+        """The logs of these rows, with which the state of the schema was read (rule 6)."""
+        for row in rows[:1]:
+            self._forms = forms_of(connection, *row[4:])
+        return [LockedLog(*row[:4]) for row in rows]
 
     def _find_logs(self, connection: Connection, names: Sequence[str], at_us: int, *, free: bool) -> None:
         """Remember the ids of these logs; `free`: of those alone that no other transaction is making."""
@@ -361,29 +377,33 @@ def _log_ids(
     return found
 
 
-def _lock(connection: Connection, names: dict[int, str]) -> list[LockedLog]:
+def _lock(connection: Connection, names: dict[int, str]) -> list[_LockedRow]:
     """The logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
     some = ", ".join(map(str, sorted(names)))
     if dialect_of(connection).one_writer:  # BEGIN IMMEDIATE has locked the database already
-        found = [
-            LockedLog(log, names[log], size, frontier)
-            for log, size, frontier in sorted(_read_at_once(connection, some))
+        found: list[_LockedRow] = [
+            (log, names[log], size, frontier, revision, changes)
+            for log, size, frontier, revision, changes in sorted(_read_at_once(connection, some))
         ]
     else:
-        query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) ORDER BY id FOR UPDATE"  # noqa: S608 - row ids
-        found = [LockedLog(*row) for row in connection.exec_driver_sql(query)]
+        found = _locked_rows(connection, f"id IN ({some}) ORDER BY id FOR UPDATE")
     if len(found) != len(names):
         raise merkle.TreeError(f"the ledger lost `{len(names) - len(found)}` of its logs", logs=sorted(names))
     return found
 
 
-def _lock_free(connection: Connection, logs: Collection[int]) -> list[LockedLog]:
+def _locked_rows(connection: Connection, where: str) -> list[_LockedRow]:
+    query = f"SELECT id, name, size, frontier, {STATE} FROM logs WHERE {where}"  # noqa: S608 - row ids
+    found: list[_LockedRow] = [(*row,) for row in connection.exec_driver_sql(query)]
+    return found
+
+
+def _lock_free(connection: Connection, logs: Collection[int]) -> list[_LockedRow]:
     """Those of these logs that no other transaction has locked; their rows are this one's until it ends."""
     if not logs:
         return []
     some = ", ".join(map(str, sorted(logs)))
-    query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) FOR UPDATE SKIP LOCKED"  # noqa: S608 - row ids
-    return [LockedLog(*row) for row in connection.exec_driver_sql(query)]
+    return _locked_rows(connection, f"id IN ({some}) FOR UPDATE SKIP LOCKED")
 
 
 def _free_leaves(batch: LeafBatch, held: Collection[str], stopped: set[str]) -> tuple[int, str]:
@@ -403,10 +423,14 @@ def _free_leaves(batch: LeafBatch, held: Collection[str], stopped: set[str]) -> 
     return count, stopped_by
 
 
-def _read_at_once(connection: Connection, some: str) -> Iterator[tuple[int, int, bytes]]:
-    """Id, size and frontier of logs, as one row: at every row SQLite would have to wait for the interpreter lock."""
+def _read_at_once(connection: Connection, some: str) -> Iterator[tuple[int, int, bytes, str, int]]:
+    """Id, size and frontier of logs, and `STATE`.
+
+    It is one row: at every row SQLite would have to wait for the interpreter lock.
+    """
     each = "id || ' ' || size || ' ' || hex(frontier)"
-    query = f"SELECT group_concat({each}, ' ') FROM logs WHERE id IN ({some})"  # noqa: S608 - row ids
-    words = iter((connection.exec_driver_sql(query).scalar() or "").split(" "))
+    query = f"SELECT group_concat({each}, ' '), {STATE} FROM logs WHERE id IN ({some})"  # noqa: S608 - row ids
+    listed, revision, changes = connection.exec_driver_sql(query).one()
+    words = iter((listed or "").split(" "))
     for log, size, frontier in zip(words, words, words, strict=False):
-        yield int(log), int(size), bytes.fromhex(frontier)
+        yield int(log), int(size), bytes.fromhex(frontier), revision, changes

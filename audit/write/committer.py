@@ -30,6 +30,7 @@ from kvcustody.audit.store.database.engine import (
     check_store,
     file_identity,
 )
+from kvcustody.audit.store.database.open_changes import SchemaChangedError
 from kvcustody.audit.write.append_leaves import Appender, FreeLeaves
 from kvcustody.audit.write.wal_checkpointer import WalCheckpointer
 from kvcustody.clock import Clock
@@ -190,6 +191,6 @@ class Committer:
 
 def refused(problem: Exception) -> bool:
     """True when the statement, not the database, is at fault."""
-    if isinstance(problem, (StoreGoneError, TreeError)):
+    if isinstance(problem, (StoreGoneError, SchemaChangedError, TreeError)):
         return False
     return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)

@@ -20,6 +20,7 @@ from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.store.database.engine import WRITE, StoreGoneError, describe, ledger_error
+from kvcustody.audit.store.database.open_changes import SchemaChangedError
 from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS, RootSealer
 from kvcustody.audit.write.append_leaves import register
@@ -142,7 +143,7 @@ class DatabaseSink:
         """Rule 1."""
         try:
             yield
-        except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
+        except (SQLAlchemyError, StoreGoneError, SchemaChangedError, TreeError) as problem:
             if refused(problem):
                 raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
             raise self._away(problem) from problem

@@ -17,6 +17,8 @@ from kvcustody.audit.store.database.monthly_partitions import partitions as ever
 from kvcustody.audit.store.database.postgres_roles import set_up_roles
 from kvcustody.console.command import Json, print_json, progress_bar, say
 from kvcustody.console.options import DEFAULT, Ledger
+from kvcustody.governance.service.access.local_administration import local_name
+from kvcustody.migrations.upgrade import undo as undo_upgrade
 from kvcustody.migrations.upgrade import upgrade as upgrade_schema
 from kvcustody.plurals import several
 
@@ -30,13 +32,24 @@ app = typer.Typer(
 
 
 @app.command(epilog="Example: `kvcustody db upgrade --ledger postgresql://ledger@db/kvcustody`")
-def upgrade(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
+def upgrade(
+    ledger: Ledger = DEFAULT,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Drop the copy of an upgrade that is not finished, and go back.")
+    ] = False,
+    *,
+    as_json: Json = False,
+) -> None:
     """Bring the schema up to this program's revision. Nothing is lost; a failed upgrade changes nothing.
 
-    A worker does the same at its start; do it here where workers may not change the schema.
+    A worker does the same at its start; do it here where workers may not change the schema, and for a large ledger:
+    where rows have to be copied, others write and read meanwhile. Ended in between, it goes on when it is run again.
     """
     with _open(ledger) as engine, _progress() as told:
-        reached = upgrade_schema(engine, progress=told)
+        if undo:
+            reached = undo_upgrade(engine)
+        else:
+            reached = upgrade_schema(engine, progress=told, leaves_max=None, actor=local_name())
     if as_json:
         print_json({"revision": reached})
     else:
@@ -109,7 +122,7 @@ def move(
     The copy is one transaction: a move that fails leaves the target empty and the source as it was.
     """
     with _open(source) as here, _open(target) as there, _progress() as told:
-        upgrade_schema(here, progress=told)
+        upgrade_schema(here, progress=told, leaves_max=None, actor=local_name())
         upgrade_schema(there, progress=told)
         moved = move_ledger(here, there, progress=told)
     if as_json:

@@ -294,6 +294,10 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{body['actor']} went on although the log of {_number(body['lost_size'])} root leaves is lost from "
         f"{_number(body['base_size'])} on{_why(body)}"
     ),
+    "schema-changed": lambda body: (
+        f"{body['actor']}: {', '.join(body['tables'])} changed to revision {body['revision']}, "
+        f"{_many(body['rows'], 'row')} copied"
+    ),
     "signing-key": lambda body: f"{body['actor']}: {body['action']} of the key that signs checkpoints",
     "report-key": lambda body: f"{body['actor']}: {body['action']} of the key that signs reports",
     "worker-started": _started,

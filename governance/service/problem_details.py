@@ -106,6 +106,12 @@ _TYPES = (
         "The service failed",
         "Repeat with the same `Idempotency-Key`; tell the operator the request id.",
     ),
+    (
+        "ledger-schema",
+        503,
+        "The ledger has another schema than this program",
+        "Restart the control plane with the version that upgraded the ledger. Batches wait in the workers' spills.",
+    ),
     ("unavailable", 503, "Not now", "The ledger cannot record, or the service is ending: repeat later."),
 )
 TYPES: dict[str, ProblemType] = {row[0]: ProblemType(*row) for row in _TYPES}

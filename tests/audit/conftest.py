@@ -27,6 +27,7 @@ from kvcustody.audit.kinds.block_runs import gather
 from kvcustody.audit.store.database.append_only_triggers import create_triggers
 from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from standins import builders
+from standins.audit.ledgers import whole_ledger
 from standins.builders import ledger
 
 WITHIN_US = 1_000_000
@@ -43,24 +44,6 @@ def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
     with ledger(migrated, tmp_path / "ledger.db", timeout_seconds=0.2) as engine:
         engine.connect().close()  # from here on the test process is one of those that have the file open
         yield engine
-
-
-@contextlib.contextmanager
-def locked(engine: Engine) -> Iterator[None]:
-    """Another client holds the ledger: every write waits until its timeout."""
-    with engine.connect() as connection:
-        if engine.dialect.name == "sqlite":
-            raw = connection.connection.driver_connection
-            assert raw is not None
-            raw.execute("BEGIN EXCLUSIVE")
-        else:
-            connection.exec_driver_sql("LOCK TABLE logs, events, incarnations IN ACCESS EXCLUSIVE MODE")
-        try:
-            yield
-        finally:
-            if engine.dialect.name == "sqlite":
-                raw.execute("ROLLBACK")
-            connection.rollback()
 
 
 @pytest.fixture
@@ -93,7 +76,7 @@ def guard() -> Callable[[Connection], None]:
 
 @pytest.fixture
 def lock() -> Callable[[Engine], contextlib.AbstractContextManager[None]]:
-    return locked
+    return whole_ledger.locked
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,11 @@ import pytest
 from sqlalchemy import Engine
 
 from kvcustody.audit.store.database.engine import open_store
+from standins.audit.ledgers import whole_ledger
+from standins.builders import ledger
 from standins.migrations import first_schema
-from standins.postgres import address_of
+from standins.migrations.next_program import ChangedRows, changed_rows, take_back
+from standins.postgres import TEMPLATE, address_of, set_up_roles_in_turn
 
 
 @pytest.fixture(params=first_schema.DATABASES)
@@ -74,3 +78,48 @@ def _run(server: str, statement: str) -> None:
 
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(statement)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def file_before(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Path, ChangedRows]:
+    """A SQLite ledger as the predecessor of the next program left it, and the rows that it will have."""
+    folder = tmp_path_factory.mktemp("before")
+    with ledger(migrated, folder / "ledger.db", timeout_seconds=0.3) as engine:
+        whole_ledger.fill(engine, folder, whole_ledger.locked)
+        rows = changed_rows(engine)
+        take_back(engine)
+    return folder / "ledger.db", rows
+
+
+@pytest.fixture(scope="session")
+def database_before(
+    postgres: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, ChangedRows]]:
+    """The same as the name of a PostgreSQL database to be copied; it has roles."""
+    name = f"before_{uuid.uuid4().hex[:12]}"
+    _run(postgres, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    engine = open_store(address_of(postgres, name), timeout_seconds=0.3)
+    whole_ledger.fill(engine, tmp_path_factory.mktemp("before"), whole_ledger.locked)
+    set_up_roles_in_turn(engine)
+    rows = changed_rows(engine)
+    take_back(engine)
+    engine.dispose()
+    _run(postgres, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    yield name, rows
+    _run(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def predecessor(
+    request: pytest.FixtureRequest, database: str, tmp_path: Path
+) -> Iterator[tuple[Engine, str, ChangedRows]]:
+    """That ledger, its URL, and the rows that it will have."""
+    if database == "sqlite":
+        path, rows = request.getfixturevalue("file_before")
+        url = f"sqlite:///{shutil.copy(path, tmp_path / 'before.db')}"
+        with _opened(url) as engine:
+            yield engine, url, rows
+        return
+    template, rows = request.getfixturevalue("database_before")
+    with _copied(request.getfixturevalue("postgres"), template) as url, _opened(url) as engine:
+        yield engine, url, rows

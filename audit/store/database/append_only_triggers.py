@@ -110,6 +110,16 @@ def create_triggers(connection: Connection) -> None:
             connection.exec_driver_sql(statement.replace("%", "%%"))  # no placeholder of the driver
 
 
+def triggers_of(connection: Connection, table: str) -> list[str]:
+    """The statements that make the triggers of one table, as in a new ledger."""
+    made = _sqlite_triggers() if dialect_of(connection).in_file else _postgres_triggers()
+    return [each for each in made if "$$" not in each and _table_of(each) == table]
+
+
+def _table_of(trigger: str) -> str:
+    return trigger.split(" ON ")[1].split(maxsplit=1)[0]
+
+
 def no_truncate(table: str) -> str:
     """The statement by which PostgreSQL refuses TRUNCATE of a table."""
     return (
@@ -183,7 +193,7 @@ def missing_triggers(connection: Connection) -> Iterator[str]:
             if _one_line(statement.split("$$")[1]) not in bodies:
                 yield f"function `{name}` is missing, or is another"
             continue
-        table = statement.split(" ON ")[1].split()[0]
+        table = _table_of(statement)
         on_parts = parts.get(table, []) if name in _ON_PARTS else []
         for each in (table, *on_parts):
             if (each, name) not in firing:

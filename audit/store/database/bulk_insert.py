@@ -55,7 +55,7 @@ def _insert_ending(connection: Connection, table: Table, rows: Sequence[Row], en
         _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS, ending=ending)
     elif rows:
         arrays = ", ".join(f"%b::{_type(column.type)}[]" for column in table.columns)
-        statement = f"INSERT INTO {table.name} ({_names(table)}) SELECT * FROM unnest({arrays}){ending}"  # noqa: S608 - our own names
+        statement = f"INSERT INTO {table.fullname} ({_names(table)}) SELECT * FROM unnest({arrays}){ending}"  # noqa: S608 - our own names
         connection.exec_driver_sql(statement, tuple(map(list, zip(*rows, strict=True))))
 
 
@@ -126,13 +126,13 @@ def _copy(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
 @cache
 def _insert_statement(table: Table, rows: int) -> str:
     marks = f"({', '.join('?' * len(table.columns))})"
-    return f"INSERT INTO {table.name} ({_names(table)}) VALUES {', '.join([marks] * rows)}"  # noqa: S608 - our own names
+    return f"INSERT INTO {table.fullname} ({_names(table)}) VALUES {', '.join([marks] * rows)}"  # noqa: S608 - our own names
 
 
 @cache
 def _copy_statement(table: Table) -> tuple[str, tuple[str, ...]]:
     types = tuple(_type(column.type) for column in table.columns)
-    return f"COPY {table.name} ({_names(table)}) FROM STDIN (FORMAT BINARY)", types
+    return f"COPY {table.fullname} ({_names(table)}) FROM STDIN (FORMAT BINARY)", types
 
 
 def _names(table: Table) -> str:

@@ -45,9 +45,17 @@ def create_schema(connection: Connection) -> None:
     connection.execute(insert(root_log), root)
 
 
+def table_statements(connection: Connection, table: str) -> tuple[str, ...]:
+    """What makes one table and its indexes, as in a new ledger."""
+    return _table_statements(is_postgres=dialect_of(connection).partitions, only=table)
+
+
 @cache
-def _table_statements(*, is_postgres: bool) -> tuple[str, ...]:
-    """What makes the tables and indexes. SQLite runs them faster than they compile, so a process compiles once."""
+def _table_statements(*, is_postgres: bool, only: str = "") -> tuple[str, ...]:
+    """What makes the tables and indexes, of all or of one.
+
+    SQLite runs them faster than they compile, so a process compiles once.
+    """
     statements: list[str] = []
 
     def add(statement: ExecutableDDLElement, *_: Any, **__: Any) -> None:
@@ -55,7 +63,7 @@ def _table_statements(*, is_postgres: bool) -> tuple[str, ...]:
 
     engine = create_mock_engine("postgresql+psycopg://" if is_postgres else "sqlite://", add)
     tables = tables_of_postgres() if is_postgres else metadata
-    tables.create_all(engine, checkfirst=False)
+    tables.create_all(engine, [tables.tables[only]] if only else None, checkfirst=False)
     return tuple(statements)
 
 

@@ -79,6 +79,10 @@ class Dialect:
         """The transaction fails where a lock takes longer."""
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
 
+    def end_statements_after(self, connection: Connection, milliseconds: int) -> None:
+        """A statement of this transaction that takes longer is ended, and the transaction fails."""
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
+
     def one_at_a_time(self, connection: Connection, number: int) -> None:
         """Of all transactions that call this with the number, one goes on; the others wait for its end."""
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({number})")
@@ -152,6 +156,9 @@ class _Sqlite(Dialect):
 
     def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
         """A writer has locked everything when it begins."""
+
+    def end_statements_after(self, connection: Connection, milliseconds: int) -> None:
+        """As long as it takes: a writer is alone."""
 
     def one_at_a_time(self, connection: Connection, number: int) -> None:
         """As all writers do here."""

@@ -30,7 +30,7 @@ from kvcustody.audit.store.database.sqlite_write_queue import gate, queue_writes
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
-SCHEMA_REVISION = "0044"
+SCHEMA_REVISION = "0045"
 FIRST_REVISION = "0041"  # older ledgers are of commits before any release
 READS_OLDER = "commit f6818e1f"  # it upgrades them to the first revision
 VERSION_TABLE = "kvcustody_schema"
@@ -51,12 +51,13 @@ _log = structlog.get_logger(__name__)
 
 Question = tuple[str, tuple[Any, ...]]  # a statement as text, written with `?`, and its values
 
+LOCKED = "it is locked by another writer"
 _SQLITE_REASONS = {
     "SQLITE_FULL": "the disk is full",
     "SQLITE_IOERR": "the disk refused a read or write",
     "SQLITE_READONLY": "it is read-only",
-    "SQLITE_BUSY": "it is locked by another writer",
-    "SQLITE_LOCKED": "it is locked by another writer",
+    "SQLITE_BUSY": LOCKED,
+    "SQLITE_LOCKED": LOCKED,
     "SQLITE_CANTOPEN": "it cannot be opened (missing directory or not a file)",
     "SQLITE_NOTADB": "it is not a SQLite database",
     "SQLITE_CORRUPT": "it is damaged",

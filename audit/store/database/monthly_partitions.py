@@ -30,6 +30,7 @@ from sqlalchemy.exc import OperationalError
 from kvcustody.audit.store.database.append_only_triggers import no_truncate, triggers_lifted
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.database.open_changes import forms_of
 from kvcustody.audit.store.schema.all_tables import MONTHLY
 from kvcustody.times import utc
 
@@ -115,10 +116,17 @@ def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_
     ]
     for month in missing:
         for table in tables:
-            _create_like(connection, table, month.of(table))
-            _attach(connection, table, month)
-            _wall_off(connection, month.of(table))
+            _create_month(connection, table, month)
     return tuple(month.name for month in missing)
+
+
+def create_months(connection: Connection, table: str) -> None:
+    """Make the months that a table has not, of all that there are."""
+    for month in partitions(connection):
+        query = "SELECT to_regclass(current_schema() || '.' || %s::text)"
+        there = connection.exec_driver_sql(query, (month.of(table),)).scalar()
+        if month.name != REST and there is None:
+            _create_month(connection, table, month)
 
 
 def fold_month(engine: Engine, month: MonthPartition) -> bool:
@@ -130,6 +138,8 @@ def fold_month(engine: Engine, month: MonthPartition) -> bool:
     """
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if forms_of(connection):  # the new form of a table has months of its own
+                return False
             dialect_of(connection).wait_for_locks_at_most(connection, _FOLDING_WAIT_MS)
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = {10 * _FOLDING_WAIT_MS}")
             _fold(connection, month)
@@ -167,6 +177,12 @@ def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -
         OperationalError
     ):  # until the next start, or the next `kvcustody db partitions`, the rest takes its leaves
         return ()
+
+
+def _create_month(connection: Connection, table: str, month: MonthPartition) -> None:
+    _create_like(connection, table, month.of(table))
+    _attach(connection, table, month)
+    _wall_off(connection, month.of(table))
 
 
 def _create_like(connection: Connection, table: str, name: str) -> None:

@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
@@ -33,7 +33,7 @@ from kvcustody.errors import LedgerError
 WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_auditor"
 WORKER = "kvcustody_worker"
 SIGNER, RETENTION = "kvcustody_signer", "kvcustody_retention"
-_ROLES = (WRITER, WORKER, READER, AUDITOR, SIGNER, RETENTION)
+ROLES = (WRITER, WORKER, READER, AUDITOR, SIGNER, RETENTION)
 _BYPASS = (WRITER, WORKER, AUDITOR, SIGNER, RETENTION)
 _LIFE = 'worker, started_us, shards, blocks, bytes_per_block, device, software, ended_us, "end"'
 FIGURES = ("counter_deltas", "counters", "coverage_hours")  # of a log each; what leaves add up to
@@ -76,12 +76,12 @@ def set_up_roles(engine: Engine) -> RoleGrants:
                 connection.exec_driver_sql(statement)
     except SQLAlchemyError as problem:
         raise ledger_error(engine, problem) from problem
-    return RoleGrants(_ROLES, by_tenant)
+    return RoleGrants(ROLES, by_tenant)
 
 
 def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[str]:
     known = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
-    for role in _ROLES:
+    for role in ROLES:
         if role not in known:
             yield f"CREATE ROLE {role} NOLOGIN"
         yield f"ALTER ROLE {role} {'BYPASSRLS' if role in _BYPASS else 'NOBYPASSRLS'}"
@@ -90,19 +90,20 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
         yield f"GRANT SELECT ON {VERSION_TABLE} TO {role}"
     yield "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM PUBLIC"
     derived = [name for name in by_tenant if name not in _BY_LOG]
-    inserted = ", ".join(("events", *derived, *_REGISTERS, *_SEALS))
+    inserted = ", ".join(("events", *_REGISTERS, *_SEALS))
     writers = f"{WRITER}, {WORKER}"
+    yield from row_grants(derived)
+    yield f"GRANT SELECT ON schema_changes TO {writers}, {AUDITOR}, {SIGNER}, {RETENTION}"
     yield f"GRANT SELECT, INSERT ON {inserted} TO {writers}"
     yield f"GRANT SELECT ON subject_unlinkings TO {writers}"
     yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {writers}"
-    yield f"REVOKE INSERT ON {', '.join(sorted(order_tables()))} FROM {WORKER}"
     yield from _refuse_orders()
     yield f"GRANT UPDATE (size, frontier) ON logs TO {writers}"
     yield f"GRANT UPDATE (frontier) ON root_log TO {writers}"
     yield f"GRANT DELETE ON unsealed_heads TO {writers}"
     yield f"GRANT UPDATE ({_LIFE}) ON incarnations TO {writers}"
     yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {writers}"
-    evidence = ", ".join(("events", *derived, "incarnations", "workers", "tenants", *_SEALS))
+    evidence = ", ".join(("events", "incarnations", "workers", "tenants", *_SEALS))
     yield f"GRANT SELECT ON {evidence} TO {AUDITOR}, {SIGNER}, {RETENTION}"
     figures = ", ".join((*FIGURES, "coverage_pass"))
     yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {figures} TO {writers}"
@@ -113,11 +114,37 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     yield f"GRANT DELETE ON coverage_hours, coverage_pass TO {RETENTION}"
     yield f"GRANT INSERT ON signed_checkpoints TO {SIGNER}"
     yield f"GRANT INSERT ON tree_nodes TO {RETENTION}"
-    yield f"GRANT DELETE ON {', '.join(('events', 'tree_nodes', *derived))} TO {RETENTION}"
-    seen = ", ".join((*by_tenant, "logs", "checkpoints", "signed_checkpoints", "coverage_pass", *_LIVES))
+    yield f"GRANT DELETE ON events, tree_nodes TO {RETENTION}"
+    seen = ", ".join((*_BY_LOG, "logs", "checkpoints", "signed_checkpoints", "coverage_pass", *_LIVES))
     yield f"GRANT SELECT ON {seen} TO {READER}"
     yield f"GRANT SELECT (identity) ON root_log TO {READER}"
-    yield from _policies(by_tenant)
+    yield from _policies()
+    yield from row_walls(derived)
+
+
+def row_grants(tables: Sequence[str]) -> Iterator[str]:
+    """Who may do what in tables whose rows come from leaves."""
+    named = ", ".join(tables)
+    yield f"GRANT SELECT, INSERT ON {named} TO {WRITER}, {WORKER}"
+    if ordering := sorted(order_tables().intersection(tables)):
+        yield f"REVOKE INSERT ON {', '.join(ordering)} FROM {WORKER}"
+    yield f"GRANT SELECT ON {named} TO {AUDITOR}, {SIGNER}, {RETENTION}, {READER}"
+    yield f"GRANT DELETE ON {named} TO {RETENTION}"
+
+
+def row_walls(tables: Sequence[str]) -> Iterator[str]:
+    """A reader's rows of tables that have a log's: those of the tenant that its connection names (rule 2)."""
+    for table in tables:
+        yield from _wall(table, "log = (SELECT kvcustody_log())")
+
+
+def walled(connection: Connection, table: str) -> bool:
+    """Whether roles were set up, and so a reader sees rows of one tenant of this table."""
+    query = (
+        "SELECT 1 FROM pg_policies WHERE schemaname = current_schema() AND tablename = %s"
+        " AND policyname = 'of_tenant'"
+    )
+    return connection.exec_driver_sql(query, (table,)).first() is not None
 
 
 _ONE_TENANT = text("SELECT coalesce(current_setting('kvcustody.tenant', true), '') <> ''")
@@ -147,8 +174,8 @@ def _refuse_orders() -> Iterator[str]:
     )
 
 
-def _policies(by_tenant: tuple[str, ...]) -> Iterator[str]:
-    """A reader's rows: those of the log of the tenant that its connection names (rule 2).
+def _policies() -> Iterator[str]:
+    """What a reader's rows are found by (rule 2), and the walls of the tables that no leaf's rows are in.
 
     Which processes lost leaves is told to it too: what its tenant holds is not known while one of them runs.
     """
@@ -165,10 +192,11 @@ def _policies(by_tenant: tuple[str, ...]) -> Iterator[str]:
     )
     yield f"REVOKE ALL ON FUNCTION {LOSING_FUNCTION}() FROM PUBLIC"
     yield f"GRANT EXECUTE ON FUNCTION {LOSING_FUNCTION}() TO {READER}"
-    rules = dict.fromkeys(by_tenant, "log = (SELECT kvcustody_log())") | {
-        "logs": "id = (SELECT kvcustody_log())"
-    }
-    for table, rule in rules.items():
-        yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
-        yield f"DROP POLICY IF EXISTS of_tenant ON {table}"
-        yield f"CREATE POLICY of_tenant ON {table} FOR SELECT TO {READER} USING ({rule})"
+    yield from row_walls(_BY_LOG)
+    yield from _wall("logs", "id = (SELECT kvcustody_log())")
+
+
+def _wall(table: str, rule: str) -> Iterator[str]:
+    yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
+    yield f"DROP POLICY IF EXISTS of_tenant ON {table}"
+    yield f"CREATE POLICY of_tenant ON {table} FOR SELECT TO {READER} USING ({rule})"

@@ -26,6 +26,7 @@ from kvcustody.audit.store.schema import counters as counter_schema
 from kvcustody.audit.store.schema import leaf_tables
 from kvcustody.audit.store.schema import releases as release_schema
 from kvcustody.audit.store.schema import retention as keeping_schema
+from kvcustody.audit.store.schema import schema_changes as change_schema
 from kvcustody.audit.store.schema import sequences as sequence_schema
 from kvcustody.audit.store.schema import service as service_schema
 from kvcustody.audit.store.schema import trees as tree_schema
@@ -37,6 +38,7 @@ ROOMS = (
     keeping_schema,
     sequence_schema,
     release_schema,
+    change_schema,
     service_schema,
     tree_schema,
 )

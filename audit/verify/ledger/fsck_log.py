@@ -31,7 +31,8 @@ from kvcustody.audit.project import IncarnationRow, project
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.store.schema.leaf_tables import retention_purges
-from kvcustody.audit.store.schema.ledger import events, incarnations
+from kvcustody.audit.store.schema.ledger import events, incarnations, metadata
+from kvcustody.audit.store.schema.schema_changes import schema_changes
 from kvcustody.audit.store.schema.trees import tree_nodes
 from kvcustody.audit.tlog.proofs import TILE_WIDTH
 from kvcustody.audit.verify.ledger.figure_rows import wrong_figures
@@ -113,6 +114,11 @@ class LogCheck:
         self.problems: list[FsckFinding] = []
         self.orders: list[FsckFinding] = []  # sound leaves that nobody follows (`signed_orders`)
         self._signed_orders = orders_of(connection)
+        self._besides = {
+            metadata.tables[row.of_table]: frozenset(row.added.split())
+            for row in connection.execute(select(schema_changes))
+            if row.of_table in metadata.tables
+        }
 
     def leaves(self) -> Iterator[int]:
         """Check every leaf and all that is derived from it; yields how many are done."""
@@ -375,7 +381,8 @@ class LogCheck:
                 self._named(idx, leaf, f"nothing can be derived from it: {type(problem).__name__}")
             return
         leaves = dict(sound)
-        for row in differences(self._connection, self._log, range(first, last + 1), expected):
+        places = range(first, last + 1)
+        for row in differences(self._connection, self._log, places, expected, besides=self._besides):
             if row.idx in leaves:
                 what = "is missing" if row.is_missing else "is not what the leaf says"
                 of = f" of item {row.item}" if row.item else ""

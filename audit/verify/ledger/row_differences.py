@@ -1,7 +1,8 @@
 """Stored rows of a window of one log against those that its leaves give, table by table.
 
-Only reads, and creates nothing: SELECT is enough, on a standby and on a read-only file too. Memory is bounded by the
-window. Rows that are of no leaf of the window are looked for elsewhere (`stray_rows`).
+A table in two forms (`open_changes`) is looked at in either. Only reads, and creates nothing: SELECT is enough, on a
+standby and on a read-only file too. Memory is bounded by the window. Rows that are of no leaf of the window are looked
+for elsewhere (`stray_rows`).
 """
 
 from __future__ import annotations
@@ -20,29 +21,66 @@ _RowKey = tuple[int, int]  # the leaf's idx, and the item of it
 
 
 class RowDifference(NamedTuple):
-    """A row that is not as its leaf gives it: of which leaf, and of which item of it (0: the leaf is no list)."""
+    """A row that is not as its leaf gives it: of which leaf, and of which item of it (0: the leaf is no list).
+
+    `column` is the first that differs; empty where the row is missing, is there twice, or no leaf gives it.
+    """
 
     table: Table
     idx: int
     item: int
     is_missing: bool
+    column: str = ""
 
 
 def differences(
-    connection: Connection, log: int, places: range, projected: Projected
+    connection: Connection,
+    log: int,
+    places: range,
+    projected: Projected,
+    forms: Mapping[Table, Table] | None = None,
+    besides: Mapping[Table, frozenset[str]] | None = None,
 ) -> Iterator[RowDifference]:
-    """What is stored of the leaves in `places` and differs from what they give, in the order of tables and places."""
+    """What is stored of the leaves in `places` and differs from what they give, in the order of tables and places.
+
+    `forms`: what the new forms of these tables have is looked at instead, and no other table. `besides`: columns that
+    are not looked at, for the old form has them for the time of a change alone.
+    """
     between = {"of_log": log, "first": places.start, "last": places.stop - 1}
-    for table in projections():
+    for table, stored_in in (
+        forms.items() if forms is not None else zip(projections(), projections(), strict=True)
+    ):
         stored: dict[_RowKey, tuple[Any, ...]] = {}
-        for row in map(tuple, connection.execute(_rows_between(table), between)):
+        for row in map(tuple, connection.execute(_rows_between(stored_in), between)):
             key = _key(table, row)
             stored[key] = () if key in stored else row  # a month's key lets another of another month through
         made = {_key(table, row): row for columns in projected.get(table, ()) for row in rows_of(columns)}
         if stored != made:
             for key in sorted(stored.keys() | made.keys()):
-                if stored.get(key) != made.get(key):
-                    yield RowDifference(table, *key, key not in stored)
+                here, wanted = stored.get(key), made.get(key)
+                if here != wanted and not _is_same_besides(table, here, wanted, besides):
+                    yield RowDifference(table, *key, here is None, _first_column(table, here, wanted))
+
+
+def _is_same_besides(
+    table: Table,
+    stored: tuple[Any, ...] | None,
+    made: tuple[Any, ...] | None,
+    besides: Mapping[Table, frozenset[str]] | None,
+) -> bool:
+    """Whether two rows are the same but for columns that are not looked at."""
+    left_out = (besides or {}).get(table)
+    if not left_out or not stored or made is None:
+        return False
+    rows = zip(table.columns.keys(), stored, made, strict=True)
+    return all(here == wanted for name, here, wanted in rows if name not in left_out)
+
+
+def _first_column(table: Table, stored: tuple[Any, ...] | None, made: tuple[Any, ...] | None) -> str:
+    if not stored or made is None:
+        return ""
+    pairs = zip(table.columns.keys(), stored, made, strict=True)
+    return next(name for name, here, wanted in pairs if here != wanted)
 
 
 @cache

@@ -41,6 +41,8 @@ _CLASSES = {
             "signed_checkpoints",
             "cosignatures",
             "timestamps",
+            "schema_changes",
+            "schema_change_logs",
         ),
     ),
 }

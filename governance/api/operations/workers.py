@@ -98,7 +98,7 @@ def add_workers(api: Api) -> None:
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
     kept = _work("checkKept", "PUT", f"{mine}/kept")
     api.add(kept, check_kept, answers=Covered, problems=("not-found",))
-    more = ("not-found", "refused-leaf", "unsupported-media-type", "worker-protocol")
+    more = ("not-found", "refused-leaf", "unsupported-media-type", "worker-protocol", "ledger-schema")
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
     api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
 

@@ -2,7 +2,8 @@
 
 1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
    skipped.
-2. A batch that the database refuses hinders no other: batches are then committed one by one.
+2. A batch that the database refuses hinders no other: batches are then committed one by one. Where the ledger was
+   upgraded under this control plane, each is answered `ledger-schema`: its worker keeps it in its spill.
 3. Where several write to a log, a commit waits for nobody: what is of a log that another has is left to the next one,
    and so is what is behind it in the batch. A log that was met locked `_PATIENT_ROUNDS` times in a row is waited for,
    and so is each that stopped a commit which came to less than an eighth: who shares its tenants with a busier plane
@@ -29,6 +30,7 @@ from kvcustody.audit.evidence.subjects.subject_table import unlinkings
 from kvcustody.audit.leaf.batch import merge_batches, part_of_batch
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import StoreGoneError, describe
+from kvcustody.audit.store.database.open_changes import SchemaChangedError
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.write.committer import Committer, refused
@@ -271,6 +273,8 @@ class Ingest:
                 waiting.problem = _unavailable(describe(problem))
             else:
                 waiting.problem = unwritable()
+        except SchemaChangedError as problem:
+            waiting.problem = ProblemError("ledger-schema", problem.message, headers={"Retry-After": "5"})
         except (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             waiting.problem = unwritable()
 

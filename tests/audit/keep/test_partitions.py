@@ -230,6 +230,8 @@ BOUNDED = {
     "subjects": "one row for each person and session, whatever they ask for; a row is of no month, as one that is used "
     "again is the same, and goes when the name is unlinked",
     "subject_unlinkings": "one row",
+    "schema_changes": "one row for each table that has two forms, none as a rule",
+    "schema_change_logs": "one row for each log and table that has two forms, none as a rule",
     "policy_revisions": "one row for each policy that was activated, which a person does",
     "policy_release": "one row for each step of a policy's release, which a person does",
     "outages": "one row for each loss or outage of the ledger's database",

@@ -66,6 +66,7 @@ from kvcustody.audit.kinds import (
     WorkerStarted,
     WorkerStopped,
 )
+from kvcustody.audit.store.schema import schema_changes as change_schema
 from kvcustody.audit.store.schema import service as service_schema
 from kvcustody.audit.store.schema.all_tables import (
     MONTHLY,
@@ -215,8 +216,12 @@ def fill(engine: Engine, make_writer: Make, world: Make, tmp_path: Path) -> Engi
 
 
 def _service_tables(connection: Connection) -> list[Table]:
-    """Tables of the control plane that nothing has filled: a row of any content does."""
-    mine = [table for table in every_table() if hasattr(service_schema, table.name)]
+    """Tables of the control plane and of upgrades that nothing has filled: a row of any content does."""
+    mine = [
+        table
+        for table in every_table()
+        if any(hasattr(room, table.name) for room in (service_schema, change_schema))
+    ]
     return [table for table in mine if connection.execute(select(table).limit(1)).first() is None]
 
 

@@ -56,7 +56,10 @@ def edit_and_delete(engine: Engine, unguarded: Harm) -> list[RowDifference]:
         connection.execute(update(residencies).where(here, residencies.c.idx == edited).values(tenant="x"))
         connection.execute(delete(residencies).where(here, residencies.c.idx == deleted))
         connection.commit()
-    return [RowDifference(residencies, edited, 0, False), RowDifference(residencies, deleted, 0, True)]
+    return [
+        RowDifference(residencies, edited, 0, False, "tenant"),
+        RowDifference(residencies, deleted, 0, True),
+    ]
 
 
 def postgres_catalog(connection: Connection) -> set[tuple[Any, ...]]:

@@ -29,6 +29,7 @@ from kvcustody.governance.service.ingest import check_leaves, worker_claims
 from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from kvcustody.governance.service.service import Service
+from standins.migrations.next_program import state_revision
 from standins.service.service_world import MEDIA, OFFSET_US, Worker, register, ship
 
 OTHER_LIFE = "the incarnation of another worker"
@@ -243,6 +244,21 @@ def test_an_older_worker_hears_that_it_is_older(fleet: Fleet, kind: type[Event])
     assert answer.status_code == 426, answer.text
     assert answer.json()["type"].endswith(":worker-protocol") and answer.json()["protocol"] == PROTOCOL
     assert fleet.hand_in(honest(fleet, kind), **{HEADER: str(PROTOCOL)}).status_code == 422, "control"
+
+
+def test_a_batch_waits_while_the_ledger_has_another_schema(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control plane is the older program then; nothing is refused for good, and nothing is lost."""
+    opened = honest(fleet, ResidencyOpened)._replace(residency=987_654)
+    batch = fleet.worker.batch([opened])
+    with monkeypatch.context() as patch:
+        state_revision(patch, "0041")
+        answer = ship(fleet.client, fleet.key, fleet.worker, batch)
+    assert answer.status_code == 503 and answer.json()["type"].endswith(":ledger-schema"), answer.text
+    assert "is newer than this program's" in answer.json()["detail"]
+    again = ship(fleet.client, fleet.key, fleet.worker, batch)
+    assert again.status_code == 200 and again.json()["added"] == len(batch.leaves), again.text
 
 
 @pytest.mark.parametrize("own_fleet", ["namer"], indirect=True)

@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -120,6 +120,24 @@ def fill(engine: Engine, folder: Path, lock: Lock) -> WholeLedger:
     assert signer.sign_once()
     first, second = (writer.incarnation for writer in turns)
     return WholeLedger(purged, returned, late.incarnation, (first, second))
+
+
+@contextmanager
+def locked(engine: Engine) -> Iterator[None]:
+    """Another client holds the ledger: every write waits until its timeout."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.execute("BEGIN EXCLUSIVE")
+        else:
+            connection.exec_driver_sql("LOCK TABLE logs, events, incarnations IN ACCESS EXCLUSIVE MODE")
+        try:
+            yield
+        finally:
+            if engine.dialect.name == "sqlite":
+                raw.execute("ROLLBACK")
+            connection.rollback()
 
 
 def _instant(month: int, day: int) -> int:

@@ -1,0 +1,79 @@
+"""What every transaction that writes or drops rows asks: is the schema still ours, and which tables have two forms.
+
+    forms = forms_of(connection)          # or `forms_of(connection, *state)` with what `STATE` gave in another query
+    inserts.add(table, rows)
+    if table in forms:
+        inserts.add(forms[table], rows)
+
+1. Who asks has both tables of the answer locked against a change until its transaction ends: an online change begins
+   and ends while no such transaction runs (`hold_changes`), so none of them misses it.
+2. A ledger of another revision is refused with `SchemaChangedError`: it is no fault of what is written, which waits in
+   the spill until the program was upgraded.
+3. The new form of a table has the same name in the schema `NEW_FORMS`; in a file its name ends with `NEW_ENDING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from sqlalchemy import Connection, MetaData, Table, select
+
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, other_schema
+from kvcustody.audit.store.schema.ledger import metadata
+from kvcustody.audit.store.schema.schema_changes import schema_changes
+from kvcustody.errors import LedgerError
+
+NEW_FORMS, NEW_ENDING = "kvcustody_next", "_next"
+STATE = (
+    f"(SELECT max(version_num) FROM {VERSION_TABLE}) AS revision,"  # noqa: S608 - our own names
+    " (SELECT count(*) FROM schema_changes) AS changes"
+)
+"""Columns of any query: the recorded revision, and how many tables have two forms."""
+_ASK = f"SELECT {STATE}"
+_COPYING = 7_215_413  # advisory lock: a copy's transaction, or one that drops leaves
+
+
+class SchemaChangedError(LedgerError):
+    """The ledger was upgraded under an open writer of an older version, or went back under a newer one."""
+
+    code = "KVC614"
+
+
+def forms_of(
+    connection: Connection, revision: str | None = None, changes: int | None = None
+) -> Mapping[Table, Table]:
+    """The new form of each table that has two, none as a rule (rule 1); raises `SchemaChangedError` (rule 2)."""
+    if changes is None:
+        revision, changes = connection.exec_driver_sql(_ASK).one()
+    if revision != SCHEMA_REVISION:
+        found = other_schema(str(revision))
+        raise SchemaChangedError(found.message, **found.operands)
+    if not changes:
+        return {}
+    in_file = dialect_of(connection).in_file
+    names = connection.scalars(select(schema_changes.c.of_table).order_by(schema_changes.c.of_table))
+    return {metadata.tables[name]: new_form(name, in_file=in_file) for name in names}
+
+
+def forms_to_drop_from(connection: Connection) -> Mapping[Table, Table]:
+    """The same for who drops leaves: no copy is made of them until this transaction ends."""
+    forms = forms_of(connection)
+    if forms:
+        one_copy_at_a_time(connection)
+    return forms
+
+
+def one_copy_at_a_time(connection: Connection) -> None:
+    """Until this transaction ends no other copies rows, or drops leaves while there is a copy."""
+    dialect_of(connection).one_at_a_time(connection, _COPYING)
+
+
+@cache
+def new_form(name: str, *, in_file: bool) -> Table:
+    """The table that the new form of a declared table is, until it takes its place (rule 3)."""
+    declared = metadata.tables[name]
+    if in_file:
+        return declared.to_metadata(MetaData(), name=f"{name}{NEW_ENDING}")
+    return declared.to_metadata(MetaData(), schema=NEW_FORMS)

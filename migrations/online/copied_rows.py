@@ -1,0 +1,240 @@
+"""Rows of the new form of tables, made from leaves, some at a time: how far each log is, is recorded with the rows.
+
+1. A transaction takes the next leaves of one log, at most about a second's worth: how many follows from how long the
+   last ones took. Whoever is killed goes on behind the last transaction that committed.
+2. Rows are made by `project`. Rows of leaves that a purge took away are copied from the old form as they are, a new
+   column with its default, and counted.
+3. What the old form has of a leaf and the leaf does not give ends the change before it is lost: `LedgerError` names
+   table, log, idx and column.
+4. No leaf is dropped while its rows are copied (`one_copy_at_a_time`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Engine, Table, func, select, update
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from kvcustody.audit.leaf.batch import EMPTY, read_leaves
+from kvcustody.audit.project import IncarnationRow, project, rows_of
+from kvcustody.audit.store.database.bulk_insert import Inserts, insert_rows
+from kvcustody.audit.store.database.engine import LOCKED, WRITE, describe
+from kvcustody.audit.store.database.open_changes import forms_of, one_copy_at_a_time
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
+from kvcustody.audit.store.schema.schema_changes import schema_change_logs, schema_changes
+from kvcustody.errors import LedgerError
+
+SECONDS_WANTED = 0.4  # of a transaction
+_LEAVES, _LEAVES_MIN, _LEAVES_MAX = 1000, 64, 50_000  # of the first, and bounds of the others
+_FAILURES_MAX = 8  # in a row: the database is away, or refuses
+_WAITED = frozenset({"55P03", "57014", "40P01"})  # a lock, a statement's time, a circle
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+Step = Callable[[str], None]
+_Row = tuple[Any, ...]
+_RowKey = tuple[int, int]
+
+
+class Lives:
+    """The ids of processes, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, IncarnationRow] = {}
+
+    def of(self, connection: Connection) -> Callable[[str], IncarnationRow]:
+        """What `project` asks."""
+        column = incarnations.c
+
+        def life_of(uuid: str) -> IncarnationRow:
+            if uuid not in self._known:
+                query = select(column.id, column.offset_us).where(column.uuid == uuid)
+                self._known[uuid] = IncarnationRow(*connection.execute(query).one())
+            return self._known[uuid]
+
+        return life_of
+
+
+class _CopiedWindow(NamedTuple):
+    """What one transaction came to: as far as it is, and whether that is all."""
+
+    copied: int
+    is_last: bool
+
+
+def copy_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
+    """Copy what is to be copied of every log; `step` is told of each transaction before and after its commit."""
+    lives = Lives()
+    with engine.connect() as connection:
+        column = schema_change_logs.c
+        sizes = select(column.log_id, func.max(column.below), func.min(column.copied)).group_by(column.log_id)
+        found = connection.execute(sizes.order_by(column.log_id)).all()
+    total, done, leaves = sum(row[1] for row in found), 0, _LEAVES
+    for log, below, _ in found:
+        is_last = False
+        while not is_last:
+            (copied, is_last), leaves = _one_window(engine, log, leaves, lives, step)
+            step("window copied")
+            if progress is not None:
+                progress("rows copied", done + copied, total)
+        done += below
+
+
+def _one_window(engine: Engine, log: int, leaves: int, lives: Lives, step: Step) -> tuple[_CopiedWindow, int]:
+    """One transaction, and how many leaves the next one takes (rule 1)."""
+    for failures in range(_FAILURES_MAX + 1):
+        began = time.monotonic()
+        try:
+            with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                window = _copy(connection, log, leaves, lives)
+                step("window made")
+        except OperationalError as problem:  # it took too long, or waited for a purge
+            if failures == _FAILURES_MAX or not is_in_the_way(problem):
+                raise
+            leaves = max(_LEAVES_MIN, leaves // 4)
+            continue
+        return window, next_window(leaves, time.monotonic() - began)
+    raise AssertionError
+
+
+def is_in_the_way(problem: OperationalError) -> bool:
+    """Whether somebody else had what a transaction needs, or it took too long: it may be tried again."""
+    state = getattr(problem.orig, "sqlstate", None)
+    return state in _WAITED if state else describe(problem) == LOCKED
+
+
+def next_window(leaves: int, seconds: float) -> int:
+    """How many leaves are taken after so many took so long."""
+    wanted = leaves * min(2.0, max(0.25, SECONDS_WANTED / max(seconds, 1e-6)))
+    return int(min(_LEAVES_MAX, max(_LEAVES_MIN, wanted)))
+
+
+def _copy(connection: Connection, log: int, leaves: int, lives: Lives) -> _CopiedWindow:
+    one_copy_at_a_time(connection)
+    forms = forms_of(connection)
+    column = schema_change_logs.c
+    place = select(func.min(column.copied), func.max(column.below)).where(column.log_id == log)
+    copied, below = connection.execute(place).one()
+    if not forms or copied is None or copied >= below:
+        return _CopiedWindow(copied or 0, is_last=True)
+    first = _first_there(connection, (events, *forms), log, copied, below)
+    places = range(first, min(first + leaves, below))
+    rows = _made_and_left(connection, forms, log, places, lives)
+    for table, (pieces, left) in rows.items():
+        inserts = Inserts(connection)
+        inserts.add(forms[table], pieces)
+        inserts.finish()
+        _insert_left(connection, forms[table], log, left)
+        change = {
+            "copied": places.stop,
+            "rows": column.rows + sum(len(piece[0]) for piece in pieces) + len(left),
+            "leafless": column.leafless + len(left),
+        }
+        here = column.log_id == log, column.of_table == table.name
+        connection.execute(update(schema_change_logs).where(*here).values(change))
+    return _CopiedWindow(places.stop, is_last=places.stop >= below)
+
+
+def _first_there(connection: Connection, tables: Sequence[Table], log: int, copied: int, below: int) -> int:
+    """The next place that has a leaf or a row: a purge may have taken what is before it."""
+    found = [
+        connection.scalar(
+            select(table.c.idx)
+            .where(table.c.log == log, table.c.idx >= copied, table.c.idx < below)
+            .order_by(table.c.idx)
+            .limit(1)
+        )
+        for table in tables
+    ]
+    return min([int(idx) for idx in found if idx is not None], default=below)
+
+
+def _made_and_left(
+    connection: Connection, forms: Mapping[Table, Table], log: int, places: range, lives: Lives
+) -> dict[Table, tuple[list[Sequence[Sequence[Any]]], list[_Row]]]:
+    """By table: what the leaves give, column by column, and the rows of the old form that have no leaf (rule 2)."""
+    query = select(events.c.idx, events.c.leaf).where(
+        events.c.log == log, events.c.idx >= places.start, events.c.idx < places.stop
+    )
+    found = connection.execute(query.order_by(events.c.idx)).all()
+    batch = read_leaves([bytes(row.leaf) for row in found], hashed=False) if found else EMPTY
+    there = [row.idx for row in found]
+    made = project(batch, [log] * len(found), there, lives.of(connection), tables=frozenset(forms))
+    rows = {}
+    for table in forms:
+        pieces = made.get(table, [])
+        rows[table] = pieces, _left(connection, table, log, places, frozenset(there), pieces)
+    return rows
+
+
+def _left(
+    connection: Connection,
+    table: Table,
+    log: int,
+    places: range,
+    there: frozenset[int],
+    pieces: Sequence[Sequence[Sequence[Any]]],
+) -> list[_Row]:
+    """Rows of the old form whose leaf is gone; raises where one differs from what its leaf gives (rule 3)."""
+    added = added_columns(connection, table)
+    kept = [number for number, name in enumerate(table.columns.keys()) if name not in added]
+    made = {key_of(table, row): row for piece in pieces for row in rows_of(piece)}
+    left = []
+    for row in rows_between(connection, table, log, places):
+        key = key_of(table, row)
+        wanted = made.pop(key, None)
+        if wanted is None and key[0] not in there:
+            left.append(row)
+        elif wanted is None:
+            raise difference(connection, table, log, key[0], "")
+        elif wrong := next((number for number in kept if row[number] != wanted[number]), None):
+            raise difference(connection, table, log, key[0], table.columns.keys()[wrong])
+    if made:
+        raise difference(connection, table, log, min(made)[0], "")
+    return left
+
+
+def rows_between(connection: Connection, table: Table, log: int, places: range) -> list[_Row]:
+    """The rows of a form of a table that are of these places of a log."""
+    here = table.c.log == log, table.c.idx >= places.start, table.c.idx < places.stop
+    return [(*row,) for row in connection.execute(select(table).where(*here))]
+
+
+def key_of(table: Table, row: Sequence[Any]) -> _RowKey:
+    """The place of a row's leaf, and the item of it."""
+    return row[1], row[2] if "item" in table.columns else 0
+
+
+def added_columns(connection: Connection, table: Table) -> frozenset[str]:
+    """The columns that the old form has for the time of the change alone."""
+    query = select(schema_changes.c.added).where(schema_changes.c.of_table == table.name)
+    return frozenset((connection.scalar(query) or "").split())
+
+
+def _insert_left(connection: Connection, form: Table, log: int, left: Sequence[_Row]) -> None:
+    try:
+        insert_rows(connection, form, left)
+    except IntegrityError:
+        table = form.name
+        raise LedgerError(
+            f"rows of `{table}` at `{left[0][1]}` and after it in log `{log}` have no leaf, and its new form has no "
+            "default for what they lack; the change stops here, and `kvcustody db upgrade --undo` takes it back",
+            table=table,
+            log=log,
+        ) from None
+
+
+def difference(connection: Connection, table: Table, log: int, idx: int, column: str) -> LedgerError:
+    """What ends a change: a row that its leaf does not give (rule 3)."""
+    name = connection.scalar(select(logs.c.name).where(logs.c.id == log)) or str(log)
+    where = f" in column `{column}`" if column else ""
+    return LedgerError(
+        f"the row of `{table.name}` at leaf `{idx}` of `{name}` is not what the leaf says{where}: run `kvcustody audit "
+        "fsck`; the change stops here, and `kvcustody db upgrade --undo` takes it back",
+        table=table.name,
+        log=name,
+        idx=idx,
+        column=column,
+    )
