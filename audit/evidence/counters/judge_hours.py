@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import compress, groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -129,6 +130,8 @@ class HourlyJudge:
         """Let another one judge; may be called again."""
         leading, self._leading = self._leading, None
         if leading is not None:
+            with suppress(SQLAlchemyError):
+                dialect_of(leading).resign(leading, JUDGING)
             leading.invalidate()  # the pool's next user must not lead
             leading.close()
 

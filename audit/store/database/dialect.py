@@ -101,6 +101,10 @@ class Dialect:
             return True
         return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_lock(1, {number})").scalar())
 
+    def resign(self, connection: Connection, number: int) -> None:
+        """Lead no more, at once: the server ends a closed connection some time later."""
+        connection.exec_driver_sql(f"SELECT pg_advisory_unlock(1, {number})")
+
     def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
         """Numbers (log, first, below) as rows to be joined: each is looked up, however large the other table is."""
         self.look_up_by_index(connection)
@@ -170,6 +174,9 @@ class _Sqlite(Dialect):
     def leads(self, connection: Connection, number: int) -> bool:
         """A ledger in a file has one service."""
         return True
+
+    def resign(self, connection: Connection, number: int) -> None:
+        """Nobody waits to lead."""
 
     def spans(self, connection: Connection, spans: Sequence[tuple[int, int, int]]) -> FromClause:
         each = func.json_each(orjson.dumps(spans).decode()).table_valued("value", name="each")
