@@ -37,6 +37,8 @@ def test_leaves_proofs_checkpoints_and_answers_stay_as_they_were(recorded: Recor
     for row in expected[f"showback {first_schema.PERIOD}"]["tenants"]:
         assert row["own_hit_blocks"] > reused[row["tenant"]] > 0
         row["own_hit_blocks"] = reused[row["tenant"]]
+    bill = after["commands"][f"showback {first_schema.PERIOD}"]
+    assert bill.pop("since") == "2026-01-01T00:00:00Z" and bill.pop("until") == "2026-06-01T00:00:00Z"
     assert after["commands"] == expected
 
 

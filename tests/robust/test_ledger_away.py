@@ -79,12 +79,13 @@ class World:
             except LedgerUnavailable:
                 if not self.writer.recording:  # else it was late, and is there
                     break
-        self.writer.submit(
-            [made] * 50
-        )  # more than the pages that are there have room for, when it is tried again
-        assert self.writer.flush()
-        for _ in range(100):  # it tries again all the time, and nothing is taken
-            assert not self.writer.recording and self.writer.admitting
+        until, looks = time.monotonic() + 30, 0
+        while looks < 100:  # it tries again all the time, and nothing is taken
+            assert time.monotonic() < until and self.writer.admitting
+            looks = 0 if self.writer.recording else looks + 1
+            if looks <= 1:  # more than the pages that are there, or became free, have room for
+                self.writer.submit([made] * 50)
+                assert self.writer.flush()
             time.sleep(0.005)
 
     def back(self) -> None:

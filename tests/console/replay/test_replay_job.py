@@ -184,7 +184,7 @@ def test_labels_of_a_trace_stream_to_the_runner(tmp_path: Path) -> None:
         (Choice(format="mooncake"), "name the trace"),
         (Choice(format="csv"), "unknown format"),
         (Choice(trace=Path("x"), format="generated"), "reads no file"),
-        (Choice(tenants=0), "at least one"),
+        (Choice(tenants=0), "from 1 to 65,536"),
     ],
 )
 def test_impossible_choices_are_one_line_errors(choice: Choice, message: str) -> None:

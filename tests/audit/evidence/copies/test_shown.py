@@ -150,7 +150,8 @@ def test_a_report_whose_verdicts_do_not_add_up_is_refused(told: Told) -> None:
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    found = CliRunner().invoke(app, ["coverage", *arguments])
+    group = "audit" if arguments[0] == "recompute" else "coverage"
+    found = CliRunner().invoke(app, [group, *arguments])
     assert found.exit_code == code, found.output
     return found.output
 
