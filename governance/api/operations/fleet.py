@@ -26,7 +26,7 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Since, Tenant, Until
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.models.operations import (
     Capacity,
@@ -48,6 +48,7 @@ from kvcustody.governance.api.models.scan_orders import (
     ScansOwed,
     ScanWanted,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.workers import WorkerRun, statuses
 from kvcustody.governance.service.jobs import shown

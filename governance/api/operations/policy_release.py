@@ -19,7 +19,6 @@ from kvcustody.errors import PolicyError
 from kvcustody.governance.api.http.answer_times import answer_bytes
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import (
     Consents,
     EnforcementAsked,
@@ -34,6 +33,7 @@ from kvcustody.governance.api.models.policies import (
     SignedStep,
     WorkbenchAnswer,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import pending_consents, revoked_of
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord

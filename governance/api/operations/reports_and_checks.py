@@ -19,7 +19,6 @@ from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.evidence import (
     CheckRequest,
     DestinationList,
@@ -33,6 +32,7 @@ from kvcustody.governance.api.models.evidence import (
     ScheduleRequest,
 )
 from kvcustody.governance.api.models.jobs import JobModel
+from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach, Role
 from kvcustody.governance.service.jobs import JobProgress, shown

@@ -20,9 +20,10 @@ from kvcustody.audit.evidence.copies.transfers import (
     transfers,
 )
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Limit, Since, Tenant, Until
-from kvcustody.governance.api.models.base import Cursor as CursorText
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers, facts
+from kvcustody.governance.api.parameters import Cursor as CursorText
+from kvcustody.governance.api.parameters import Limit, Since, Tenant, Until
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.operations.operation import Operation

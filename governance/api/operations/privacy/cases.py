@@ -18,7 +18,6 @@ from kvcustody.audit.evidence.query.known_names import check_tenant
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.privacy.cases import (
     CaseModel,
     CasePage,
@@ -28,6 +27,7 @@ from kvcustody.governance.api.models.privacy.cases import (
     LetterRequest,
     StepRequest,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
 from kvcustody.governance.cases.show_case import summary_of, view_case
 from kvcustody.governance.cases.take_step import WantedCase, check_step, opened_event, step_event
 from kvcustody.governance.identity.principal import check_identifier
