@@ -1,0 +1,60 @@
+"""What an operation that only reads may ask of where it is asked: a service that is open, or a ledger that is read.
+
+1. An answer takes a desk, who asks, and the operation's parameters by their names. HTTP, pages and commands share it.
+2. An answer uses of a desk what it needs. A ledger's desk opens nothing before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import Connection
+
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.page_cursor import CursorBinding
+
+
+class UtcClock(Protocol):
+    """The time by which deadlines are compared."""
+
+    def utc_us(self) -> int:
+        """UTC in microseconds."""
+
+
+class PageCursors(Protocol):
+    """Writes where a page ended, and reads it."""
+
+    def write(self, question: CursorBinding, position: list[Any]) -> str:
+        """The cursor of a position."""
+
+    def read(self, question: CursorBinding, cursor: str | None) -> list[Any] | None:
+        """The position in a cursor; None where there is none. Raises a `CustodyError` for what is no cursor."""
+
+
+class Desk(Protocol):
+    """Where an operation that only reads is asked."""
+
+    @property
+    def clock(self) -> UtcClock:
+        """The clock."""
+
+    @property
+    def cursors(self) -> PageCursors:
+        """The cursors."""
+
+    def reading(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
+        """A connection in one read transaction; with `tenant`, behind the wall of its rows where there is one."""
+
+    def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
+        """The tenant to answer a caller about, as they named it: None for all of them."""
+
+
+class Question(NamedTuple):
+    """An operation that only reads, and what answers it (rule 1)."""
+
+    operation: Operation
+    answer: Callable[..., dict[str, Any]]
