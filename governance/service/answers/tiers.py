@@ -19,11 +19,9 @@ from kvcustody.audit.evidence.copies.transfers import (
 )
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.operations.desk import Desk, Question
+from kvcustody.governance.service.operations.desk import Desk, Question, last_day_or
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
-from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.times import DAY_US
 
 _read = partial(
     Operation,
@@ -33,15 +31,6 @@ _read = partial(
     recorded=True,
     also=(Permission.READ_OPERATIONS,),
 )
-
-
-def period(desk: Desk, since: int | None, until: int | None) -> tuple[int, int]:
-    """The period that is asked about, in UTC µs: up to now and a day long by default; raises `invalid` for none."""
-    until_us = desk.clock.utc_us() if until is None else until
-    since_us = max(0, until_us - DAY_US) if since is None else since
-    if since_us >= until_us:
-        raise ProblemError("invalid", "`since` is not before `until`")
-    return since_us, until_us
 
 
 def whose(desk: Desk, caller: Caller, tenant: str | None) -> str | None:
@@ -54,7 +43,7 @@ def _tiers(
     desk: Desk, caller: Caller, *, tenant: str | None, since: int | None, until: int | None
 ) -> dict[str, Any]:
     mine = whose(desk, caller, tenant)
-    since_us, until_us = period(desk, since, until)
+    since_us, until_us = last_day_or(desk, since, until)
     with desk.reading(mine) as connection:
         found = tier_summaries(connection, since_us, until_us, tenant=mine)
     items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]

@@ -16,6 +16,8 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.times import DAY_US
 
 
 class UtcClock(Protocol):
@@ -58,3 +60,15 @@ class Question(NamedTuple):
 
     operation: Operation
     answer: Callable[..., dict[str, Any]]
+
+
+def last_day_or(desk: Desk, since: int | None, until: int | None) -> tuple[int, int]:
+    """The period that is asked about, in UTC µs: up to now and a day long where it is not said.
+
+    Raises `invalid` for an empty one.
+    """
+    until_us = desk.clock.utc_us() if until is None else until
+    since_us = max(0, until_us - DAY_US) if since is None else since
+    if since_us >= until_us:
+        raise ProblemError("invalid", "`since` is not before `until`")
+    return since_us, until_us
