@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.audit.evidence.query.prefix_value import PrefixValue
-from kvcustody.console.asking import Source, asked
+from kvcustody.console.api.asking import Source, asked
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.options import (
     DEFAULT,

@@ -8,7 +8,7 @@ import typer
 
 from kvcustody.audit.evidence.query.showback import ShowbackRow
 from kvcustody.audit.exports.csv_table import csv_text
-from kvcustody.console.asking import Source, asked
+from kvcustody.console.api.asking import Source, asked
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, PeriodEnd, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.asking import Source, asked
+from kvcustody.console.api.asking import Source, asked
 from kvcustody.console.command import Json, as_answered, make_table, print_json, say, stdout
 from kvcustody.console.options import (
     DEFAULT,

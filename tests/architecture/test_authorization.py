@@ -140,7 +140,7 @@ def test_the_gate_has_three_callers() -> None:
 
 
 def test_a_ledger_is_asked_after_the_permission_of_its_reader() -> None:
-    source = (ROOT / "console/asking.py").read_text(encoding="utf-8")
+    source = (ROOT / "console/api/asking.py").read_text(encoding="utf-8")
     asking = [function for function in functions(parsed_text(source)) if "answer" in calls(function)]
     assert len(asking) == 1 and "check_permission" in calls(asking[0])
 

@@ -6,18 +6,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection
 
+from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.times import DAY_US
+
+if TYPE_CHECKING:
+    from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+    from kvcustody.governance.release.replay_records import ReleaseState
 
 
 class UtcClock(Protocol):
@@ -47,6 +52,20 @@ class Desk(Protocol):
     @property
     def cursors(self) -> PageCursors:
         """The cursors."""
+
+    @property
+    def subject_keys(self) -> SubjectKeys | None:
+        """The store of subject keys; None where there is none."""
+
+    @property
+    def token_issuers(self) -> Sequence[str]:
+        """The issuers whose tokens name people here."""
+
+    def released(self) -> ReleaseState | None:
+        """The policies that were released; None where none were, or where nothing says by what they are checked."""
+
+    def absent(self, error: LedgerError) -> CustodyError:
+        """What is said of something that is not there, or that may not be told."""
 
     def reading(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
         """A connection in one read transaction; with `tenant`, behind the wall of its rows where there is one."""

@@ -15,14 +15,16 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import typer
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.console.opening import connect, one_ledger, reading
-from kvcustody.errors import ConfigError
+from kvcustody.console.opening import connect, one_ledger, reading, subject_store
+from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Role
 from kvcustody.governance.service.operations.desk import Question
@@ -40,6 +42,7 @@ class Source(NamedTuple):
     server: str | None
     key_file: Path | None
     authority: Path | None
+    subject_keys: str | None = None
 
 
 def asked(question: Question, source: Source, **parameters: Any) -> dict[str, Any]:
@@ -56,18 +59,41 @@ def asked(question: Question, source: Source, **parameters: Any) -> dict[str, An
     if source.server is not None:
         one_ledger(source.ctx)
         with connect(source.server, source.key_file, source.authority) as plane:
-            found: dict[str, Any] = plane.get(question.operation.path, **parameters)
-            return found
+            path, query = _request(question, parameters)
+            return dict(plane.get(path, **query))
+    return _of_ledger(question, source, parameters)
+
+
+def listed(question: Question, source: Source, **parameters: Any) -> list[dict[str, Any]]:
+    """Every item of the list that the operation answers, as `asked`."""
+    if source.server is not None:
+        one_ledger(source.ctx)
+        with connect(source.server, source.key_file, source.authority) as plane:
+            path, query = _request(question, parameters)
+            return plane.items(path, **query)
+    return list(_of_ledger(question, source, parameters)["items"])
+
+
+def _of_ledger(question: Question, source: Source, parameters: dict[str, Any]) -> dict[str, Any]:
     check_permission(question.operation, _READER)
-    with LedgerDesk(source.ledger) as desk:
+    with LedgerDesk(source.ledger, source.subject_keys) as desk:
         return question.answer(desk, _READER, **parameters)
+
+
+def _request(question: Question, parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The path and the query that say these parameters."""
+    path = question.operation.path
+    there = {name: quote(str(value), safe="") for name, value in parameters.items() if f"{{{name}}}" in path}
+    return path.format_map(there), {name: value for name, value in parameters.items() if name not in there}
 
 
 class LedgerDesk:
     """A ledger that operations read (rule 1). Use it as a context manager."""
 
-    def __init__(self, ledger: str) -> None:
+    def __init__(self, ledger: str, subject_keys: str | None = None) -> None:
+        """`subject_keys`: their store, by its URL; None: the one beside the ledger, if there is one."""
         self._ledger = ledger
+        self._keys = subject_keys
         self._stack = ExitStack()
         self.cursors = PlainCursors()
 
@@ -75,6 +101,23 @@ class LedgerDesk:
     def clock(self) -> _DeadlineClock:
         """The time by which deadlines are compared on this machine."""
         return _DeadlineClock()
+
+    @cached_property
+    def subject_keys(self) -> SubjectKeys | None:
+        """The store of subject keys; None where there is none."""
+        return self._stack.enter_context(subject_store(self._keys, self._ledger))
+
+    @property
+    def token_issuers(self) -> tuple[str, ...]:
+        """None: the settings of a service are not read."""
+        return ()
+
+    def released(self) -> None:
+        """None: nothing here says by what releases are checked."""
+
+    def absent(self, error: LedgerError) -> LedgerError:
+        """What is not in the ledger is said by its name."""
+        return error
 
     @cached_property
     def _engine(self) -> Engine:
