@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import typer
@@ -30,6 +30,9 @@ from kvcustody.governance.service.access.roles import Permission, Role
 from kvcustody.governance.service.operations.desk import Question
 from kvcustody.governance.service.operations.operation import check_permission
 from kvcustody.governance.service.page_cursor import CursorBinding
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 
 _READER = Caller("local", frozenset({Role.AUDITOR}), None, "local")  # rule 2
 
@@ -111,6 +114,13 @@ class LedgerDesk:
     def token_issuers(self) -> tuple[str, ...]:
         """None: the settings of a service are not read."""
         return ()
+
+    @cached_property
+    def verdicts(self) -> SignedVerdicts:
+        """What is shown of reports' verdicts: those of leaves alone."""
+        from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
+
+        return SignedVerdicts()
 
     def released(self) -> None:
         """None: nothing here says by what releases are checked."""

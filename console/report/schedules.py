@@ -16,6 +16,7 @@ from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.framework import NAMES
 from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
+from kvcustody.console.api.asking import Source, listed
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_answer, printable, say, stdout
 from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing
 from kvcustody.console.options import (
@@ -38,6 +39,7 @@ from kvcustody.governance.api.models.evidence import (
 )
 from kvcustody.governance.service.access.local_administration import local_name
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.answers.reports import LIST_REPORTS
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import made_reports
@@ -221,17 +223,7 @@ def list_reports(
     as_json: Json = False,
 ) -> None:
     """What a control plane made, newest first: each report's opinion, digest, signature, and how it was handed over."""
-    if server is not None:
-        one_ledger(ctx)
-        asked = {} if tenant is None else {"tenant": tenant}
-        with connect(server, key_file, authority) as plane:
-            items = plane.items("/v1/reports", **asked)
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            found = made_reports(
-                connection, tenant=known_tenant(connection, tenant), limit=None, verdicts=SignedVerdicts()
-            )
-            items = [each.data() for each in found]
+    items = listed(LIST_REPORTS, Source(ctx, ledger, server, key_file, authority), tenant=tenant)
     items = items[::-1] if oldest_first else items
     if as_json:
         print_answer(MadeReportPage, {"items": items})

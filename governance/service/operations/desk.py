@@ -23,6 +23,7 @@ from kvcustody.times import DAY_US
 if TYPE_CHECKING:
     from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
     from kvcustody.governance.release.replay_records import ReleaseState
+    from kvcustody.governance.service.schedules.made_reports import Verdicts
 
 
 class UtcClock(Protocol):
@@ -60,6 +61,10 @@ class Desk(Protocol):
     @property
     def token_issuers(self) -> Sequence[str]:
         """The issuers whose tokens name people here."""
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What is shown of reports' verdicts."""
 
     def released(self) -> ReleaseState | None:
         """The policies that were released; None where none were, or where nothing says by what they are checked."""
