@@ -15,10 +15,11 @@ from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
 from kvcustody.console.api.asking import Source, asked
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, make_table, print_answer, print_json, say, stdout
 from kvcustody.console.opening import connect, writing
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
 from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.governance.api.models.policies import EnforcementModel
 from kvcustody.governance.monitoring.enforcement import ENFORCE, MILLIONTHS, MODES, MONITOR
 from kvcustody.governance.monitoring.ordering import enforcement_order
 from kvcustody.governance.service.answers.enforcement import GET_ENFORCEMENT
@@ -51,7 +52,7 @@ def show_command(
     """
     found = asked(GET_ENFORCEMENT, Source(ctx, ledger, server, key_file, authority))
     if as_json:
-        print_json(found)
+        print_answer(EnforcementModel, found)
         return
     order_ = found["order"]
     if order_ is None:
