@@ -27,7 +27,7 @@ from kvcustody.console.opening import connect, one_ledger, reading, subject_stor
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Role
-from kvcustody.governance.service.operations.desk import Question
+from kvcustody.governance.service.operations.desk import ReadOperation
 from kvcustody.governance.service.operations.operation import check_permission
 from kvcustody.governance.service.page_cursor import CursorBinding
 
@@ -48,11 +48,11 @@ class Source(NamedTuple):
     subject_keys: str | None = None
 
 
-def asked(question: Question, source: Source, **parameters: Any) -> dict[str, Any]:
+def asked(wanted: ReadOperation, source: Source, **parameters: Any) -> dict[str, Any]:
     """What the operation answers.
 
     Args:
-        question: The operation.
+        wanted: The operation.
         source: Whom to ask.
         parameters: All parameters of the operation, by their names; None: left out.
 
@@ -62,30 +62,30 @@ def asked(question: Question, source: Source, **parameters: Any) -> dict[str, An
     if source.server is not None:
         one_ledger(source.ctx)
         with connect(source.server, source.key_file, source.authority) as plane:
-            path, query = _request(question, parameters)
+            path, query = _request(wanted, parameters)
             return dict(plane.get(path, **query))
-    return _of_ledger(question, source, parameters)
+    return _of_ledger(wanted, source, parameters)
 
 
-def listed(question: Question, source: Source, **parameters: Any) -> list[dict[str, Any]]:
+def listed(wanted: ReadOperation, source: Source, **parameters: Any) -> list[dict[str, Any]]:
     """Every item of the list that the operation answers, as `asked`."""
     if source.server is not None:
         one_ledger(source.ctx)
         with connect(source.server, source.key_file, source.authority) as plane:
-            path, query = _request(question, parameters)
+            path, query = _request(wanted, parameters)
             return plane.items(path, **query)
-    return list(_of_ledger(question, source, parameters)["items"])
+    return list(_of_ledger(wanted, source, parameters)["items"])
 
 
-def _of_ledger(question: Question, source: Source, parameters: dict[str, Any]) -> dict[str, Any]:
-    check_permission(question.operation, _READER)
+def _of_ledger(wanted: ReadOperation, source: Source, parameters: dict[str, Any]) -> dict[str, Any]:
+    check_permission(wanted.operation, _READER)
     with LedgerDesk(source.ledger, source.subject_keys) as desk:
-        return question.answer(desk, _READER, **parameters)
+        return wanted.answer(desk, _READER, **parameters)
 
 
-def _request(question: Question, parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _request(wanted: ReadOperation, parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The path and the query that say these parameters."""
-    path = question.operation.path
+    path = wanted.operation.path
     there = {name: quote(str(value), safe="") for name, value in parameters.items() if f"{{{name}}}" in path}
     return path.format_map(there), {name: value for name, value in parameters.items() if name not in there}
 

@@ -15,7 +15,7 @@ from kvcustody.errors import LedgerError
 from kvcustody.governance.cases.show_case import summary_of, view_case
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.operations.desk import Desk, Question
+from kvcustody.governance.service.operations.desk import Desk, ReadOperation
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.problem_details import not_found
 
@@ -66,5 +66,5 @@ def _case(desk: Desk, caller: Caller, *, case: str) -> dict[str, Any]:
     return view_of(desk, caller, find_case(desk, caller, case))
 
 
-LIST_CASES = Question(_read("listCases", path="/v1/cases"), _cases)
-GET_CASE = Question(_read("getCase", path="/v1/cases/{case}"), _case)
+LIST_CASES = ReadOperation(_read("listCases", path="/v1/cases"), _cases)
+GET_CASE = ReadOperation(_read("getCase", path="/v1/cases/{case}"), _case)

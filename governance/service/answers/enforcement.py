@@ -7,7 +7,7 @@ from typing import Any
 from kvcustody.audit.evidence.processes import enforcement
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.operations.desk import Desk, Question
+from kvcustody.governance.service.operations.desk import Desk, ReadOperation
 from kvcustody.governance.service.operations.operation import Operation
 
 POLICY_STEPS = (
@@ -35,7 +35,7 @@ def _enforcement(desk: Desk, caller: Caller) -> dict[str, Any]:
     return enforcement_on_record(desk)
 
 
-GET_ENFORCEMENT = Question(
+GET_ENFORCEMENT = ReadOperation(
     Operation(
         "getEnforcement",
         "GET",

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.operations.desk import Desk, Question
+from kvcustody.governance.service.operations.desk import Desk, ReadOperation
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.schedules.made_reports import made_reports
@@ -32,6 +32,6 @@ def _reports(
     return {"items": [item.data() for item in found[:limit]], "next": following}
 
 
-LIST_REPORTS = Question(
+LIST_REPORTS = ReadOperation(
     Operation("listReports", "GET", "/v1/reports", READ, "evidence", recorded=True), _reports
 )

@@ -10,7 +10,7 @@ from kvcustody.audit.evidence.query.showback import costs_of, showback
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.workers import statuses
-from kvcustody.governance.service.operations.desk import Desk, Question, last_day_or
+from kvcustody.governance.service.operations.desk import Desk, ReadOperation, last_day_or
 from kvcustody.governance.service.operations.operation import Operation
 
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
@@ -47,5 +47,5 @@ def _prefixes(
     return {"since_us": since_us, "until_us": until_us, "items": [row._asdict() for row in rows]}
 
 
-GET_SHOWBACK = Question(_read("getShowback", path="/v1/showback"), _showback)
-LIST_PREFIXES = Question(_read("listPrefixes", path="/v1/prefixes"), _prefixes)
+GET_SHOWBACK = ReadOperation(_read("getShowback", path="/v1/showback"), _showback)
+LIST_PREFIXES = ReadOperation(_read("listPrefixes", path="/v1/prefixes"), _prefixes)

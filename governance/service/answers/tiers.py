@@ -19,7 +19,7 @@ from kvcustody.audit.evidence.copies.transfers import (
 )
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.operations.desk import Desk, Question, last_day_or
+from kvcustody.governance.service.operations.desk import Desk, ReadOperation, last_day_or
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 
@@ -92,6 +92,6 @@ def _request(one: ExplainedRequest) -> dict[str, Any]:
     return one._asdict() | {"decisions": [each._asdict() for each in one.decisions]}
 
 
-LIST_TIERS = Question(_read("listTiers", path="/v1/tiers"), _tiers)
-LIST_TRANSFERS = Question(_read("listTransfers", path="/v1/tiers/transfers"), _transfers)
-EXPLAIN_TRANSFERS = Question(_read("explainTransfers", path="/v1/tiers/requests"), _explained)
+LIST_TIERS = ReadOperation(_read("listTiers", path="/v1/tiers"), _tiers)
+LIST_TRANSFERS = ReadOperation(_read("listTransfers", path="/v1/tiers/transfers"), _transfers)
+EXPLAIN_TRANSFERS = ReadOperation(_read("explainTransfers", path="/v1/tiers/requests"), _explained)

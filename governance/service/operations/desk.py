@@ -79,7 +79,7 @@ class Desk(Protocol):
         """The tenant to answer a caller about, as they named it: None for all of them."""
 
 
-class Question(NamedTuple):
+class ReadOperation(NamedTuple):
     """An operation that only reads, and what answers it (rule 1)."""
 
     operation: Operation
