@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.console.opening import connect, one_ledger, reading, subject_store
+from kvcustody.console.opening import connect, one_ledger, reading, service_settings, subject_store
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Role
@@ -41,11 +41,12 @@ class Source(NamedTuple):
     """The options that name a ledger, or a control plane that is asked instead."""
 
     ctx: typer.Context
-    ledger: str
+    ledger: str | None  # None: the one that the settings of a service name
     server: str | None
     key_file: Path | None
     authority: Path | None
     subject_keys: str | None = None
+    config: Path | None = None
 
 
 def asked(wanted: ReadOperation, source: Source, **parameters: Any) -> dict[str, Any]:
@@ -79,7 +80,10 @@ def listed(wanted: ReadOperation, source: Source, **parameters: Any) -> list[dic
 
 def _of_ledger(wanted: ReadOperation, source: Source, parameters: dict[str, Any]) -> dict[str, Any]:
     check_permission(wanted.operation, _READER)
-    with LedgerDesk(source.ledger, source.subject_keys) as desk:
+    ledger = source.ledger
+    if ledger is None:
+        ledger = service_settings(source.config, None).database_url
+    with LedgerDesk(ledger, source.subject_keys) as desk:
         return wanted.answer(desk, _READER, **parameters)
 
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "cases": ("case", "list"),
     "enforcement": ("policy", "enforcement"),
     "reports": ("report", "list"),
+    "schedules": ("report", "schedules", "list"),
 }
 EMPTY_HERE = {"prefixes", "tiers", "transfers"}  # test_tier_command.py has a ledger with copies
 RECORDED = ("tiers", "transfers", "cases", "reports")
@@ -57,6 +58,8 @@ def url(shipped: Any, client: Any, people: Any) -> str:
     asked = {"framework": "soc2", "since": 1, "until": 2}
     report = client("POST", "/v1/reports", people["auditor"], json=asked)
     assert report.status_code == 202, report.content
+    wanted = {"framework": "soc2", "every": "monthly"}
+    assert client("POST", "/v1/reports/schedules", people["auditor"], json=wanted).status_code == 201
     path = f"/v1/jobs/{report.json()['job']}"
     until(lambda: client("GET", path, people["auditor"]).json()["ended_us"] is not None)
     return str(shipped.settings.database_url)

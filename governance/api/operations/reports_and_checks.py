@@ -35,7 +35,7 @@ from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach, Role
-from kvcustody.governance.service.answers.reports import LIST_REPORTS
+from kvcustody.governance.service.answers.reports import LIST_REPORTS, LIST_SCHEDULES
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.problem_details import ProblemError, not_found
@@ -73,7 +73,7 @@ def add_evidence(api: Api) -> None:
         destinations,
         answers=DestinationList,
     )
-    api.add(_evidence("listReportSchedules", "GET", "/v1/reports/schedules"), schedules, answers=ScheduleList)
+    api.add(LIST_SCHEDULES.operation, schedules, answers=ScheduleList)
     scheduling = _evidence("makeReportSchedule", "POST", "/v1/reports/schedules", keyed=True, exports=True)
     problems = ("not-found", "not-acceptable")
     api.add(scheduling, make_schedule, answers=ScheduleModel, status=201, problems=problems)
@@ -138,10 +138,7 @@ def destinations(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
 
 def schedules(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """Schedules of reports that you may see: those of your tenant, or all."""
-    return {
-        "items": [each.data(service.clock.utc_us()) for each in schedules_of(service, caller)],
-        "next": None,
-    }
+    return LIST_SCHEDULES.answer(service, caller)
 
 
 def schedules_of(service: Service, caller: Caller) -> list[Schedule]:

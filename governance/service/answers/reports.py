@@ -1,4 +1,4 @@
-"""Reports that were made, or are due by a schedule."""
+"""Reports that were made, or are due by a schedule; and the schedules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from kvcustody.governance.service.operations.desk import Desk, ReadOperation
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.schedules.made_reports import made_reports
+from kvcustody.governance.service.schedules.schedule_book import read_schedules
 
 READ = Permission.READ_CUSTODY
 
@@ -32,6 +33,16 @@ def _reports(
     return {"items": [item.data() for item in found[:limit]], "next": following}
 
 
+def _schedules(desk: Desk, caller: Caller) -> dict[str, Any]:
+    with desk.reading() as connection:
+        found = read_schedules(connection, tenant=caller.tenant_of(READ, None))
+    now_us = desk.clock.utc_us()
+    return {"items": [each.data(now_us) for each in found], "next": None}
+
+
 LIST_REPORTS = ReadOperation(
     Operation("listReports", "GET", "/v1/reports", READ, "evidence", recorded=True), _reports
+)
+LIST_SCHEDULES = ReadOperation(
+    Operation("listReportSchedules", "GET", "/v1/reports/schedules", READ, "evidence"), _schedules
 )
