@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.evidence.query.prefix_value import PrefixValue, prefix_values
-from kvcustody.audit.evidence.query.showback import costs_of
+from kvcustody.audit.evidence.query.prefix_value import PrefixValue
+from kvcustody.console.api.asking import Source, asked
 from kvcustody.console.command import Json, make_table, print_period, stdout
-from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import (
     DEFAULT,
     Authority,
@@ -21,7 +20,7 @@ from kvcustody.console.options import (
     period_us,
 )
 from kvcustody.governance.observability.serving_summary import seconds_text
-from kvcustody.governance.service.fleet.workers import statuses
+from kvcustody.governance.service.answers.showback import LIST_PREFIXES
 from kvcustody.http_exchange import fact_of
 from kvcustody.times import DAY_US, readable
 
@@ -39,6 +38,7 @@ def prefixes() -> None:
 
 @app.command(epilog="Example: `kvcustody prefixes top --since 2026-11-01 --tenant acme --json`")
 def top(
+    ctx: typer.Context,
     *,
     since: DayStart = None,
     until: PeriodEnd = None,
@@ -55,14 +55,9 @@ def top(
     Seconds are by the cost that each worker measured of its own prefills; where none is told, blocks decide.
     """
     since_us, until_us = period_us(since, until, span_us=DAY_US)
-    if server is not None:
-        with connect(server, key_file, authority) as plane:
-            found = plane.get("/v1/prefixes", since=since_us, until=until_us, tenant=tenant, limit=limit)
-        rows = [fact_of(PrefixValue, row) for row in found["items"]]
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            costs = costs_of(statuses(connection))
-            rows = prefix_values(connection, since_us, until_us, costs, tenant=tenant, limit=limit)
+    source = Source(ctx, ledger, server, key_file, authority)
+    found = asked(LIST_PREFIXES, source, since=since_us, until=until_us, tenant=tenant, limit=limit)
+    rows = [fact_of(PrefixValue, row) for row in found["items"]]
     if as_json:
         from kvcustody.governance.api.models.operations import Prefixes
 

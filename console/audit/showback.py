@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.evidence.query.showback import ShowbackRow, costs_of, showback
+from kvcustody.audit.evidence.query.showback import ShowbackRow
 from kvcustody.audit.exports.csv_table import csv_text
+from kvcustody.console.api.asking import Source, asked
 from kvcustody.console.command import Json, make_table, print_period, say, stdout
-from kvcustody.console.opening import connect, reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, PeriodEnd, Server, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
-from kvcustody.governance.service.fleet.workers import statuses
+from kvcustody.governance.service.answers.showback import GET_SHOWBACK
 from kvcustody.times import readable
 
 EPILOG = "Example: `kvcustody showback --since 2026-11-01 --until 2026-12-01 --csv > november.csv`"
@@ -20,6 +20,7 @@ _COLUMNS = ShowbackRow._fields
 
 
 def bill(
+    ctx: typer.Context,
     *,
     since: Annotated[str, typer.Option(help="From this UTC date or moment on.")],
     until: PeriodEnd = None,
@@ -37,15 +38,10 @@ def bill(
     has told none. docs/audit/showback.md defines every column.
     """
     since_us, until_us = period_us(since, until)
-    if server is not None:
-        with connect(server, key_file, authority) as plane:
-            found = plane.get("/v1/showback", since=since_us, until=until_us)
-        rows = [{name: row[name] for name in _COLUMNS} for row in found["items"]]
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            made = showback(connection, since_us, until_us, costs_of(statuses(connection)))
-        rows = [row._asdict() for row in made]
-    _print([row for row in rows if tenant in (None, row["tenant"])], since_us, until_us, as_json, as_csv)
+    source = Source(ctx, ledger, server, key_file, authority)
+    found = asked(GET_SHOWBACK, source, since=since_us, until=until_us, tenant=tenant)
+    rows = [{name: row[name] for name in _COLUMNS} for row in found["items"]]
+    _print(rows, since_us, until_us, as_json, as_csv)
 
 
 def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_json: bool, as_csv: bool) -> None:

@@ -15,16 +15,17 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.evidence.cases.case_clock import read_holidays, working_calendar
 from kvcustody.audit.evidence.cases.case_record import CaseState, CaseStep, StepKind, SubjectRight
-from kvcustody.audit.evidence.cases.read_cases import read_case, read_cases
+from kvcustody.audit.evidence.cases.read_cases import read_case
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
+from kvcustody.console.api.asking import Source, asked, listed
 from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import Json, make_table, print_answer, print_json, say, stdout
 from kvcustody.console.files import read_file, read_words, write_files
-from kvcustody.console.opening import connect, one_ledger, reading, subject_store, writing
+from kvcustody.console.opening import connect, one_ledger, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
     Authority,
@@ -39,7 +40,7 @@ from kvcustody.console.options import (
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.privacy.cases import CaseModel, CasePage, CaseSummaryModel
-from kvcustody.governance.cases.show_case import summary_of, view_case
+from kvcustody.governance.cases.show_case import summary_of
 from kvcustody.governance.cases.take_step import (
     WantedCase,
     check_actor,
@@ -47,6 +48,7 @@ from kvcustody.governance.cases.take_step import (
     opened_event,
     step_event,
 )
+from kvcustody.governance.service.answers.cases import GET_CASE, LIST_CASES
 from kvcustody.times import readable
 
 app = typer.Typer(
@@ -226,14 +228,7 @@ def show_list(
     as_json: Json = False,
 ) -> None:
     """Every case on record, newest first, and how it stands: `open`, `near`, `missed`, `answered` or `late`."""
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
-            found = plane.items("/v1/cases", tenant=tenant)
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            tenant, now_us = known_tenant(connection, tenant), deadline_us()
-            found = [summary_of(case, now_us)._asdict() for case in read_cases(connection, tenant=tenant)]
+    found = listed(LIST_CASES, Source(ctx, ledger, server, key_file, authority), tenant=tenant)
     found = found[::-1] if oldest_first else found
     if as_json:
         print_answer(CasePage, {"items": found})
@@ -286,9 +281,7 @@ def show(
 
     Steps that count for nothing are shown with the reason, and so is what the ledger says against a decision.
     """
-    if server is not None:
-        one_ledger(ctx)
-    found = _view(case_id, ledger, subject_keys, server, key_file, authority)
+    found = asked(GET_CASE, Source(ctx, ledger, server, key_file, authority, subject_keys), case=case_id)
     if as_json:
         print_answer(CaseModel, found)
         return
@@ -318,26 +311,6 @@ def show(
     for label, name in (("to do", "duties"), ("against it", "contradictions"), ("no principal", "strangers")):
         for text in found[name]:
             say(f"{label}: {text}")
-
-
-def _view(
-    case_id: str,
-    ledger: str,
-    subject_keys: str | None,
-    server: str | None,
-    key_file: Path | None,
-    authority: Path | None,
-) -> dict[str, Any]:
-    """The case with everything about it."""
-    if server is not None:
-        with connect(server, key_file, authority) as plane:
-            return dict(plane.get(f"/v1/cases/{case_id}"))
-    with (
-        subject_store(subject_keys, ledger) as keys,
-        reading(ledger) as engine,
-        engine.connect() as connection,
-    ):
-        return view_case(connection, read_case(connection, case_id), deadline_us(), keys=keys).data()
 
 
 @app.command(
@@ -370,9 +343,7 @@ def letter(
 
     Record the one that was sent with `case step CASE answer --about letter --file letter.pdf`.
     """
-    if server is not None:
-        one_ledger(ctx)
-    found = _view(case_id, ledger, subject_keys, server, key_file, authority)
+    found = asked(GET_CASE, Source(ctx, ledger, server, key_file, authority, subject_keys), case=case_id)
     today = datetime.now(UTC).date().isoformat()
     source = "" if template is None else read_words(template)
     details = LetterDetails(kind, to, sender, date or today, source)

@@ -14,12 +14,15 @@ from kvcustody.audit.evidence.processes import enforcement as recorded
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.opening import connect, reading, writing
+from kvcustody.console.api.asking import Source, asked
+from kvcustody.console.command import Json, make_table, print_answer, print_json, say, stdout
+from kvcustody.console.opening import connect, writing
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
 from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.governance.api.models.policies import EnforcementModel
 from kvcustody.governance.monitoring.enforcement import ENFORCE, MILLIONTHS, MODES, MONITOR
 from kvcustody.governance.monitoring.ordering import enforcement_order
+from kvcustody.governance.service.answers.enforcement import GET_ENFORCEMENT
 from kvcustody.times import readable
 
 _PLACE = "/v1/policies/enforcement"
@@ -35,6 +38,7 @@ _SHOW = "Example:\n\n    kvcustody policy enforcement --ledger sqlite:///kvcusto
 
 
 def show_command(
+    ctx: typer.Context,
     ledger: Ledger = DEFAULT,
     server: Server = None,
     key_file: KeyFile = None,
@@ -46,20 +50,9 @@ def show_command(
 
     Refused tokens were reused and would not have been; what is prefilled again is what enforcing would have cost.
     """
-    if server is not None:
-        with connect(server, key_file, authority) as connection:
-            found: Mapping[str, Any] = connection.get(_PLACE)
-    else:
-        with reading(ledger) as engine, engine.connect() as connected:
-            order = recorded.newest_order(connected)
-            found = {
-                "order": None if order is None else order._asdict(),
-                "workers": [one._asdict() for one in recorded.worker_enforcement(connected)],
-                "periods": [one._asdict() for one in recorded.monitored_periods(connected)],
-                "forecasts": [one.data() for one in recorded.forecasts(connected)],
-            }
+    found = asked(GET_ENFORCEMENT, Source(ctx, ledger, server, key_file, authority))
     if as_json:
-        print_json(dict(found))
+        print_answer(EnforcementModel, found)
         return
     order_ = found["order"]
     if order_ is None:

@@ -16,8 +16,9 @@ from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.framework import NAMES
 from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
+from kvcustody.console.api.asking import Source, asked, listed
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_answer, printable, say, stdout
-from kvcustody.console.opening import connect, one_ledger, reading, service_settings, writing
+from kvcustody.console.opening import connect, one_ledger, service_settings, writing
 from kvcustody.console.options import (
     DEFAULT,
     Authority,
@@ -38,6 +39,7 @@ from kvcustody.governance.api.models.evidence import (
 )
 from kvcustody.governance.service.access.local_administration import local_name
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.answers.reports import LIST_REPORTS, LIST_SCHEDULES
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import made_reports
@@ -74,16 +76,8 @@ def list_schedules(
     as_json: Json = False,
 ) -> None:
     """List the schedules of reports, and when each is due next."""
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
-            items = list(plane.get("/v1/reports/schedules")["items"])
-    else:
-        clock = SystemClock()
-        settings = service_settings(config, ledger)
-        with reading(settings.database_url) as engine:
-            book = ScheduleBook(engine, clock, lambda event: None, settings)
-            items = [each.data(clock.utc_us()) for each in book.listed()]
+    source = Source(ctx, ledger, server, key_file, authority, config=config)
+    items = asked(LIST_SCHEDULES, source)["items"]
     if as_json:
         print_answer(ScheduleList, {"items": items})
         return
@@ -221,17 +215,7 @@ def list_reports(
     as_json: Json = False,
 ) -> None:
     """What a control plane made, newest first: each report's opinion, digest, signature, and how it was handed over."""
-    if server is not None:
-        one_ledger(ctx)
-        asked = {} if tenant is None else {"tenant": tenant}
-        with connect(server, key_file, authority) as plane:
-            items = plane.items("/v1/reports", **asked)
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            found = made_reports(
-                connection, tenant=known_tenant(connection, tenant), limit=None, verdicts=SignedVerdicts()
-            )
-            items = [each.data() for each in found]
+    items = listed(LIST_REPORTS, Source(ctx, ledger, server, key_file, authority), tenant=tenant)
     items = items[::-1] if oldest_first else items
     if as_json:
         print_answer(MadeReportPage, {"items": items})

@@ -8,16 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.evidence.copies.transfers import (
-    TransferFilter,
-    explain_request,
-    has_tiers,
-    tier_summaries,
-    transfers,
-)
-from kvcustody.audit.evidence.query.known_names import known_tenant
+from kvcustody.console.api.asking import Source, asked
 from kvcustody.console.command import Json, as_answered, make_table, print_json, print_period, say, stdout
-from kvcustody.console.opening import connect, one_ledger, reading
 from kvcustody.console.options import (
     DEFAULT,
     Authority,
@@ -34,6 +26,7 @@ from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
+from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
 from kvcustody.plurals import several
 from kvcustody.times import DAY_US, readable
 
@@ -93,22 +86,15 @@ def list_tiers(
 ) -> None:
     """Each tier's copies, and what stores and restores of a period moved, took, saved and were predicted to take."""
     since_us, until_us = period_us(since, until, span_us=DAY_US)
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
-            items = plane.get("/v1/tiers", since=since_us, until=until_us, tenant=tenant)["items"]
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            tenant = known_tenant(connection, tenant)
-            found = tier_summaries(connection, since_us, until_us, tenant=tenant)
-        items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
+    source = Source(ctx, ledger, server, key_file, authority)
+    found = asked(LIST_TIERS, source, since=since_us, until=until_us, tenant=tenant)
     if as_json:
-        print_period(Tiers, "tiers", since_us, until_us, items)
+        print_period(Tiers, "tiers", since_us, until_us, found["items"])
         return
-    if not items:
+    if not found["items"]:
         say(NO_TIER)
         return
-    _print_tiers(items, since_us, until_us)
+    _print_tiers(found["items"], since_us, until_us)
 
 
 @app.command(
@@ -142,21 +128,22 @@ def list_transfers(
     as_json: Json = False,
 ) -> None:
     """Decisions to move copies or not, newest first: what either way was predicted to take, and what it took."""
-    since_us, until_us = moment_us(since, "--since"), moment_us(until, "--until")
-    chosen = (tier, action, choice, outcome, residency, _process(incarnation), since_us, until_us)
-    if server is not None:
-        one_ledger(ctx)
-        names = ("tier", "action", "choice", "outcome", "residency", "incarnation", "since", "until")
-        asked = dict(zip(names, chosen, strict=True))
-        with connect(server, key_file, authority) as plane:
-            found = plane.get("/v1/tiers/transfers", **asked, tenant=tenant, limit=limit, cursor=cursor)
-        items, following = found["items"], found["next"]
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            wanted = TransferFilter(known_tenant(connection, tenant), *chosen)
-            page = transfers(connection, wanted, after=_place(cursor), limit=limit)
-        items = [row._asdict() for row in page.transfers]
-        following = None if page.next is None else ":".join(map(str, page.next))
+    found = asked(
+        LIST_TRANSFERS,
+        Source(ctx, ledger, server, key_file, authority),
+        tier=tier,
+        action=action,
+        choice=choice,
+        outcome=outcome,
+        residency=residency,
+        incarnation=_process(incarnation),
+        since=moment_us(since, "--since"),
+        until=moment_us(until, "--until"),
+        tenant=tenant,
+        limit=limit,
+        cursor=cursor,
+    )
+    items, following = found["items"], found["next"]
     if as_json:
         print_json({"transfers": as_answered(Transfers, {"items": items})["items"], "next": following})
         return
@@ -186,20 +173,16 @@ def explain(
     `kvcustody audit query --kind residency-opened` shows requests with their numbers; of these, `--residency` and
     `--kind transfer-decided` show the leaves that this is said from.
     """
-    process = _process(incarnation)
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
-            asked = {"residency": residency, "incarnation": process, "worker": worker, "tenant": tenant}
-            answer = plane.get("/v1/tiers/requests", **asked)
-        items, any_tier, place = answer["items"], answer["any_tier"], server
-    else:
-        with reading(ledger) as engine, engine.connect() as connection:
-            tenant = known_tenant(connection, tenant)
-            found = explain_request(connection, residency, incarnation=process, worker=worker, tenant=tenant)
-            any_tier, place = has_tiers(connection, tenant=tenant), ledger
-        items = [row._asdict() | {"decisions": [one._asdict() for one in row.decisions]} for row in found]
-    one = _only(items, residency, place, any_tier)
+    found = asked(
+        EXPLAIN_TRANSFERS,
+        Source(ctx, ledger, server, key_file, authority),
+        residency=residency,
+        incarnation=_process(incarnation),
+        worker=worker,
+        tenant=tenant,
+    )
+    any_tier = found["any_tier"]
+    one = _only(found["items"], residency, server or ledger, any_tier)
     lines = lines_of(one) if any_tier else [*lines_of(one)[:1], NO_TIER]
     if as_json:
         [one] = as_answered(ExplainedTransfers, {"items": [one]})["items"]
@@ -235,17 +218,6 @@ def _process(said: str | None) -> str | None:
             incarnation=said,
         )
     return said
-
-
-def _place(cursor: str | None) -> tuple[int, int, int] | None:
-    if cursor is None:
-        return None
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,9}):(\d{1,18})", cursor)
-    if found is None:
-        raise ConfigError(
-            f"--cursor `{cursor}` is no cursor of this command; give what `more:` said", cursor=cursor
-        )
-    return int(found[1]), int(found[2]), int(found[3])
 
 
 def _print_tiers(items: list[dict[str, Any]], since_us: int, until_us: int) -> None:

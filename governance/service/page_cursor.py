@@ -11,12 +11,14 @@ import base64
 import binascii
 import hashlib
 import hmac
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from kvcustody.governance.service.access.service_secret import ServiceSecret
 from kvcustody.governance.service.problem_details import ProblemError
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.access.service_secret import ServiceSecret
 
 _TAG_BYTES = 32
 _CHARACTERS_MAX = 1024

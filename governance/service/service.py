@@ -46,6 +46,7 @@ from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_sig
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.policies_in_effect import PoliciesInEffect, policies_in_effect
+from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.caller import Caller
@@ -388,6 +389,19 @@ class Service:
                 raise
             raise not_found() from None
         return caller.tenant_of(action, name)
+
+    @property
+    def token_issuers(self) -> list[str]:
+        """The issuers whose tokens name people here."""
+        return [issuer.name for issuer in self.settings.issuers]
+
+    def released(self) -> ReleaseState | None:
+        """The policies that were released; None where the settings name no trust."""
+        return self.policies.released()
+
+    def absent(self, error: LedgerError) -> ProblemError:
+        """What is not there is answered like what is not the caller's."""
+        return not_found()
 
     def names_of(self, tenant: str, subject: str) -> list[str]:
         """Every pseudonym of a subject of a tenant. No wall: who is behind a pseudonym is in no tenant's log."""

@@ -79,6 +79,7 @@ def test_control_an_action_that_is_only_named_is_nobodys() -> None:
 
 
 OPERATIONS = "kvcustody.governance.api.operations"
+ANSWERS = "kvcustody.governance.service.answers"
 GATE_CALLERS = {  # who lets a call through the gate
     "governance/api/http/gate.py": "a request",
     "governance/api/local_calls.py": "a command on the ledger itself",
@@ -102,7 +103,7 @@ def called_past_the_gate(source: str) -> set[str]:
         if (
             isinstance(node, ast.ImportFrom)
             and node.module is not None
-            and node.module.startswith(OPERATIONS)
+            and node.module.startswith((OPERATIONS, ANSWERS))
         ):
             for one in node.names:
                 modules[one.asname or one.name] = f"{node.module}.{one.name}"
@@ -113,6 +114,8 @@ def called_past_the_gate(source: str) -> set[str]:
             place = functions_here.get(call.id)
         elif isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name):
             place = (modules.get(call.value.id, ""), call.attr)
+            if call.attr == "answer" and place[0].startswith(ANSWERS):
+                found.add(place[0])
         else:
             continue
         if place in operation_functions():
@@ -136,6 +139,12 @@ def test_the_gate_has_three_callers() -> None:
     assert callers == set(GATE_CALLERS)
 
 
+def test_a_ledger_is_asked_after_the_permission_of_its_reader() -> None:
+    source = (ROOT / "console/api/asking.py").read_text(encoding="utf-8")
+    asking = [function for function in functions(parsed_text(source)) if "answer" in calls(function)]
+    assert len(asking) == 1 and "check_permission" in calls(asking[0])
+
+
 def test_control_an_operation_that_is_called_directly_is_found() -> None:
     module = "from kvcustody.governance.api.operations import custody as custody_api"
     assert called_past_the_gate(f"{module}\ncustody_api.covered(caller, service)") == {
@@ -147,3 +156,8 @@ def test_control_an_operation_that_is_called_directly_is_found() -> None:
         f"{OPERATIONS}.erasures.request"
     }
     assert called_past_the_gate(f"{function}\nask(service, who, ask_erasure, what)") == set()
+    question = f"from {ANSWERS}.tiers import LIST_TIERS"
+    assert called_past_the_gate(f"{question}\nLIST_TIERS.answer(desk, who)") == {
+        f"{ANSWERS}.tiers.LIST_TIERS"
+    }
+    assert called_past_the_gate(f"{question}\nasked(LIST_TIERS, source)") == set()

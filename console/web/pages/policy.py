@@ -21,7 +21,7 @@ from kvcustody.governance.observability.serving_summary import tiers_at_work
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.fleet import enforcement_orders
+from kvcustody.governance.service.answers.enforcement import enforcement_on_record
 from kvcustody.governance.service.problem_details import not_found
 from kvcustody.governance.service.processes import policy_tasks as tasks
 from kvcustody.governance.service.processes.policy_tasks import Draft
@@ -68,7 +68,7 @@ def show(visit: PageRequest) -> Response:
         "Policy",
         state=state,
         effect=read_policy_status(visit),
-        enforcement=enforcement_orders.show(visit.service),
+        enforcement=enforcement_on_record(visit.service),
         revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers]
         if state
         else [],

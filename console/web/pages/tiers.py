@@ -17,6 +17,7 @@ from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations import tiers as tiers_api
 from kvcustody.governance.observability.serving_summary import TierServing, tier_servings
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.answers.tiers import whose
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.times import DAY_US, SECOND_US
 
@@ -46,7 +47,7 @@ class _WorkerTier(NamedTuple):
 def show(visit: PageRequest) -> Response:
     """Every tier in a period, the workers' tiers, decisions one by one, and one request explained where it is asked."""
     said = visit.text("tenant")
-    tenant = tiers_api.whose(visit.caller, visit.service, said)
+    tenant = whose(visit.service, visit.caller, said)
     visit.record("consoleTiers", tenant=tenant)
     name = visit.text("period") or "24h"
     until_us = visit.service.clock.utc_us()

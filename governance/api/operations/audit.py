@@ -38,7 +38,8 @@ from kvcustody.governance.api.models.audit import (
     Logs,
     OddTimes,
 )
-from kvcustody.governance.api.models.base import LARGE, AsOf, Cursor, Limit, Since, Tenant, Until
+from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.api.parameters import AsOf, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach

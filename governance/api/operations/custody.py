@@ -29,8 +29,7 @@ from kvcustody.audit.evidence.query.showback import crossed_reuse
 from kvcustody.audit.reports.subject_access import subject_page
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, MOMENT, MOMENT_SCHEMA, Limit, Since, Tenant, Until
-from kvcustody.governance.api.models.base import Cursor as CursorText
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import (
     BlockHistory,
     CoverageAnswer,
@@ -47,6 +46,8 @@ from kvcustody.governance.api.models.custody import (
     facts,
 )
 from kvcustody.governance.api.operations.audit import Kind
+from kvcustody.governance.api.parameters import MOMENT, MOMENT_SCHEMA, Limit, Since, Tenant, Until
+from kvcustody.governance.api.parameters import Cursor as CursorText
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.operations.operation import Operation

@@ -24,7 +24,7 @@ from kvcustody.audit.evidence.subjects.subject_table import session_names, subje
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import facts
 from kvcustody.governance.api.models.erasures import (
     Certificate,
@@ -35,6 +35,7 @@ from kvcustody.governance.api.models.erasures import (
     ErasureStatus,
     OpeningModel,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name

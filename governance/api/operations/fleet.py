@@ -18,15 +18,13 @@ from typing import Annotated, Any
 from fastapi import Path, Query
 
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
-from kvcustody.audit.evidence.query.prefix_value import prefix_values
 from kvcustody.audit.evidence.query.scans import scan_of, scans
-from kvcustody.audit.evidence.query.showback import costs_of, showback
 from kvcustody.audit.kinds import ClockConfirmed
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Since, Tenant, Until
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.models.operations import (
     Capacity,
@@ -48,15 +46,16 @@ from kvcustody.governance.api.models.scan_orders import (
     ScansOwed,
     ScanWanted,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.fleet.workers import WorkerRun, statuses
+from kvcustody.governance.service.answers.showback import GET_SHOWBACK, LIST_PREFIXES
+from kvcustody.governance.service.fleet.workers import WorkerRun
 from kvcustody.governance.service.jobs import shown
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
-_DAY_US = 86_400 * MICROSECONDS
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
@@ -76,9 +75,8 @@ def add_fleet(api: Api) -> None:
     api.add(quotas_, quotas, answers=Quotas, problems=("cursor-invalid",))
     capacity_ = _read("getCapacity", path="/v1/capacity")
     api.add(capacity_, capacity, answers=Capacity, problems=("cursor-invalid",))
-    showback_ = _read("getShowback", path="/v1/showback")
-    api.add(showback_, get_showback, answers=Showback)
-    api.add(_read("listPrefixes", path="/v1/prefixes"), list_prefixes, answers=Prefixes)
+    api.add(GET_SHOWBACK.operation, get_showback, answers=Showback)
+    api.add(LIST_PREFIXES.operation, list_prefixes, answers=Prefixes)
     api.add(_read("listSinks", path="/v1/sinks"), sinks, answers=SinkPage)
     for act, says in _SINK_ACTS.items():
         operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}")
@@ -162,14 +160,7 @@ def get_showback(
     caller: CallerDep, service: ServiceDep, since: Since = None, until: Until = None, tenant: Tenant = None
 ) -> dict[str, Any]:
     """What each tenant held and what reuse saved it, in [since, until) UTC microseconds; the last day by default."""
-    until_us = service.clock.utc_us() if until is None else until
-    since_us = max(0, until_us - _DAY_US) if since is None else since
-    if since_us >= until_us:
-        raise ProblemError("invalid", "`since` is not before `until`")
-    with service.reading() as connection:
-        rows = showback(connection, since_us, until_us, costs_of(statuses(connection)))
-    items = [row._asdict() for row in rows if tenant in (None, row.tenant)]
-    return {"since_us": since_us, "until_us": until_us, "items": items}
+    return GET_SHOWBACK.answer(service, caller, since=since, until=until, tenant=tenant)
 
 
 def list_prefixes(
@@ -181,14 +172,7 @@ def list_prefixes(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Requests whose blocks saved later ones most in [since, until) UTC microseconds; the last day by default."""
-    until_us = service.clock.utc_us() if until is None else until
-    since_us = max(0, until_us - _DAY_US) if since is None else since
-    if since_us >= until_us:
-        raise ProblemError("invalid", "`since` is not before `until`")
-    with service.reading() as connection:
-        costs = costs_of(statuses(connection))
-        rows = prefix_values(connection, since_us, until_us, costs, tenant=tenant, limit=limit)
-    return {"since_us": since_us, "until_us": until_us, "items": [row._asdict() for row in rows]}
+    return LIST_PREFIXES.answer(service, caller, since=since, until=until, tenant=tenant, limit=limit)
 
 
 def capacity(

@@ -12,9 +12,9 @@ from fastapi import Response
 
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import OwnGrants, Release, SignedStep
 from kvcustody.governance.api.operations.policy_release import taken
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.access.roles import Permission

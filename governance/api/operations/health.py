@@ -14,8 +14,9 @@ from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.tlog.witness.status import witness_status
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.health import Alive, Health, InboxPage
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission

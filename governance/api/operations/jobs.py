@@ -22,8 +22,8 @@ from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.kinds import AccessRecorded, log_of
 from kvcustody.files import fresh_file
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.jobs import ExportRequest, JobModel, JobPage
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.operations.operation import Operation

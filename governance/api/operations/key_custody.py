@@ -9,7 +9,6 @@ from typing import Any
 from kvcustody.audit.evidence.query.key_orders import DESTROY, ROTATE
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.key_custody import (
     BreakModel,
     BreakReason,
@@ -21,6 +20,7 @@ from kvcustody.governance.api.models.key_custody import (
     TenantNamed,
     UnlinkedModel,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet import key_custody as custody
 from kvcustody.governance.service.operations.operation import Operation

@@ -19,7 +19,6 @@ from kvcustody.errors import PolicyError
 from kvcustody.governance.api.http.answer_times import answer_bytes
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import (
     Consents,
     EnforcementAsked,
@@ -34,12 +33,14 @@ from kvcustody.governance.api.models.policies import (
     SignedStep,
     WorkbenchAnswer,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import pending_consents, revoked_of
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.answers.enforcement import GET_ENFORCEMENT, POLICY_STEPS
 from kvcustody.governance.service.fleet import enforcement_orders
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 from kvcustody.governance.service.operations.operation import Operation
@@ -51,12 +52,6 @@ Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3])]
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
 ]
-_STEPPERS = (
-    Permission.APPROVE_POLICY,
-    Permission.STAGE_POLICY,
-    Permission.NARROW_POLICY,
-    Permission.WRITE_POLICY,
-)
 _read = partial(Operation, method="GET", action=Permission.READ_POLICY, tag="policies")
 _STEPS: tuple[tuple[str, str, Permission, tuple[ReleaseAction, ...], bool | None, str], ...] = (
     ("proposePolicy", "propose", Permission.WRITE_POLICY, (ReleaseAction.PROPOSED,), None,
@@ -91,7 +86,7 @@ def add_policies(api: Api) -> None:
         "/v1/policies/release",
         Permission.READ_POLICY,
         "policies",
-        also=(*_STEPPERS, Permission.CONSENT),
+        also=(*POLICY_STEPS, Permission.CONSENT),
     )
     api.add(standing, release, answers=Release, problems=("conflict",))
     effect = Operation(
@@ -100,18 +95,10 @@ def add_policies(api: Api) -> None:
         "/v1/policies/in-effect",
         Permission.READ_POLICY,
         "policies",
-        also=_STEPPERS,
+        also=POLICY_STEPS,
     )
     api.add(effect, in_effect, answers=PoliciesInEffectModel)
-    enforcement_ = Operation(
-        "getEnforcement",
-        "GET",
-        "/v1/policies/enforcement",
-        Permission.READ_POLICY,
-        "policies",
-        also=_STEPPERS,
-    )
-    api.add(enforcement_, enforcement, answers=EnforcementModel)
+    api.add(GET_ENFORCEMENT.operation, enforcement, answers=EnforcementModel)
     ordering = Operation(
         "orderEnforcement",
         "POST",
@@ -136,7 +123,7 @@ def add_policies(api: Api) -> None:
         "/v1/policies/records",
         Permission.READ_POLICY,
         "policies",
-        also=_STEPPERS,
+        also=POLICY_STEPS,
     )
     api.add(records_, records, answers=Records, problems=("conflict", "cursor-invalid"))
     consents_ = Operation("listConsents", "GET", "/v1/policies/consents", Permission.CONSENT, "policies")
@@ -178,9 +165,9 @@ def in_effect(service: ServiceDep) -> dict[str, Any]:
     return service.policies_in_effect().data()
 
 
-def enforcement(service: ServiceDep) -> dict[str, Any]:
+def enforcement(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """For whom workers enforce: the order, what each does, and what was foreseen of whom they monitor."""
-    return enforcement_orders.show(service)
+    return GET_ENFORCEMENT.answer(service, caller)
 
 
 def order_enforcement(caller: CallerDep, service: ServiceDep, what: EnforcementAsked) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from kvcustody.governance.api.models.access import (
     VersionModel,
     Whoami,
 )
-from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
 from kvcustody.governance.service.operations.operation import Operation

@@ -19,7 +19,6 @@ from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.evidence import (
     CheckRequest,
     DestinationList,
@@ -33,11 +32,12 @@ from kvcustody.governance.api.models.evidence import (
     ScheduleRequest,
 )
 from kvcustody.governance.api.models.jobs import JobModel
+from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach, Role
+from kvcustody.governance.service.answers.reports import LIST_REPORTS, LIST_SCHEDULES
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.operations.operation import Operation
-from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.schedules.made_reports import MadeReport, made_reports
@@ -65,14 +65,15 @@ def add_evidence(api: Api) -> None:
     api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
     listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")
     api.add(listing, frameworks, answers=Frameworks)
-    made = _evidence("listReports", "GET", "/v1/reports", recorded=True)
-    api.add(made, list_reports, answers=MadeReportPage, problems=("cursor-invalid", "not-found"))
+    api.add(
+        LIST_REPORTS.operation, list_reports, answers=MadeReportPage, problems=("cursor-invalid", "not-found")
+    )
     api.add(
         _evidence("listReportDestinations", "GET", "/v1/reports/destinations"),
         destinations,
         answers=DestinationList,
     )
-    api.add(_evidence("listReportSchedules", "GET", "/v1/reports/schedules"), schedules, answers=ScheduleList)
+    api.add(LIST_SCHEDULES.operation, schedules, answers=ScheduleList)
     scheduling = _evidence("makeReportSchedule", "POST", "/v1/reports/schedules", keyed=True, exports=True)
     problems = ("not-found", "not-acceptable")
     api.add(scheduling, make_schedule, answers=ScheduleModel, status=201, problems=problems)
@@ -126,19 +127,7 @@ def list_reports(
     tenant: Tenant = None,
 ) -> dict[str, Any]:
     """Reports that were made, or are due by a schedule, newest first: opinion, digest, signature, deliveries."""
-    mine = service.tenant_of(caller, READ, tenant)
-    question = CursorBinding("listReports", caller.name, {"tenant": tenant})
-    position = service.cursors.read(question, cursor)
-    before = None if position is None else (int(position[0]), str(position[1]))
-    with service.reading() as connection:
-        found = made_reports(
-            connection, tenant=mine, before=before, limit=limit + 1, verdicts=service.verdicts
-        )
-    following = None
-    if len(found) > limit:
-        last = found[limit - 1]
-        following = service.cursors.write(question, [last.created_us, last.report])
-    return {"items": [item.data() for item in found[:limit]], "next": following}
+    return LIST_REPORTS.answer(service, caller, tenant=tenant, cursor=cursor, limit=limit)
 
 
 def destinations(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
@@ -149,10 +138,7 @@ def destinations(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
 
 def schedules(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """Schedules of reports that you may see: those of your tenant, or all."""
-    return {
-        "items": [each.data(service.clock.utc_us()) for each in schedules_of(service, caller)],
-        "next": None,
-    }
+    return LIST_SCHEDULES.answer(service, caller)
 
 
 def schedules_of(service: Service, caller: Caller) -> list[Schedule]:

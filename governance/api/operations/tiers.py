@@ -1,35 +1,17 @@
-"""Operations on tiers: what was decided about moving copies, by tier, one by one, and for one request.
-
-1. Every answer is about the tenant that the caller's credential names, or about the one asked for by those who see
-   all. Those who run a fleet see all: what is shown names tenants and requests, and neither subjects nor leaves.
-"""
+"""Operations on tiers, as requests ask them: `service.answers.tiers` answers."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Query
 
-from kvcustody.audit.evidence.copies.transfers import (
-    ExplainedRequest,
-    TransferFilter,
-    explain_request,
-    has_tiers,
-    tier_summaries,
-    transfers,
-)
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE, Limit, Since, Tenant, Until
-from kvcustody.governance.api.models.base import Cursor as CursorText
-from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers, facts
-from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.operations.operation import Operation
-from kvcustody.governance.service.page_cursor import CursorBinding
-from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.service import Service
-from kvcustody.times import DAY_US
+from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
+from kvcustody.governance.api.parameters import Cursor as CursorText
+from kvcustody.governance.api.parameters import Limit, Since, Tenant, Until
+from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
 
 Residency = Annotated[
     int | None,
@@ -42,43 +24,21 @@ Residency = Annotated[
 Incarnation = Annotated[
     str | None, Query(pattern=r"^[0-9a-f]{32}$", description="Of this process alone: 32 hexadecimal digits.")
 ]
-_read = partial(
-    Operation,
-    method="GET",
-    action=Permission.READ_CUSTODY,
-    tag="custody",
-    recorded=True,
-    also=(Permission.READ_OPERATIONS,),
-)
 
 
 def add_tiers(api: Api) -> None:
     """Declare the operations."""
-    api.add(_read("listTiers", path="/v1/tiers"), tiers, answers=Tiers, problems=("not-found",))
+    api.add(LIST_TIERS.operation, tiers, answers=Tiers, problems=("not-found",))
     paged = ("not-found", "cursor-invalid")
-    api.add(
-        _read("listTransfers", path="/v1/tiers/transfers"),
-        listed_transfers,
-        answers=Transfers,
-        problems=paged,
-    )
-    one = _read("explainTransfers", path="/v1/tiers/requests")
-    api.add(one, explained, answers=ExplainedTransfers, problems=("not-found",))
+    api.add(LIST_TRANSFERS.operation, listed_transfers, answers=Transfers, problems=paged)
+    api.add(EXPLAIN_TRANSFERS.operation, explained, answers=ExplainedTransfers, problems=("not-found",))
 
 
 def tiers(
     caller: CallerDep, service: ServiceDep, tenant: Tenant = None, since: Since = None, until: Until = None
 ) -> dict[str, Any]:
     """Every tier: its copies of all time, and what was decided in [since, until), the last day by default."""
-    mine = whose(caller, service, tenant)
-    until_us = service.clock.utc_us() if until is None else until
-    since_us = max(0, until_us - DAY_US) if since is None else since
-    if since_us >= until_us:
-        raise ProblemError("invalid", "`since` is not before `until`")
-    with service.reading(mine) as connection:
-        found = tier_summaries(connection, since_us, until_us, tenant=mine)
-    items = [row._asdict() | {"transfers": facts(row.transfers)} for row in found]
-    return {"items": items, "since_us": since_us, "until_us": until_us}
+    return LIST_TIERS.answer(service, caller, tenant=tenant, since=since, until=until)
 
 
 def listed_transfers(
@@ -113,15 +73,21 @@ def listed_transfers(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Decisions about moving copies, newest first: what either way was predicted to take, and what it took."""
-    mine = whose(caller, service, tenant)
-    wanted = TransferFilter(mine, tier, action, choice, outcome, residency, incarnation, since, until)
-    question = CursorBinding("listTransfers", caller.name, wanted._asdict())
-    position = service.cursors.read(question, cursor)
-    after = None if position is None else (int(position[0]), int(position[1]), int(position[2]))
-    with service.reading(mine) as connection:
-        found = transfers(connection, wanted, after=after, limit=limit)
-    following = None if found.next is None else service.cursors.write(question, list(found.next))
-    return {"items": facts(found.transfers), "next": following}
+    return LIST_TRANSFERS.answer(
+        service,
+        caller,
+        tenant=tenant,
+        tier=tier,
+        action=action,
+        choice=choice,
+        outcome=outcome,
+        residency=residency,
+        incarnation=incarnation,
+        since=since,
+        until=until,
+        cursor=cursor,
+        limit=limit,
+    )
 
 
 def explained(
@@ -138,18 +104,6 @@ def explained(
     tenant: Tenant = None,
 ) -> dict[str, Any]:
     """What was decided about restoring blocks for one request: found where, predicted, chosen, measured."""
-    mine = whose(caller, service, tenant)
-    with service.reading(mine) as connection:
-        found = explain_request(connection, residency, incarnation=incarnation, worker=worker, tenant=mine)
-        known = has_tiers(connection, tenant=mine)
-    return {"items": [_request(one) for one in found], "any_tier": known}
-
-
-def whose(caller: Caller, service: Service, tenant: str | None) -> str | None:
-    """The tenant to answer about, by whichever of the actions the caller has (rule 1)."""
-    reads = caller.reach(Permission.READ_CUSTODY) is not Reach.NONE
-    return service.tenant_of(caller, Permission.READ_CUSTODY if reads else Permission.READ_OPERATIONS, tenant)
-
-
-def _request(one: ExplainedRequest) -> dict[str, Any]:
-    return one._asdict() | {"decisions": facts(one.decisions)}
+    return EXPLAIN_TRANSFERS.answer(
+        service, caller, residency=residency, incarnation=incarnation, worker=worker, tenant=tenant
+    )

@@ -24,7 +24,7 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.compression import ENCODING, CompressionError, decompress
 from kvcustody.governance.api.http.long_poll import Wait, long_poll, told_within
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep, WireDep
-from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
+from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.workers import (
     AttemptsReport,
     BatchStored,
@@ -46,6 +46,7 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
+from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.roles import Permission

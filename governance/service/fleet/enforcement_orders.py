@@ -1,4 +1,4 @@
-"""Orders that say for whom workers enforce their policy, and what the ledger says came of them.
+"""Orders that say for whom workers enforce their policy.
 
 1. An order is on record before any worker hears of it. It is refused where a worker at work runs a policy of a profile
    that is never monitored: every worker refuses for itself, too, what its own settings do not allow.
@@ -16,18 +16,6 @@ from kvcustody.governance.monitoring.ordering import enforcement_order
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Profile
-
-
-def show(service: Service) -> dict[str, Any]:
-    """The newest order, what processes at work do, when anybody was monitored, and what was foreseen."""
-    with service.reading() as connection:
-        order = enforcement.newest_order(connection)
-        return {
-            "order": None if order is None else order._asdict(),
-            "workers": [one._asdict() for one in enforcement.worker_enforcement(connection)],
-            "periods": [one._asdict() for one in enforcement.monitored_periods(connection)],
-            "forecasts": [one.data() for one in enforcement.forecasts(connection)],
-        }
 
 
 def order(

@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.problem_details import ProblemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class Operation:
         """What stands in a path of this operation for the names in its own."""
         found = self.pattern.fullmatch(path)
         return {} if found is None else found.groupdict()
+
+
+def check_permission(operation: Operation, caller: Caller) -> None:
+    """Raise `forbidden` unless the caller's roles may ask this."""
+    if operation.action is None:
+        return
+    caller.must(operation.action, *operation.also)
+    if operation.whole and caller.reach(operation.action) is not Reach.ALL:
+        raise ProblemError("forbidden")
 
 
 class Operations:

@@ -26,7 +26,7 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.idempotency import IdempotencyClaim
 from kvcustody.governance.service.operations.answer import Answer, problem_answer, unpacked
-from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.operation import Operation, check_permission
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
 from kvcustody.governance.service.service import Service
@@ -82,13 +82,8 @@ class OperationGate:
 
     def permit(self, operation: Operation, caller: Caller) -> None:
         """Raise `forbidden` unless the caller may ask this (rule 1); `not-found` for what is not served here."""
-        action = operation.action
-        if action is None:
-            return
-        caller.must(action, *operation.also)
-        if operation.whole and caller.reach(action) is not Reach.ALL:
-            raise ProblemError("forbidden")
-        if self._workers_only and not _for_workers(operation, caller):
+        check_permission(operation, caller)
+        if self._workers_only and operation.action is not None and not _for_workers(operation, caller):
             raise ProblemError("not-found")
 
     async def run(self, call: OperationCall, act: Callable[[], Awaitable[Answer | None]]) -> Answer | None:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, func, insert, select, update
+from sqlalchemy import Connection, Engine, func, insert, select, update
 
 from kvcustody.audit.kinds import Event, ReportDelivery, ReportScheduleChanged
 from kvcustody.audit.store.database.engine import WRITE
@@ -103,6 +103,15 @@ class Schedule(NamedTuple):
         return facts
 
 
+def read_schedules(connection: Connection, *, tenant: str | None = None) -> list[Schedule]:
+    """Schedules that are not deleted, the oldest first: of one tenant, or all."""
+    query = select(service_report_schedules).where(_schedules.state != DELETED)
+    if tenant is not None:
+        query = query.where(_schedules.tenant == tenant)
+    ordered = query.order_by(_schedules.made_us, _schedules.schedule)
+    return [schedule_of(row) for row in connection.execute(ordered)]
+
+
 class ScheduleBook:
     """The schedules of one ledger; `record` makes an event durable before it returns, or raises."""
 
@@ -149,12 +158,8 @@ class ScheduleBook:
 
     def listed(self, *, tenant: str | None = None) -> list[Schedule]:
         """Those that are not deleted, the oldest first: of one tenant, or all."""
-        query = select(service_report_schedules).where(_schedules.state != DELETED)
-        if tenant is not None:
-            query = query.where(_schedules.tenant == tenant)
         with self._engine.connect() as connection:
-            ordered = query.order_by(_schedules.made_us, _schedules.schedule)
-            return [schedule_of(row) for row in connection.execute(ordered)]
+            return read_schedules(connection, tenant=tenant)
 
     def change(self, schedule: str, act: str, *, by: str, reason: str = "") -> Schedule:
         """`pause`, `resume` or `delete` one; on record before it is done. What is so already changes nothing."""

@@ -7,18 +7,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Path, Response
 
-from kvcustody.audit.evidence.cases.case_record import CaseStep, StepKind, SubjectCase
-from kvcustody.audit.evidence.cases.read_cases import read_case, read_cases
+from kvcustody.audit.evidence.cases.case_record import CaseStep, StepKind
 from kvcustody.audit.evidence.query.known_names import check_tenant
-from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.privacy.cases import (
     CaseModel,
     CasePage,
@@ -28,25 +25,25 @@ from kvcustody.governance.api.models.privacy.cases import (
     LetterRequest,
     StepRequest,
 )
-from kvcustody.governance.cases.show_case import summary_of, view_case
+from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
+from kvcustody.governance.cases.show_case import summary_of
 from kvcustody.governance.cases.take_step import WantedCase, check_step, opened_event, step_event
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.answers.cases import GET_CASE, LIST_CASES, find_case, view_of
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
-from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Action
 
-READ = Permission.READ_CUSTODY
 CaseId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
 _MEDIA = {
     LetterForm.TEXT: "text/plain; charset=utf-8",
     LetterForm.HTML: "text/html; charset=utf-8",
     LetterForm.PDF: "application/pdf",
 }
-_read = partial(Operation, method="GET", action=READ, tag="cases", recorded=True)
 
 
 def add_cases(api: Api) -> None:
@@ -54,9 +51,8 @@ def add_cases(api: Api) -> None:
     missing = ("not-found",)
     opening = Operation("openCase", "POST", "/v1/cases", Permission.ERASE, "cases", keyed=True)
     api.add(opening, open_case, answers=CaseSummaryModel, status=201, problems=missing)
-    listing = _read("listCases", path="/v1/cases")
-    api.add(listing, cases, answers=CasePage, problems=("not-found", "cursor-invalid"))
-    api.add(_read("getCase", path="/v1/cases/{case}"), case_of, answers=CaseModel, problems=missing)
+    api.add(LIST_CASES.operation, cases, answers=CasePage, problems=("not-found", "cursor-invalid"))
+    api.add(GET_CASE.operation, case_of, answers=CaseModel, problems=missing)
     stepping = Operation(
         "takeCaseStep", "POST", "/v1/cases/{case}/steps", Permission.ERASE, "cases", keyed=True
     )
@@ -87,29 +83,26 @@ def open_case(caller: CallerDep, service: ServiceDep, what: CaseRequest) -> dict
     except ConfigError as error:
         raise ProblemError("invalid", error.message) from None
     service.record(event)
-    return summary_of(_case(caller, service, event.case_id), now_us)._asdict()
+    return summary_of(find_case(service, caller, event.case_id), now_us)._asdict()
 
 
 def cases(
     caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Cases, newest first, and how each stands by its own clock."""
-    mine = service.tenant_of(caller, READ, tenant)
-    now_us = service.clock.utc_us()
-    with service.reading(mine) as connection:
-        found = [summary_of(case, now_us)._asdict() for case in read_cases(connection, tenant=mine)]
-    question = CursorBinding("listCases", caller.name, {"tenant": mine})
+    found = LIST_CASES.answer(service, caller, tenant=tenant)["items"]
+    question = CursorBinding("listCases", caller.name, {"tenant": tenant})
     return page(service, question, found, cursor, limit)
 
 
 def case_of(caller: CallerDep, service: ServiceDep, case: CaseId) -> dict[str, Any]:
     """One case: its steps, erasures, legal holds and recipients, what is still to be done, and what contradicts it."""
-    return view_of(caller, service, _case(caller, service, case))
+    return GET_CASE.answer(service, caller, case=case)
 
 
 def take_step(caller: CallerDep, service: ServiceDep, case: CaseId, what: StepRequest) -> dict[str, Any]:
     """Take a step of a case; what may not follow, or the ledger contradicts, is refused with the reason."""
-    found = _case(caller, service, case, Permission.ERASE)
+    found = find_case(service, caller, case, Permission.ERASE)
     _authorize(caller, service)
     now_us = service.clock.utc_us()
     given = what.model_dump() | {"step": what.step.value}
@@ -122,7 +115,7 @@ def take_step(caller: CallerDep, service: ServiceDep, case: CaseId, what: StepRe
     service.record(step_event(service.clock.now_us(), found, step))
     if step.step in (StepKind.RESTRICT, StepKind.LIFT):
         service.changed()  # workers wait for it
-    made = _case(caller, service, case, Permission.ERASE)
+    made = find_case(service, caller, case, Permission.ERASE)
     if made.steps[-1].void:  # somebody else was first
         raise ProblemError("conflict", f"step `{step.step}`: {made.steps[-1].void}")
     return summary_of(made, now_us)._asdict()
@@ -130,47 +123,15 @@ def take_step(caller: CallerDep, service: ServiceDep, case: CaseId, what: StepRe
 
 def letter(caller: CallerDep, service: ServiceDep, case: CaseId, what: LetterRequest) -> Response:
     """The letter to the person: the answer, the extension or the question who they are. It is kept nowhere."""
-    found = _case(caller, service, case, Permission.CERTIFY)
+    found = find_case(service, caller, case, Permission.CERTIFY)
     if what.form.value not in service.documents.letter_forms():
         raise ProblemError("not-acceptable", "this service cannot write letters in this form")
     given = what.model_dump(include={"kind", "addressee", "sender", "date"})
     try:
-        made = service.documents.letter(view_of(caller, service, found), given, what.form.value)
+        made = service.documents.letter(view_of(service, caller, found), given, what.form.value)
     except ConfigError as error:
         raise ProblemError("conflict", error.message) from None
     return Response(made, media_type=_MEDIA[what.form])
-
-
-def view_of(caller: Caller, service: Service, case: SubjectCase) -> dict[str, Any]:
-    """The case with everything about it; why all content is held is for those who see all."""
-    issuers = [issuer.name for issuer in service.settings.issuers]
-    with service.reading() as connection:
-        view = view_case(
-            connection,
-            case,
-            service.clock.utc_us(),
-            keys=service.subject_keys,
-            release=service.policies.released(),
-            issuers=issuers,
-        )
-    if caller.reach(READ) is not Reach.ALL:
-        holds = tuple(one if one.tenant is not None else one._replace(reason="") for one in view.holds)
-        view = view._replace(holds=holds)
-    return view.data()
-
-
-def _case(caller: Caller, service: Service, case_id: str, action: Permission = READ) -> SubjectCase:
-    """The case, if it is there and the caller may do this with its tenant's (rule 1)."""
-    caller.must(action)
-    own = caller.tenant if caller.reach(action) is Reach.OWN else None
-    with service.reading(own) as connection:
-        try:
-            found = read_case(connection, case_id)
-        except LedgerError:
-            raise not_found() from None
-    if own is not None and found.opened.tenant != own:
-        raise not_found()
-    return found
 
 
 def _authorize(caller: Caller, service: Service) -> None:
