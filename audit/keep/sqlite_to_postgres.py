@@ -6,7 +6,7 @@
    A move that fails leaves the new database as it was: empty.
 3. The source is only read, under one snapshot, and has to be whole itself.
 4. A move during which a worker wrote to the source is refused: what it wrote would be in no copy.
-5. A source with an open change of tables is refused: the target has no second form of them, and writers would look for it.
+5. A source with an open change of tables is refused: writers would look for a second form that the target lacks.
 """
 
 from __future__ import annotations
