@@ -6,6 +6,7 @@
    A move that fails leaves the new database as it was: empty.
 3. The source is only read, under one snapshot, and has to be whole itself.
 4. A move during which a worker wrote to the source is refused: what it wrote would be in no copy.
+5. A source with an open change of tables is refused: writers would look for a second form that the target lacks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kvcustody.audit.store.database.bulk_insert import insert_rows
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE, check_store, ledger_error
 from kvcustody.audit.store.database.monthly_partitions import partitioned
+from kvcustody.audit.store.database.open_changes import forms_of
 from kvcustody.audit.store.schema.all_tables import every_table, projections
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.store.schema.trees import root_log
@@ -44,14 +46,18 @@ class MoveResult(NamedTuple):
 def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = None) -> MoveResult:
     """Copy a whole ledger into an empty one of the same schema revision, and prove that it is the same.
 
-    Raises `LedgerError` where either is of another revision, the source is damaged, the target holds anything, or the
-    copy does not check. `progress(table, done, total)` counts rows, then leaves checked.
+    Raises `LedgerError` where either is of another revision, the source is damaged or under change, the target holds
+    anything, or the copy does not check. `progress(table, done, total)` counts rows, then leaves checked.
     """
     check_store(source)
     check_store(target)
     told = progress or (lambda what, done, total: None)
     try:
         with source.connect() as reading, reading.begin():
+            if forms_of(reading):  # rule 5
+                raise LedgerError(
+                    "a change of the source's schema is open: finish it with `kvcustody db upgrade`, then move"
+                )
             _refuse(
                 "source",
                 fsck(reading, progress=lambda log, done, total: told("checking source", done, total)),

@@ -2,7 +2,8 @@
 
 1. Each window is read in one snapshot, with what writers have added since the copy. Writers go on.
 2. A row that has no leaf any more is compared with the old form's.
-3. Rows of the old form that are at no place of a log would be lost: they end the change too.
+3. Rows that are at no place of a log end the change too: those of the old form would be lost, those of the new one
+   would be in the way of leaves to come, and no window has them.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def _compare_leafless(
 
 def _refuse_strays(connection: Connection) -> None:
     """Rule 3."""
-    for table in forms_of(connection):
+    forms = forms_of(connection)
+    for table in (*forms, *forms.values()):
         of = select(logs.c.size).where(logs.c.id == table.c.log).scalar_subquery()
         stray = or_(of.is_(None), table.c.idx < 0, table.c.idx >= of)
         found = connection.execute(select(table.c.log, table.c.idx).where(stray).limit(1)).first()

@@ -31,7 +31,13 @@ def empty(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Iter
         with _opened(f"sqlite:///{tmp_path / 'ledger.db'}") as engine:
             yield engine
         return
-    with _copied(request.getfixturevalue("postgres"), "template1") as url, _opened(url) as engine:
+    yield request.getfixturevalue("empty_server")
+
+
+@pytest.fixture
+def empty_server(postgres: str) -> Iterator[Engine]:
+    """A PostgreSQL database with nothing in it."""
+    with _copied(postgres, "template1") as url, _opened(url) as engine:
         yield engine
 
 

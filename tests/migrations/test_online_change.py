@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from kvcustody.audit.keep.counted_months import ExpiredLeaves
 from kvcustody.audit.keep.drop_leaves import drop_leaves
+from kvcustody.audit.keep.sqlite_to_postgres import move_ledger
 from kvcustody.audit.kinds import ResidencyOpened
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE, check_store, open_store
@@ -307,7 +308,8 @@ def test_a_row_that_its_leaf_does_not_give_ends_the_change(before: Before, where
     assert differences(before.catalog, catalog(engine)) == []
 
 
-def test_a_row_of_no_leaf_in_the_copy_ends_the_change(before: Before) -> None:
+@pytest.mark.parametrize("place", ["a leaf of another kind", "after the log"])
+def test_a_row_of_no_leaf_in_the_copy_ends_the_change(before: Before, place: str) -> None:
     engine = before.engine
 
     def add() -> None:
@@ -315,11 +317,29 @@ def test_a_row_of_no_leaf_in_the_copy_ends_the_change(before: Before) -> None:
             form = forms_of(connection)[residencies]
             row = connection.execute(select(form)).first()
             assert row is not None
-            log = connection.scalar(select(logs.c.id).where(logs.c.name == "system"))
-            connection.execute(insert(form), row._asdict() | {"log": log, "idx": 0, "residency": 99})
+            log, size = connection.execute(
+                select(logs.c.id, logs.c.size).where(logs.c.name == "system")
+            ).one()
+            idx = 0 if place == "a leaf of another kind" else size
+            connection.execute(insert(form), row._asdict() | {"log": log, "idx": idx, "residency": 99})
 
     with pytest.raises(LedgerError, match="is not what the leaf says: run"):
         while_open(before, "copied", add)
+    assert undo(engine) == BEFORE
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_ledger_under_change_is_not_moved(before: Before, empty_server: Engine) -> None:
+    """Its copy would have a change that no table is there for. Control: it is moved once the change is done."""
+
+    def move() -> None:
+        with pytest.raises(LedgerError, match="a change of the source's schema is open"):
+            move_ledger(before.engine, empty_server)
+
+    upgrade(empty_server)
+    while_open(before, "copied", move)
+    move_ledger(before.engine, empty_server)
+    assert changed_rows(empty_server) == changed_rows(before.engine)
 
 
 def test_a_start_leaves_a_large_ledger_to_the_command(before: Before) -> None:

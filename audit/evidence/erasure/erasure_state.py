@@ -21,7 +21,7 @@ from kvcustody.audit.evidence.erasure.who_owes import owing
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import erasure_results
-from kvcustody.audit.store.schema.ledger import incarnations, workers
+from kvcustody.audit.store.schema.ledger import incarnations
 
 _AT_ONCE = 500  # erasures in one statement
 
@@ -98,13 +98,16 @@ def read_states(
         part = asked[place : place + _AT_ONCE]
         result = erasure_results.c
         query = (
-            select(result.erasure, workers.c.name, result.outcome, result.at_us)
+            select(result.erasure, incarnations.c.uuid, result.outcome, result.at_us)
             .join(incarnations, incarnations.c.id == result.incarnation)
-            .join(workers, workers.c.id == incarnations.c.worker)
             .where(result.erasure.in_([one.erasure for one in part]), has_leaf(erasure_results))
             .order_by(result.at_us, result.log, result.idx)
         )
-        done = completed_by(tuple(row) for row in connection.execute(query))
+        done = completed_by(
+            (erasure, periods[life].worker, outcome, at_us)
+            for erasure, life, outcome, at_us in connection.execute(query)
+            if life in periods
+        )
         for one in part:
             owed = owing(periods, one.at_us)
             found[one] = state_of(one, owed, done.get(one.erasure, {}), now_us)

@@ -1,8 +1,8 @@
 """Erasures as the ledger has them: what was asked for, which workers owe an answer, and what each has said.
 
 1. A worker owes an answer when one of its processes had memory when the erasure was requested. A later process of the
-   same worker may give it: what the earlier one held is closed as unproven when it died. Who had memory follows from
-   signed leaves (`who_owes`), from no row.
+   same worker may give it: what the earlier one held is closed as unproven when it died. Who had memory, and whose
+   process answers, follows from signed leaves (`who_owes`), from no row.
 2. An erasure is complete when every worker that owes an answer says so; until then it is partial, and those that have
    not answered by the deadline are named as unreachable.
 3. Nothing here reads a clock: `now_us` is UTC, and passed in.
@@ -37,7 +37,7 @@ from kvcustody.audit.store.schema.leaf_tables import (
     erasure_results,
     erasures,
 )
-from kvcustody.audit.store.schema.ledger import events, incarnations, workers
+from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.errors import LedgerError
 
 
@@ -253,7 +253,7 @@ def status(
     asked = request(connection, erasure)
     if periods is None:
         periods = read_work_periods(connection)
-    answers = tuple(_answer(connection, erasure, *worker) for worker in _owing(connection, asked, periods))
+    answers = tuple(_answer(connection, erasure, name, periods) for name in owing(periods, asked.at_us))
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
     late = now_us > asked.deadline_us
     done = {answer.worker: answer.at_us for answer in answers if answer.outcome == "complete"}
@@ -279,22 +279,15 @@ def read_standings(
     }
 
 
-def _owing(
-    connection: Connection, asked: Requested, periods: Mapping[str, WorkPeriod]
-) -> list[tuple[int, str]]:
-    """Workers with memory when the erasure was requested, by name (rule 1)."""
-    names = owing(periods, asked.at_us)
-    rows = connection.execute(select(workers.c.id, workers.c.name)).all()
-    ids = {row.name: row.id for row in rows}
-    return [(ids.get(name, -1), name) for name in names]
-
-
-def _answer(connection: Connection, erasure: str, worker: int, name: str) -> ErasureAnswer:
+def _answer(
+    connection: Connection, erasure: str, name: str, periods: Mapping[str, WorkPeriod]
+) -> ErasureAnswer:
     result, life = erasure_results.c, incarnations.c
+    lives = [uuid for uuid, period in periods.items() if period.worker == name]
     query = (
         select(erasure_results, life.uuid)
         .join(incarnations, life.id == result.incarnation)
-        .where(result.erasure == erasure, life.worker == worker, has_leaf(erasure_results))
+        .where(result.erasure == erasure, life.uuid.in_(lives), has_leaf(erasure_results))
         .order_by(result.outcome == "complete", result.at_us, result.idx)
     )
     rows = connection.execute(query).all()
