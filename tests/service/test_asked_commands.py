@@ -198,3 +198,18 @@ def test_control_a_call_of_the_api_needs_fastapi_and_a_service(
     monkeypatch.setenv("KVCUSTODY_STATE_PATH", str(tmp_path / "state"))
     found = modules("api", "list-tiers", "--ledger", str(copy))
     assert found >= {"fastapi", "kvcustody.governance.service.service"}
+
+
+@pytest.mark.system("a database of PostgreSQL that takes no writes, as a standby's")
+def test_a_standby_answers(postgres_store: Any) -> None:
+    place = postgres_store.url.render_as_string(hide_password=False)
+    with postgres_store.connect() as connection, connection.begin():
+        name = postgres_store.url.database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    for words in COMMANDS.values():
+        run(*words, "--ledger", place)
+    order = ("enforce", "--actor", "ops", "--reason", "a trial")
+    told = CliRunner().invoke(app, ["policy", "enforce", *order, "--ledger", place])
+    assert told.exit_code != 0 and "read-only" in told.output + str(told.exception), (
+        "control: an act needs writes"
+    )
