@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
 
 import structlog
@@ -40,7 +39,6 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.write.event_writer import Awaited, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, UnsignedOrderError
-from kvcustody.files import private_folder as make_private
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key, recorded_keys
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
@@ -109,7 +107,7 @@ class Service:
         self.stopping = threading.Event()  # long answers end when this is set
         self._stack = stack
         folder = settings.state_path
-        private_folder(folder)
+        settings.make_state_folder()
         self.clock = clock = settings.open_clock(clock, stack)
         self.secret = open_secret(folder / "service.key")
         self.engine = _engine(settings, stack)
@@ -510,14 +508,3 @@ def _subject_keys(settings: ServiceSettings, stack: ExitStack) -> SubjectKeys | 
     if keys is not None:
         stack.callback(keys.close)
     return keys
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder that only its user enters; raises `ConfigError` where others may."""
-    try:
-        make_private(path)
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"state folder `{path}`: {error.strerror}", path=path) from None
-    if mode & 0o077:
-        raise ConfigError(f"state folder `{path}`: is open to others; chmod 700 it", path=path)

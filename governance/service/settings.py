@@ -24,7 +24,7 @@ from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_
 from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.files import read_words
+from kvcustody.files import private_folder, read_words
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
@@ -427,6 +427,17 @@ class ServiceSettings(LayeredSettings):
         """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
         clear = self.subject_names == "clear"
         return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
+
+    def make_state_folder(self) -> None:
+        """Make the state folder, which only its user enters; raises `ConfigError` where others may."""
+        path = self.state_path
+        try:
+            private_folder(path)
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise ConfigError(f"state folder `{path}`: {error.strerror}", path=path) from None
+        if mode & 0o077:
+            raise ConfigError(f"state folder `{path}`: is open to others; chmod 700 it", path=path)
 
     def case_calendar(self) -> WorkingCalendar:
         """By which days the clock of a person's request runs; raises `ConfigError` for a list that is none."""

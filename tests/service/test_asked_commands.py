@@ -183,14 +183,33 @@ def modules(*words: str) -> set[str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_question_to_the_ledger_itself_needs_nothing_of_http(url: str, name: str) -> None:
-    assert not modules(*COMMANDS[name], "--ledger", url) & {"fastapi", "starlette", "uvicorn", "httpx"}
+    found = modules(*COMMANDS[name], "--ledger", url)
+    assert not found & {"fastapi", "starlette", "uvicorn", "httpx"}
+    if name != "enforcement":  # every policy command is imported with it
+        assert "kvcustody.governance.service.service" not in found
 
 
-def test_control_a_call_of_the_api_needs_fastapi(
+def test_control_a_call_of_the_api_needs_fastapi_and_a_service(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "ledger.db"
     shutil.copy(url.removeprefix("sqlite:///"), copy)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVCUSTODY_STATE_PATH", str(tmp_path / "state"))
-    assert "fastapi" in modules("api", "list-tiers", "--ledger", str(copy))
+    found = modules("api", "list-tiers", "--ledger", str(copy))
+    assert found >= {"fastapi", "kvcustody.governance.service.service"}
+
+
+@pytest.mark.system("a database of PostgreSQL that takes no writes, as a standby's")
+def test_a_standby_answers(postgres_store: Any) -> None:
+    place = postgres_store.url.render_as_string(hide_password=False)
+    with postgres_store.connect() as connection, connection.begin():
+        name = postgres_store.url.database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    for words in COMMANDS.values():
+        run(*words, "--ledger", place)
+    order = ("enforce", "--actor", "ops", "--reason", "a trial")
+    told = CliRunner().invoke(app, ["policy", "enforce", *order, "--ledger", place])
+    assert told.exit_code != 0 and "read-only" in told.output + str(told.exception), (
+        "control: an act needs writes"
+    )

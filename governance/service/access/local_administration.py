@@ -18,7 +18,6 @@ from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_table import IssuedKey
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.service import private_folder
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.migrations.upgrade import upgrade
 
@@ -34,7 +33,7 @@ class Administration(NamedTuple):
 def open_administration(settings: ServiceSettings, *, clock: Clock | None = None) -> Iterator[Administration]:
     """Open the ledger beside a server that may be running on it."""
     with ExitStack() as stack:
-        private_folder(settings.state_path)
+        settings.make_state_folder()
         clock = settings.open_clock(clock, stack)
         engine = open_store(settings.database_url, timeout_seconds=5.0)
         stack.callback(engine.dispose)
