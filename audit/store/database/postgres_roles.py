@@ -93,7 +93,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     inserted = ", ".join(("events", *_REGISTERS, *_SEALS))
     writers = f"{WRITER}, {WORKER}"
     yield from row_grants(derived)
-    yield f"GRANT SELECT ON schema_changes TO {writers}, {AUDITOR}, {SIGNER}, {RETENTION}"
+    yield f"GRANT SELECT ON schema_changes TO {', '.join(ROLES)}"
     yield f"GRANT SELECT, INSERT ON {inserted} TO {writers}"
     yield f"GRANT SELECT ON subject_unlinkings TO {writers}"
     yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {writers}"
