@@ -82,22 +82,6 @@ def test_an_order_that_nobody_follows_is_said_to_be_that(
     assert len(after["inbox"]) == 1 and f"is not followed: {WHY}" in after["inbox"][0]
 
 
-def test_an_order_that_nobody_follows_and_nobody_owes_is_not_complete(
-    service: Service, client: Any, people: Any
-) -> None:
-    """No worker was there then. Control: the same order is complete where orders are not authenticated."""
-    erasure = uuid.uuid4().hex
-    service.record(ErasureRequested(1, erasure, "acme", "tenant", None, None, 1 << 50, "dpo"))
-
-    def stands() -> tuple[str, str]:
-        shown = client("GET", f"/v1/erasures/{erasure}", people["dpo"]).json()
-        return shown["state"], shown["outcome"]
-
-    assert stands() == ("complete", "complete")
-    with believing(service, orders()):
-        assert stands() == ("not-followed", "partial")
-
-
 @pytest.mark.parametrize("deadline_us", [1 << 62, -(1 << 62)])
 def test_a_deadline_that_no_answer_holds_ends_no_list(
     service: Service, client: Any, people: Any, deadline_us: int
