@@ -8,7 +8,7 @@ down_revision = "0044"
 branch_labels = None
 depends_on = None
 
-_ROLES = ("writer", "worker", "auditor", "signer", "retention")
+_ROLES = ("writer", "worker", "reader", "auditor", "signer", "retention")
 _NUMBERS = "typeof(log_id) = 'integer'"
 
 

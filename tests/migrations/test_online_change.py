@@ -407,6 +407,48 @@ def test_a_reader_in_the_way_holds_up_the_swap_and_nobody_for_long(before: Befor
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_roles_are_set_up_before_a_change_or_after_it(before: Before, tmp_path: Path) -> None:
+    """Roles may be brought up to date meanwhile; the first time would leave the new forms to nobody who writes."""
+
+    def set_up_again() -> None:
+        set_up_roles_in_turn(before.engine)
+        as_writer = open_store(f"{before.url}%20-c%20role%3D{WRITER}", timeout_seconds=20)
+        builders.record(as_writer, tmp_path / "spill", [opening(1, 1)], worker="during")
+        as_writer.dispose()
+        with before.engine.begin() as connection:
+            connection.exec_driver_sql("DROP POLICY of_tenant ON decisions")
+        with pytest.raises(LedgerError, match="then set up roles"):
+            set_up_roles_in_turn(before.engine)
+
+    while_open(before, "copied", set_up_again)
+    set_up_roles_in_turn(before.engine)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("begins", ["begin_reading", "one_snapshot"])
+def test_a_reader_of_a_moment_before_the_copy_misses_no_row(before: Before, begins: str) -> None:
+    """It has not touched the tables when the swap comes, and its moment has none of the copy's rows: the swap waits."""
+    reader = before.engine.connect()
+    found: list[int] = []
+
+    def read() -> None:
+        getattr(dialect_of(reader), begins)(reader)
+        reader.execute(select(events.c.idx).limit(1)).all()
+
+    def ask(_seconds: float) -> None:
+        if not reader.closed:
+            found.append(len(reader.execute(select(decisions)).all()))
+            reader.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(change, "_rest", ask)
+        while_open(before, "opened", read)
+    assert found == [len(before.rows["decisions"])] and found[0]
+    with before.engine.connect() as connection:
+        assert not forms_of(connection), "control: the swap came then"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_months_that_are_made_meanwhile_are_in_the_new_form(before: Before, empty: Engine) -> None:
     """What lies in its rest by then goes into them."""
     later = months_from(1_900_000_000_000_000, 2)

@@ -91,8 +91,8 @@ class Status(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """`complete` when every worker that owes an answer has said so (rule 2)."""
-        done = not (self.waiting or self.unreachable)
+        """`complete` when every worker that owes an answer has said so (rule 2); of what nobody follows, `partial`."""
+        done = not (self.waiting or self.unreachable) and self.state is not ErasureState.NOT_FOLLOWED
         return (
             "complete" if done and all(answer.outcome == "complete" for answer in self.answers) else "partial"
         )

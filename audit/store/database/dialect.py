@@ -27,6 +27,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from kvcustody.audit.store.database.database_place import PostgresServer, file_of
 
+_NO_CHANGE = "LOCK TABLE schema_changes IN ACCESS SHARE MODE"  # before a snapshot, and takes none
+
 
 class Dialect:
     """PostgreSQL: a server with roles, many writers and a protocol that takes whole columns at once."""
@@ -59,12 +61,15 @@ class Dialect:
         return PostgresServer(engine.url.set(query={})).masked()
 
     def one_snapshot(self, connection: Connection) -> None:
-        """All that is read on a connection that has read nothing yet is of one moment."""
+        """All that is read on a connection that has read nothing yet is of one moment, and tables keep their forms."""
         connection.execution_options(isolation_level="REPEATABLE READ")
+        connection.exec_driver_sql(_NO_CHANGE)
 
     def begin_reading(self, connection: Connection) -> None:
-        """The transaction that has just begun is of one moment, and writes nothing."""
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        """The transaction that has just begun is of one moment, and writes nothing; tables keep their forms in it."""
+        connection.exec_driver_sql(
+            f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; {_NO_CHANGE}"
+        )
 
     def as_long_as_it_takes(self, connection: Connection) -> None:
         """No statement of this transaction is ended for its time."""

@@ -6,7 +6,8 @@
         inserts.add(forms[table], rows)
 
 1. Who asks has both tables of the answer locked against a change until its transaction ends: an online change begins
-   and ends while no such transaction runs (`hold_changes`), so none of them misses it.
+   and ends while no such transaction runs, so none of them misses it. A transaction of one moment locks them before its
+   moment (`begin_reading`): rows that were copied after it would be missing in a table that took the old one's place.
 2. A ledger of another revision is refused with `SchemaChangedError`: it is no fault of what is written, which waits in
    the spill until the program was upgraded.
 3. The new form of a table has the same name in the schema `NEW_FORMS`; in a file its name ends with `NEW_ENDING`.

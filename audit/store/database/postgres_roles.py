@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, ORDERS
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import VERSION_TABLE, check_store, ledger_error
+from kvcustody.audit.store.database.open_changes import forms_of
 from kvcustody.audit.store.schema.all_tables import kinds_of, projections
 from kvcustody.audit.store.schema.recorded_losses import LOSING_FUNCTION, losing_processes
 from kvcustody.errors import LedgerError
@@ -62,7 +63,8 @@ def set_up_roles(engine: Engine) -> RoleGrants:
     """Create the roles, grants and policies, or bring them up to date; may be repeated.
 
     Needs a superuser, or the owner with CREATEROLE and BYPASSRLS. Raises `LedgerError` where the database refuses, and
-    for SQLite, which has no roles: there the file's mode is the wall, and triggers keep leaves as they are.
+    where a change of tables was opened before there were roles. So it does for SQLite, which has no roles: there the
+    file's mode is the wall, and triggers keep leaves as they are.
     """
     if not dialect_of(engine).roles:
         raise LedgerError(
@@ -71,6 +73,10 @@ def set_up_roles(engine: Engine) -> RoleGrants:
     check_store(engine)
     try:
         with engine.begin() as connection:
+            if any(not walled(connection, table.name) for table in forms_of(connection)):
+                raise LedgerError(  # who writes by a role could not write the new forms
+                    "a change of the ledger's schema is open: finish it with `kvcustody db upgrade`, then set up roles"
+                )
             by_tenant = tuple(sorted({*_BY_LOG, *(table.name for table in projections())}))
             for statement in _statements(connection, by_tenant):
                 connection.exec_driver_sql(statement)
@@ -93,7 +99,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     inserted = ", ".join(("events", *_REGISTERS, *_SEALS))
     writers = f"{WRITER}, {WORKER}"
     yield from row_grants(derived)
-    yield f"GRANT SELECT ON schema_changes TO {writers}, {AUDITOR}, {SIGNER}, {RETENTION}"
+    yield f"GRANT SELECT ON schema_changes TO {', '.join(ROLES)}"
     yield f"GRANT SELECT, INSERT ON {inserted} TO {writers}"
     yield f"GRANT SELECT ON subject_unlinkings TO {writers}"
     yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {writers}"
