@@ -24,6 +24,7 @@ from pydantic import ByteSize, Field, ValidationError, field_validator, model_va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.leaf.batch import UNKNOWN_WORKER
 from kvcustody.audit.store.database.database_place import SqliteFile, checked_setting, database_place
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_name
@@ -402,6 +403,8 @@ class Settings(LayeredSettings):
     @field_validator("worker_name")
     @classmethod
     def _worker_name(cls, value: str) -> str:
+        if value.lower() == UNKNOWN_WORKER:
+            raise ValueError(f"`{value}` stands for a process that no leaf has named: choose another name")
         try:
             return check_identifier("worker name", value)
         except Exception as error:

@@ -63,6 +63,7 @@ def test_both_file_formats(tmp_path: Path, suffix: str) -> None:
         ("profile: open", "`profile` input should be 'shared', 'strict' or 'dedicated'"),
         ("database_url: hunter2", "`database_url` this is not a database URL"),
         ("database_url: mysql://u:hunter2@h/d", "`mysql` is neither SQLite nor PostgreSQL"),
+        ("worker_name: Unknown", "`worker_name` `Unknown` stands for a process that no leaf has named"),
         ("worker_name: 'a b'", "`worker_name` worker name: has the character U+0020"),
         ("{profile: strict, root_key_source: environment}", "refused in the strict profile"),
         ("- 1", "must be a mapping of settings"),

@@ -29,6 +29,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from kvcustody.audit.kinds import Event, PrincipalChanged
+from kvcustody.audit.leaf.batch import UNKNOWN_WORKER
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_keys, service_principals, service_sessions
 from kvcustody.clock import MICROSECONDS, Clock
@@ -92,9 +93,8 @@ def check_last_custodian(
         )
 
 
-RESERVED_NAMES = frozenset(
-    {"control-plane", "governor", "local"}
-)  # who acts in the ledger and is no principal
+# Who acts in the ledger and is no principal, and whose a process is that no leaf has named yet.
+RESERVED_NAMES = frozenset({"control-plane", "governor", "local", UNKNOWN_WORKER})
 DAY_US = 86_400 * MICROSECONDS
 _KEYS_MAX = 16  # keys of one principal that are valid at a time
 TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens keeps

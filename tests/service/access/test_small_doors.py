@@ -200,7 +200,7 @@ def test_u0000_in_an_argument_of_a_command_is_refused() -> None:
     assert answer.exit_code == 2 and "U+0000" in answer.output
 
 
-@pytest.mark.parametrize("name", ["control-plane", "governor", "local", "Governor", "LOCAL"])
+@pytest.mark.parametrize("name", ["control-plane", "governor", "local", "unknown", "Governor", "LOCAL"])
 def test_nobody_has_the_name_of_a_part_of_the_product(service: Any, name: str) -> None:
     """Records of what these did would be taken for a person's. Control: a name beside them."""
     with pytest.raises(IdentityError, match="another name"):
