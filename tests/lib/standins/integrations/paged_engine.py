@@ -212,11 +212,12 @@ class PagedEngine:
             self.custody.release(one.request, cause)
 
     def run(self, tenant: str | None, subject: str, tokens: list[int], narrowed_by: str = "") -> int:
-        """One request alone; how many pages it found."""
+        """One request alone; how many pages it found. A first use is on record afterwards."""
         rid, before = self.ask(tenant, subject, tokens, narrowed_by), self.hits
         assert self.start(rid)
         self.chunk(rid, len(tokens))
         self.finish(rid)
+        self.port.settle(60.0)
         return self.hits - before
 
     # -- EngineRows -----------------------------------------------------------------------------------------------
