@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -84,7 +84,10 @@ Gate = Callable[[ReleaseState, Proposal], Review]
 def review(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:
     """Prove and compare a revision with what is active; nothing is demanded yet."""
     proof, change = assess(*compared(state, proposal))
-    return Review(proposal, proof, change, missing(state, proposal, change.consents))
+    missing = tuple(
+        opening for opening in change.consents if consent_id(proposal, opening) not in state.consents
+    )
+    return Review(proposal, proof, change, missing)
 
 
 def compared(state: ReleaseState, proposal: Proposal) -> tuple[PolicyAt, PolicyAt | None]:
@@ -92,13 +95,6 @@ def compared(state: ReleaseState, proposal: Proposal) -> tuple[PolicyAt, PolicyA
     base = proposal.approval.base if proposal.approval is not None else state.active_revision
     revoked = proposal.approval.revoked if proposal.approval is not None else state.revoked
     return _at(proposal, revoked), _at(state.proposal(base), revoked) if base else None
-
-
-def missing(
-    state: ReleaseState, proposal: Proposal, consents: Sequence[WidenedAccess]
-) -> tuple[WidenedAccess, ...]:
-    """Those of the openings to which their owners have not consented."""
-    return tuple(opening for opening in consents if consent_id(proposal, opening) not in state.consents)
 
 
 def check(state: ReleaseState, proposal: Proposal, assess: Assess = assess) -> Review:

@@ -233,10 +233,10 @@ def review(service: ServiceDep, revision: Number) -> Response:
     """The proof of a revision, what it changes against the active one, and the consents that are missing."""
     state = _state(service.policies)
     proposal = _proposal(state, revision)
-    found = service.policy_work.review(*gates.compared(state, proposal))
-    missing = [opening.data() for opening in gates.missing(state, proposal, found.consents)]
-    rest = orjson.dumps({"cells": found.cells, "missing": missing}, default=str)
-    body = b'{"proof":%b,"change":%b,%b' % (found.proof, found.change, rest[1:])
+    found = service.policy_work.review(*gates.compared(state, proposal), proposal.manifest.id)
+    missing = b",".join(what for opening, what in found.openings.items() if opening not in state.consents)
+    body = b'{"proof":%b,"change":%b,"cells":%b,"missing":[%b]}'
+    body %= (found.proof, found.change, orjson.dumps(found.cells), missing)
     return Response(body, media_type="application/json")
 
 

@@ -14,14 +14,19 @@ from typing import Any, NamedTuple
 import orjson
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.release.activation_gates import Assessment, TooCostlyError, assess
+from kvcustody.governance.release.activation_gates import (
+    Assessment,
+    TooCostlyError,
+    assess,
+    opening_id,
+)
 from kvcustody.governance.release.activation_gates import PolicyAt as CompiledAs
 from kvcustody.policies.document.model import Action, Policy, Scope, Via
 from kvcustody.policies.document.problems import PolicyRejected, Problem
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.workbench.diff.model import PolicyDiff, WidenedAccess
+from kvcustody.policies.workbench.diff.model import PolicyDiff
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.explain import Explanation, explain
 from kvcustody.policies.workbench.lint.lint import lint
@@ -171,19 +176,21 @@ class ReviewFacts(NamedTuple):
     proof: bytes
     change: bytes
     cells: str  # the digest of what widens; empty where nothing does
-    consents: tuple[WidenedAccess, ...]
+    openings: dict[str, bytes]  # that need a consent, as the API answers them, by what an owner consents to
 
 
-def reviewed(candidate: Draft, base: Draft | None) -> ReviewFacts:
-    """`assessed`, for a reviewer."""
-    return review_facts(assessed(candidate, base))
+def reviewed(candidate: Draft, base: Draft | None, manifest: str) -> ReviewFacts:
+    """`assessed`, for a reviewer of the revision with this manifest."""
+    return review_facts(assessed(candidate, base), manifest)
 
 
-def review_facts(found: Assessment) -> ReviewFacts:
+def review_facts(found: Assessment, manifest: str) -> ReviewFacts:
     """What a reviewer is shown of an assessment."""
     proof, change = (orjson.dumps(part.data(), default=str) for part in found)
     cells = found.change.cells_digest if found.change.widens else ""
-    return ReviewFacts(proof, change, cells, found.change.consents)
+    asked = [opening.data() for opening in found.change.consents]
+    openings = {opening_id(manifest, what): orjson.dumps(what, default=str) for what in asked}
+    return ReviewFacts(proof, change, cells, openings)
 
 
 def _compiled_as(draft: Draft) -> CompiledAs:

@@ -108,11 +108,12 @@ class PolicyWork:
             return assess(candidate, base)
         return self._keeping(tasks.assessed, _draft(candidate), None if base is None else _draft(base))
 
-    def review(self, candidate: PolicyAt, base: PolicyAt | None) -> ReviewFacts:
+    def review(self, candidate: PolicyAt, base: PolicyAt | None, manifest: str) -> ReviewFacts:
         """What a reviewer is shown of the same, kept: laid out in the process, as it may be megabytes."""
         if not _are_of_documents(candidate, base):
-            return tasks.review_facts(assess(candidate, base))
-        return self._keeping(tasks.reviewed, _draft(candidate), None if base is None else _draft(base))
+            return tasks.review_facts(assess(candidate, base), manifest)
+        before = None if base is None else _draft(base)
+        return self._keeping(tasks.reviewed, _draft(candidate), before, manifest)
 
     def proved(self, draft: Draft) -> Proof:
         """The proof of a document, kept."""
