@@ -34,7 +34,6 @@ _FIELDS: dict[str, Any] = {
     **dict.fromkeys(("epoch", "first", "launch", "of", "revision", "scan", "number"), 1),
     **dict.fromkeys(("first_batch", "first_sequence", "sequence"), 17),
     **dict.fromkeys(("from_us", "retired_us", "started_us", "at_us"), _BEGUN_US),
-    **dict.fromkeys(("incarnation",), _INCARNATION),
     **dict.fromkeys(("last_batch", "last_sequence"), 20),
     **dict.fromkeys(("owner", "reader", "tenant", "of_tenant"), "acme"),
     **dict.fromkeys(
@@ -42,7 +41,6 @@ _FIELDS: dict[str, Any] = {
     ),
     **dict.fromkeys(("absolute_us", "ceiling_us", "deadline_us", "due_us"), _BEGUN_US + 60 * _MINUTE_US),
     **dict.fromkeys(("actual_us", "recompute_us", "transfer_us"), 900),
-    **dict.fromkeys(("ended_us",), _BEGUN_US + _MINUTE_US),
     **dict.fromkeys(("runs", "written"), (_RUN,)),
     **dict.fromkeys(("scrub_within_us", "within_us"), _MINUTE_US),
     **dict.fromkeys(("torn_bytes", "earlier_blocks", "finishing"), 0),
@@ -84,6 +82,7 @@ _FIELDS: dict[str, Any] = {
     "domains": (3,),
     "effect": "permit",
     "endpoint": "tcp://127.0.0.1:5557",
+    "ended_us": _BEGUN_US + _MINUTE_US,
     "ends": ("2026-12-29T22:59:59Z",),
     "engine": "vllm-0",
     "erasure": "5d0ac1b2e3f44a5f8a9b0c1d2e3f4a5b",
@@ -102,6 +101,7 @@ _FIELDS: dict[str, Any] = {
     "leafless": 0,
     "ids": ("labs-reads-acme",),
     "idx": 16,
+    "incarnation": _INCARNATION,
     "issuer": "https://idp.example.org",
     "latency_class": "interactive",
     "level": "device",
@@ -241,12 +241,17 @@ _Kind = TypeVar("_Kind", bound=Event)
 
 
 def example_of(kind: type[_Kind]) -> _Kind:
-    """An event of the kind, the same in every process; of a kind that holds others, with one of each."""
+    """An event of the kind, the same in every process; of a kind that holds others, with one of each.
+
+    Raises `KeyError` for a field that has no example.
+    """
     own = _OF_KIND.get(KINDS[kind].name, {})
     if issubclass(kind, CustodyChanged):
         own = {"released": _held(ResidencyReleased), "passed": _held(BlocksReleased)}
         own |= {"ended": _held(CustodyEnded), "scrubbed": _held(ReceiptRecorded)}
-    values: dict[str, Any] = {name: own.get(name, _FIELDS.get(name)) for name in kind.__struct_fields__}
+    values: dict[str, Any] = {
+        name: own[name] if name in own else _FIELDS[name] for name in kind.__struct_fields__
+    }
     return kind(**values)
 
 
