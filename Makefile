@@ -84,4 +84,4 @@ bench: $(READY) ## ratios against vLLM's own block manager (sets up .venv-vllm)
 	./benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-s3 .venv-trestle build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-s3 .venv-trestle .venv-client build dist *.egg-info

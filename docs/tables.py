@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 import kvcustody
 from kvcustody.audit.verify.ledger.not_evidence import not_evidence_table
 from kvcustody.audit.verify.ledger.table_classes import table_classes_table
@@ -146,7 +144,7 @@ def _roles() -> str:
 
 def _api() -> str:
     api = create_api(None)
-    return "".join(_operations(api.operations, orjson.loads(api.document())))
+    return "".join(_operations(api.operations, api.whole_document()))
 
 
 def _operations(declared: Operations, document: dict[str, Any]) -> Iterator[str]:

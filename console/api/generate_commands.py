@@ -21,7 +21,7 @@ def generated() -> bytes:
     """The file's content: one line for each operation."""
     from kvcustody.governance.api.app import create_api
 
-    made = commands(orjson.loads(create_api(None).document()))
+    made = commands(create_api(None).whole_document())
     lines = (orjson.dumps({**one._asdict(), "parts": [part._asdict() for part in one.parts]}) for one in made)
     return b"[\n" + b",\n".join(lines) + b"\n]\n"
 

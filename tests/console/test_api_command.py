@@ -37,8 +37,7 @@ class Operation(NamedTuple):
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(create_api(None).document())
-    return made
+    return create_api(None).whole_document()
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ _OLDEST_US = 10**15  # September 2001: what is smaller is a length
 
 @pytest.fixture(scope="module")
 def document() -> Any:
-    return json.loads(create_api(None).document())
+    return create_api(None).whole_document()
 
 
 def _schemas(document: Any, part: str) -> dict[str, Any]:
@@ -135,10 +135,10 @@ def test_a_field_that_nobody_declared_is_found(document: Any) -> None:
 
 def test_a_document_without_the_rule_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: what FastAPI writes of the models states each moment once."""
-    monkeypatch.setattr("kvcustody.governance.api.http.route_builder.date_schemas", lambda made: None)
+    monkeypatch.setattr("kvcustody.governance.api.openapi_document.date_schemas", lambda made: None)
     api = create_api(None)
     monkeypatch.setattr(api, "_declared", None)
-    plain = json.loads(api.document())
+    plain = api.whole_document()
     assert len(undated(_schemas(plain, "responses"))) > 60
     date_schemas(plain)
     assert not undated(_schemas(plain, "responses"))

@@ -25,17 +25,16 @@ from starlette.exceptions import HTTPException
 from kvcustody._version import __version__
 from kvcustody.errors import CustodyError
 from kvcustody.governance.api.arguments import Arguments, Texts, invalid_arguments, parameters_of
-from kvcustody.governance.api.http.answer_times import answer_bytes, date_schemas
+from kvcustody.governance.api.http.answer_times import answer_bytes
 from kvcustody.governance.api.http.exchange import CERTIFICATE, Scope, is_tls
 from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute, model_bytes
 from kvcustody.governance.api.http.gate import CALLER, Read
-from kvcustody.governance.api.http.parameter_descriptions import describe_parameters
-from kvcustody.governance.api.models.problem import ProblemDocument
+from kvcustody.governance.api.openapi_document import IDEMPOTENCY_KEY, problem_responses, share, whole
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.operations.answer import problem_answer
 from kvcustody.governance.service.operations.operation import Operation, Operations
 from kvcustody.governance.service.operations.run import problem_of
-from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES, ProblemError, not_found
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
 _log = structlog.get_logger(__name__)
@@ -124,7 +123,7 @@ class Api:
         if operation.action is not None:
             extra["security"] = [{"bearer": []}, {"session": []}]
         if operation.keyed:
-            extra["parameters"] = [*extra.get("parameters", ()), _IDEMPOTENCY_KEY]
+            extra["parameters"] = [*extra.get("parameters", ()), IDEMPOTENCY_KEY]
         responses: dict[int | str, dict[str, Any]] = {}
         if answers is None:
             content = {media: {"schema": {"type": "string"}}} if status != 204 else {}
@@ -140,7 +139,7 @@ class Api:
             status_code=status,
             response_model=answers,
             response_class=_json_of(answers) if answers is not None else Response,
-            responses=responses | _documented(names),
+            responses=responses | problem_responses(names),
             tags=[operation.tag],
             openapi_extra=extra,
         )
@@ -180,19 +179,14 @@ class Api:
         if self._declared is not None:
             return self._declared.document()
         if self._document is None:
-            made = self.app.openapi()
-            schemes = made.setdefault("components", {}).setdefault("securitySchemes", {})
-            schemes["bearer"] = {"type": "http", "scheme": "bearer", "description": "An API key, or a token."}
-            schemes["session"] = {"type": "apiKey", "in": "cookie", "name": "kvcustody"}
-            schemas = made["components"].setdefault("schemas", {})
-            problem = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas |= problem.pop("$defs", {}) | {"ProblemDocument": problem}
-            for unused in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(unused, None)
-            describe_parameters(made)
-            date_schemas(made)
-            self._document = orjson.dumps(made, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+            made = self.whole_document()
+            share(made)
+            self._document = orjson.dumps(made, option=orjson.OPT_SORT_KEYS)
         return self._document
+
+    def whole_document(self) -> dict[str, Any]:
+        """The API document without references to parameters and answers."""
+        return whole(self.app)
 
     def queries(self) -> dict[str, frozenset[str]]:
         """The query parameters of every operation, by its name: from the routes, as the document costs a second."""
@@ -281,32 +275,6 @@ class BoundOperation:
             return found
         assert self._bytes is not None
         return Response(self._bytes(found), self._status, media_type="application/json")
-
-
-_IDEMPOTENCY_KEY = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "required": True,
-    "description": "A key of your own for this act; the same again gives the same answer.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[ -~]+$"},
-    "example": "3f6c0c1e-6a4f-4d5e-9a53-0d3c2f8e7b10",
-}
-_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string"}}}
-
-
-def _documented(names: set[str]) -> dict[int | str, dict[str, Any]]:
-    found: dict[int | str, dict[str, Any]] = {}
-    for name in sorted(names):
-        kind = TYPES[name]
-        entry = found.setdefault(kind.status, {"description": "", "content": {MEDIA_TYPE: {}}})
-        entry["description"] = " / ".join(filter(None, (entry["description"], kind.title)))
-        content = entry["content"][MEDIA_TYPE]
-        content["schema"] = {"$ref": "#/components/schemas/ProblemDocument"}
-        example = {"type": kind.uri, "title": kind.title, "status": kind.status}
-        content.setdefault("examples", {})[name] = {"value": example}
-        if kind.status in (429, 503):
-            entry["headers"] = _RETRY_AFTER
-    return found
 
 
 def _problem(problem: ProblemError) -> Response:

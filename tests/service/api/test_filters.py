@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def test_denials_take_a_period(filled: Any) -> None:
 
 
 def test_the_document_says_what_is_true_of_outcomes_generations_and_times(service: Any) -> None:
-    listing = json.loads(create_api(service).document())["paths"]["/v1/audit/events"]["get"]
+    listing = create_api(service).whole_document()["paths"]["/v1/audit/events"]["get"]
     said = {one["name"]: one for one in listing["parameters"]}
     for effect in Effect:
         assert f"`{effect.value}`" in said["outcome"]["description"]

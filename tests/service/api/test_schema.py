@@ -108,9 +108,9 @@ def _configuration(document: dict[str, Any], people: Any) -> str:
 def _run(
     server: str, service: Any, people: Any, folder: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    document = json.loads(create_api(service).document())
-    (folder / "openapi.json").write_text(json.dumps(document))
-    (folder / "schemathesis.toml").write_text(_configuration(document, people))
+    api = create_api(service)
+    (folder / "openapi.json").write_bytes(api.document())
+    (folder / "schemathesis.toml").write_text(_configuration(api.whole_document(), people))
     command = [
         sys.executable,
         "-m",
@@ -168,6 +168,9 @@ def test_a_wrong_document_would_be_noticed(server: str, service, people, tmp_pat
     class Wrong:
         def document(self) -> bytes:
             return json.dumps(document).encode()
+
+        def whole_document(self) -> dict[str, Any]:
+            return api.whole_document() | {"paths": document["paths"]}
 
     monkeypatch.setattr(sys.modules[__name__], "create_api", lambda _: Wrong())
     done = _run(server, service, people, tmp_path, "--phases", "examples,coverage")
