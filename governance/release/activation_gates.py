@@ -39,8 +39,8 @@ class Review:
 
     @property
     def cells(self) -> str:
-        """The digest of exactly what widens; empty where nothing does."""
-        return self.change.cells_digest if self.change.widens else ""
+        """What its approver repeats."""
+        return self.change.approval_digest
 
 
 class TooCostlyError(PolicyError):

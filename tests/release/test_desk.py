@@ -179,7 +179,7 @@ def _forged_approval(files: Release, revision: int, cells: str) -> None:
 
 class _Shown:
     def __init__(self, change: object, cells: str) -> None:
-        self._change, self.cells_digest = change, cells
+        self._change, self.cells_digest, self.approval_digest = change, cells, cells
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._change, name)

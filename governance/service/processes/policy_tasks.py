@@ -175,7 +175,7 @@ class ReviewFacts(NamedTuple):
 
     proof: bytes
     change: bytes
-    cells: str  # the digest of what widens; empty where nothing does
+    cells: str  # `PolicyDiff.approval_digest`
     openings: dict[str, bytes]  # that need a consent, as the API answers them, by what an owner consents to
 
 
@@ -187,10 +187,9 @@ def reviewed(candidate: Draft, base: Draft | None, manifest: str) -> ReviewFacts
 def review_facts(found: Assessment, manifest: str) -> ReviewFacts:
     """What a reviewer is shown of an assessment."""
     proof, change = (orjson.dumps(part.data(), default=str) for part in found)
-    cells = found.change.cells_digest if found.change.widens else ""
     asked = [opening.data() for opening in found.change.consents]
     openings = {opening_id(manifest, what): orjson.dumps(what, default=str) for what in asked}
-    return ReviewFacts(proof, change, cells, openings)
+    return ReviewFacts(proof, change, found.change.approval_digest, openings)
 
 
 def _compiled_as(draft: Draft) -> CompiledAs:

@@ -202,6 +202,11 @@ class PolicyDiff:
         """`sha256:` over the canonical form of `widening()`."""
         return digest(encode_ascii(self.widening()))
 
+    @property
+    def approval_digest(self) -> str:
+        """What an approver repeats: the digest of exactly what widens; empty where nothing does."""
+        return self.cells_digest if self.widens else ""
+
     def data(self) -> dict[str, Any]:
         """Everything, in words."""
         return {
