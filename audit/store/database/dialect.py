@@ -7,7 +7,9 @@ the word. What both do in words of their own is a method here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from sqlalchemy import (
@@ -25,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from kvcustody.audit.store.database.database_place import PostgresServer, file_of
+from kvcustody.audit.store.database.database_place import PostgresServer
 
 _NO_CHANGE = "LOCK TABLE schema_changes IN ACCESS SHARE MODE"  # before a snapshot, and takes none
 
@@ -59,6 +61,10 @@ class Dialect:
     def place(self, engine: Engine) -> str:
         """Where the database is, for people: without its password and the options of its sessions."""
         return PostgresServer(engine.url.set(query={})).masked()
+
+    def file(self, engine: Engine) -> Path | None:
+        """The file that the engine opens; None for a server."""
+        return None
 
     def one_snapshot(self, connection: Connection) -> None:
         """All that is read on a connection that has read nothing yet is of one moment, and tables keep their forms."""
@@ -149,7 +155,10 @@ class _Sqlite(Dialect):
         return func.instr(column, part) > 0
 
     def place(self, engine: Engine) -> str:
-        return str(file_of(engine))
+        return str(self.file(engine))
+
+    def file(self, engine: Engine) -> Path | None:
+        return Path(unquote(str(engine.url.database).removeprefix("file:")))
 
     def one_snapshot(self, connection: Connection) -> None:
         """As every read transaction here is."""
@@ -209,3 +218,8 @@ _BY_NAME: dict[str, Dialect] = {kind.name: kind() for kind in (Dialect, _Sqlite)
 def dialect_of(database: Engine | Connection) -> Dialect:
     """What the database behind an engine or connection can do."""
     return _BY_NAME[database.dialect.name]
+
+
+def file_of(engine: Engine) -> Path | None:
+    """The file that a SQLite engine opens; None for a server."""
+    return dialect_of(engine).file(engine)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, func, select
 
-from kvcustody.audit.evidence.counters.count_events import Figures, count_events
 from kvcustody.audit.kinds import SYSTEM
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.leaf.canonical_leaf import Leaf, canonical, parse
@@ -27,7 +26,7 @@ from kvcustody.audit.leaf.merkle import (
     TreeHead,
     leaf_hashes,
 )
-from kvcustody.audit.project import IncarnationRow, project
+from kvcustody.audit.project import Figures, IncarnationRow, count_events, project
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.store.schema.leaf_tables import retention_purges
