@@ -13,7 +13,8 @@ from kvcustody.audit.evidence.processes.open_processes import OpenProcess, last_
 from kvcustody.audit.kinds import DECLARED, WorkerClosingAsked
 from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.audit.tlog.root_sealer import seal_now
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, say, stdout

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvcustody.audit.kinds import Event
-from kvcustody.audit.write.tenant_shares import TenantShares
+from kvcustody.audit.write.event_queue import TenantShares
 from kvcustody.tenants import Issuers
 
 

@@ -25,11 +25,11 @@ from typing import IO, NamedTuple
 import orjson
 from sqlalchemy import Connection
 
-from kvcustody.audit.evidence.counters.count_events import COUNTED_KEYS
 from kvcustody.audit.evidence.counters.hourly_coverage import drop_verdicts
 from kvcustody.audit.evidence.counters.packed_figures import pack_hour
-from kvcustody.audit.evidence.counters.uncount import taken_off
+from kvcustody.audit.keep.uncount import taken_off
 from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.project import COUNTED_KEYS
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.database.monthly_partitions import MonthPartition

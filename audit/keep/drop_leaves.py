@@ -19,8 +19,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, func, select
 
-from kvcustody.audit.evidence.counters.uncount import DroppedRun, uncount_runs
 from kvcustody.audit.keep.counted_months import ExpiredLeaves
+from kvcustody.audit.keep.uncount import DroppedRun, uncount_runs
 from kvcustody.audit.leaf.merkle import HALF, HALF_HEIGHT, leaf_hashes
 from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.store.database.bulk_insert import insert_rows

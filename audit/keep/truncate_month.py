@@ -19,8 +19,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
 from kvcustody.audit.evidence.counters.read_figures import uneven_lives
-from kvcustody.audit.evidence.counters.uncount import uncount
 from kvcustody.audit.keep.counted_months import CountedMonths, ExpiredLeaves
+from kvcustody.audit.keep.uncount import uncount
 from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.database.monthly_partitions import (

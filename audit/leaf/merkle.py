@@ -62,6 +62,13 @@ class Grown(NamedTuple):
         return 1 << TILE_HEIGHT * level + HALF_HEIGHT * halves
 
 
+def placed_nodes(tree: int, grown: Iterable[Grown]) -> list[tuple[int, int, int, bytes]]:
+    """The hashes that a tree completed, each with its tree, level and place."""
+    return [
+        (tree, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)
+    ]
+
+
 class Extended(NamedTuple):
     """A longer frontier, and what to store so that proofs can be made from tiles."""
 

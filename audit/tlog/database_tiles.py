@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,6 @@ from kvcustody.audit.leaf.merkle import (
     HALF,
     HALF_HEIGHT,
     HASH_BYTES,
-    Grown,
     TreeError,
     leaf_hashes,
     parents,
@@ -67,13 +66,6 @@ class DroppedTileError(ProofError):
             begins=begins,
         )
         self.begins = begins
-
-
-def node_rows(log: int, grown: Iterable[Grown]) -> list[tuple[int, int, int, bytes]]:
-    """The rows of `tree_nodes` for the hashes that a tree completed."""
-    return [
-        (log, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)
-    ]
 
 
 def read_ahead(*paths: tuple[StoredTiles, Sequence[_Range]]) -> None:

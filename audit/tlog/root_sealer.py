@@ -21,7 +21,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.leaf.merkle import Frontier, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.leaf.merkle import Frontier, TreeError, TreeHead, leaf_hashes, placed_nodes
 from kvcustody.audit.store.database.bulk_insert import insert_rows
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import (
@@ -33,7 +33,6 @@ from kvcustody.audit.store.database.engine import (
     file_identity,
 )
 from kvcustody.audit.store.schema.trees import ROOT, root_leaves, tree_nodes
-from kvcustody.audit.tlog.database_tiles import node_rows
 from kvcustody.audit.tlog.root_log import seal
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import LedgerError
@@ -259,7 +258,9 @@ def _seal(connection: Connection, before: Frontier) -> tuple[int, list[str]]:
         (idx, ids[opening.name], opening.head.size, opening.head.root, opening.salt)
         for idx, opening in enumerate(openings, before.size)
     ]
-    _store(connection, leaves, node_rows(ROOT, grown), (after.size, root, max(times)), after.to_bytes(root))
+    _store(
+        connection, leaves, placed_nodes(ROOT, grown), (after.size, root, max(times)), after.to_bytes(root)
+    )
     return len(heads), damaged
 
 

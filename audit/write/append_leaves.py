@@ -2,7 +2,7 @@
 
 1. The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf: contiguous
    per log, whatever fails.
-2. Rows, leaf and the tree of its log commit together; the root log has them later (`root_sealer`).
+2. Rows, leaf and the tree of its log commit together.
 3. So does what the leaves add up to (`counters`): rows of this transaction's own, so that no writer waits for another.
 4. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
    adds each leaf exactly once.
@@ -13,19 +13,25 @@
    the logs.
 7. A process that counts as dead and hands in a leaf of its own has not ended: a `worker-returned` leaf goes before it
    in the same transaction. Whoever closes a process has its row locked meanwhile.
+8. With its leaves a sub-log's frontier and completed nodes are written, and to what size it grew (`unsealed_heads`).
+   The root log is left to `root_sealer`, so writers of different sub-logs wait for nothing of each other's.
+9. A sub-log's row is changed once a commit: on PostgreSQL by the trigger that gives leaves their places, which takes
+   the frontiers from a setting of the transaction. So they are handed over before the leaves.
+10. A stored frontier is loaded only when it gives its own root and the size that its log has; anything else is
+    `TreeError`, and nothing is written on top of it: the database then counts as lost, and events go to the spill.
 """
 
 from __future__ import annotations
 
+import base64
 import uuid as uuids
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import NamedTuple
 
+import orjson
 from sqlalchemy import Connection, Table, insert, select, update
 
-from kvcustody.audit.evidence.counters.count_events import Figures, count_events
-from kvcustody.audit.evidence.counters.fold import write_deltas
 from kvcustody.audit.kinds import SYSTEM, Event, WorkerReturned, WorkerStopped
 from kvcustody.audit.leaf import Context, merkle
 from kvcustody.audit.leaf.batch import (
@@ -36,14 +42,25 @@ from kvcustody.audit.leaf.batch import (
     read_leaves,
 )
 from kvcustody.audit.leaf.batch_encoder import BatchEncoder
-from kvcustody.audit.project import IncarnationRow, LifeChange, life_changes, project
-from kvcustody.audit.store.database.bulk_insert import Inserts
+from kvcustody.audit.leaf.merkle import Frontier, placed_nodes
+from kvcustody.audit.project import (
+    Figures,
+    HourFigure,
+    IncarnationRow,
+    LifeChange,
+    count_events,
+    life_changes,
+    project,
+)
+from kvcustody.audit.store.database.bulk_insert import Inserts, insert_rows
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import with_placeholders
 from kvcustody.audit.store.database.open_changes import STATE, forms_of
 from kvcustody.audit.store.schema import ledger as schema
 from kvcustody.audit.store.schema.all_tables import has_leaf
-from kvcustody.audit.write.append_trees import LockedLog, Trees, hand_over, store
+from kvcustody.audit.store.schema.counters import counter_deltas
+from kvcustody.audit.store.schema.trees import tree_nodes, unsealed_heads
+from kvcustody.audit.tlog.root_sealer import load_frontier
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
 
@@ -273,6 +290,22 @@ def leaf_hashes(batch: LeafBatch) -> dict[str, list[bytes]]:
     return hashes
 
 
+def write_deltas(inserts: Inserts, found: Figures, sizes: Mapping[int, int]) -> int:
+    """Insert what a transaction changes, given the size that each log has afterwards; how many rows that is."""
+    rows = [
+        (scraped, log, sizes[log], hour_us, _as_written(figures))
+        for (scraped, log, hour_us), figures in found.items()
+        if figures
+    ]
+    if rows:
+        inserts.add(counter_deltas, [list(zip(*rows, strict=True))])
+    return len(rows)
+
+
+def _as_written(figures: Mapping[HourFigure, int]) -> str:
+    return orjson.dumps([(*figure, value) for figure, value in figures.items()]).decode()
+
+
 def register(
     connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int
 ) -> IncarnationRow:
@@ -434,3 +467,85 @@ def _read_at_once(connection: Connection, some: str) -> Iterator[tuple[int, int,
     words = iter((listed or "").split(" "))
     for log, size, frontier in zip(words, words, words, strict=False):
         yield int(log), int(size), bytes.fromhex(frontier), revision, changes
+
+
+_Node = tuple[int, int, int, bytes]
+
+
+class LockedLog(NamedTuple):
+    """A sub-log whose row this transaction holds."""
+
+    id: int
+    name: str
+    size: int
+    frontier: bytes
+
+
+class GrownTrees(NamedTuple):
+    """The logs of a transaction with their leaves, and the nodes that these completed."""
+
+    logs: list[LockedLog]
+    nodes: list[_Node]
+
+
+class Trees:
+    """Grows stored trees; remembers the frontiers it has checked, by their bytes, so that nothing needs forgetting."""
+
+    def __init__(self) -> None:
+        self._checked: dict[int, tuple[bytes, Frontier]] = {}
+
+    def grow(self, logs: Iterable[LockedLog], hashes: Mapping[str, Sequence[bytes]]) -> GrownTrees:
+        """Locked sub-logs with the leaf hashes, by name, that are appended to them; raises `TreeError` (rule 10)."""
+        made = GrownTrees([], [])
+        for log in logs:
+            known = self._checked.get(log.id)
+            stored = bytes(log.frontier)
+            frontier = known[1] if known and known[0] == stored else load_frontier(log.id, log.size, stored)
+            longer, grown = frontier.extend(hashes[log.name], halves=True)
+            data = longer.to_bytes()
+            self._checked[log.id] = (data, longer)
+            made.nodes.extend(placed_nodes(log.id, grown))
+            made.logs.append(LockedLog(log.id, log.name, longer.size, data))
+        return made
+
+
+def hand_over(connection: Connection, trees: GrownTrees) -> None:
+    """Sizes and frontiers into the rows of logs, before the leaves go in (rule 9)."""
+    if dialect_of(connection).arrays:
+        handed = {str(log.id): base64.b64encode(log.frontier).decode() for log in trees.logs}
+        connection.exec_driver_sql(_HAND_OVER, (orjson.dumps(handed).decode(),))
+        return
+    rows = [(log.id, log.size, log.frontier) for log in trees.logs]
+    for start in range(0, len(rows), _LOGS_AT_ONCE):
+        some = rows[start : start + _LOGS_AT_ONCE]
+        statement = _UPDATE.format(", ".join(["(?, ?, ?)"] * len(some)))
+        connection.exec_driver_sql(statement, tuple(chain.from_iterable(some)))
+
+
+def store(connection: Connection, trees: GrownTrees, newest_us: Mapping[str, int], grown_us: int) -> None:
+    """Nodes, and the heads that no checkpoint covers yet; `newest_us` is the time of the newest leaf by log."""
+    heads = [(log.id, log.size, newest_us[log.name], grown_us) for log in trees.logs]
+    if dialect_of(connection).arrays:
+        columns = [list(column) for column in zip(*trees.nodes, strict=True)] or [[]] * 4
+        columns += [list(column) for column in zip(*heads, strict=True)]
+        connection.exec_driver_sql(_STORE, tuple(columns))
+        return
+    if trees.nodes:
+        insert_rows(connection, tree_nodes, trees.nodes)
+    insert_rows(connection, unsealed_heads, heads)
+
+
+_HAND_OVER = "SELECT set_config('kvcustody.frontiers', %s, true)"
+_STORE = """
+WITH nodes AS (
+    INSERT INTO tree_nodes (log, level, idx, hash)
+    SELECT * FROM unnest(%b::int[], %b::int[], %b::bigint[], %b::bytea[])
+)
+INSERT INTO unsealed_heads (log, size, newest_us, grown_us)
+SELECT * FROM unnest(%b::int[], %b::bigint[], %b::bigint[], %b::bigint[])
+"""
+_LOGS_AT_ONCE = 256
+_UPDATE = (
+    "UPDATE logs SET size = new.column2, frontier = new.column3"
+    " FROM (VALUES {}) AS new WHERE logs.id = new.column1"
+)

@@ -3,8 +3,11 @@
 1. `write` returned means committed. When it raises, the commit may have arrived all the same, so the next transaction
    skips the names that are there.
 2. A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
-3. After so many deltas of figures a transaction of its own folds them (`counters.fold`), unless somebody else is
+3. After so many deltas of figures a transaction of its own folds them (`fold`), unless somebody else is
    there to do it; that it fails changes no figure, and fails no write.
+4. To a ledger writer it is a sink: what a statement is at fault for is refused; whatever the database is, is
+   `SinkAwayError`. Dead predecessors are closed by the writer.
+5. Of a replay only what the database itself calls wrong data is refused: what was durable is not given up for less.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.evidence.counters.fold import FoldsBetweenCommits, fold_some
-from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory, names_anybody
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.evidence.subjects.subject_table import Row, store_names
-from kvcustody.audit.leaf.batch import LeafBatch
+from kvcustody.audit.kinds import Event
+from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import (
@@ -28,13 +33,21 @@ from kvcustody.audit.store.database.engine import (
     WRITER_CACHE_KIB,
     StoreGoneError,
     check_store,
+    describe,
     file_identity,
+    ledger_error,
 )
 from kvcustody.audit.store.database.open_changes import SchemaChangedError
-from kvcustody.audit.write.append_leaves import Appender, FreeLeaves
-from kvcustody.audit.write.wal_checkpointer import WalCheckpointer
+from kvcustody.audit.store.database.sqlite_writers import WalCheckpointer
+from kvcustody.audit.store.schema.ledger import incarnations
+from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS, RootSealer
+from kvcustody.audit.write.append_leaves import Appender, FreeLeaves, register
+from kvcustody.audit.write.crash_recovery import close_predecessors
+from kvcustody.audit.write.fold import DELTAS_MAX, fold_some
+from kvcustody.audit.write.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
+from kvcustody.tenants import Issuers
 
 Done = TypeVar("Done", int, FreeLeaves)
 
@@ -119,9 +132,10 @@ class Committer:
             with self._begun() as connection:
                 if turn is not None and not dialect_of(connection).alone(connection, turn):
                     return None
-                given = self._directory.kept(given, own=False) if given else given
-                store_names(connection, names, skip_known=self._uncertain)
-                store_names(connection, given, skip_known=True)
+                if names:
+                    store_names(connection, names, skip_known=self._uncertain)
+                if given:
+                    store_names(connection, self._directory.kept(given, own=False), skip_known=True)
                 done = append(connection)
         except BaseException:
             self._appender.forget()
@@ -194,3 +208,151 @@ def refused(problem: Exception) -> bool:
     if isinstance(problem, (StoreGoneError, SchemaChangedError, TreeError)):
         return False
     return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)
+
+
+_UNWRITABLE = (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+
+
+@contextmanager
+def closing_committer(engine: Engine, clock: Clock) -> Iterator[Committer]:
+    """Transactions of a closing's own, for who has no other."""
+    committer = Committer(engine, SubjectDirectory(clear_names=True), clock)
+    try:
+        yield committer
+    finally:
+        committer.close()
+
+
+class FoldsBetweenCommits:
+    """A writer's share of the folding: a turn after so many deltas of its own, and again while turns are full."""
+
+    def __init__(self) -> None:
+        self._deltas = 0
+
+    def is_due(self, deltas: int) -> bool:
+        """Whether a turn is due after a commit that wrote so many."""
+        self._deltas += deltas
+        return self._deltas >= DELTAS_MAX
+
+    def turned(self, folded: int) -> None:
+        """So many deltas were folded."""
+        self._deltas = DELTAS_MAX if folded >= DELTAS_MAX else 0
+
+
+class DatabaseSink:
+    """The sink of one writer."""
+
+    batch_leaves, keeps = 5000, False
+    early_seconds, wait_seconds_max = 0.0, 5.0  # it is near, and asking costs it little
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        subject_keys: SubjectKeys | None = None,
+        *,
+        clear_names: bool = False,
+        root_interval_seconds: float = INTERVAL_SECONDS,
+    ) -> None:
+        """`clear_names`: without `subject_keys`, subjects' names stand in the ledger; else no event may name one."""
+        self.engine = engine
+        self.subject_keys = subject_keys
+        self.directory = SubjectDirectory(subject_keys, clear_names=clear_names)
+        self._clock = clock
+        self._committer = Committer(engine, self.directory, clock)
+        self.sealer = RootSealer(engine, clock, root_interval_seconds)
+
+    def register(self, life: Life) -> None:
+        """Put a process on record, and close its dead predecessors."""
+        with self._reaching():
+            with self.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                row = incarnations.c
+                if connection.scalar(select(row.id).where(row.uuid == life.incarnation)) is None:
+                    register(connection, life.incarnation, life.worker, life.offset_us, self._clock.utc_us())
+            recorder = f"{life.worker}:closing"
+            close_predecessors(
+                self._committer, self.engine, self._clock, life.worker, life.incarnation, recorder
+            )
+
+    def prepare(self, events: Sequence[Event], *, reachable: bool, spilled: bool) -> None:
+        """Read the pseudonyms of people whom events name; what cannot be read is invented where it is needed."""
+        if not reachable or not names_anybody(events):
+            return
+        with suppress(BatchRefusedError), self._writing():
+            self._committer.check_there()
+            with self.engine.connect() as connection:
+                self.directory.prefetch(connection, events)
+
+    def commit(self, names: Sequence[Row], batch: LeafBatch, *, again: bool = False) -> int:
+        """One transaction."""
+        try:
+            with self._writing():
+                return self._committer.write(batch, names, skip_known=again)
+        except _UNWRITABLE as problem:
+            raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
+
+    def replay(self, names: Sequence[Row], data: Sequence[bytes]) -> int:
+        """Names first, then leaves, each once (rule 5)."""
+        with self._reaching():
+            try:
+                batch = read_leaves(data)
+                if names:
+                    self._committer.write_names(names, own=True)
+                return self._committer.write(batch, skip_known=True)
+            except (IntegrityError, DataError, LookupError, TypeError, ValueError) as problem:
+                raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
+
+    def lost(self, cause: str) -> None:
+        """The pool's connections are not to be trusted."""
+        self.engine.dispose()
+
+    def lost_leaves(self) -> str:
+        """It keeps nothing."""
+        return ""
+
+    def rewind(self) -> None:
+        """It keeps nothing."""
+
+    def make_room(self) -> bool:
+        """It keeps nothing."""
+        return False
+
+    def reopen(self) -> None:
+        """Accept the file that is there now, where it fits."""
+        with self._reaching():
+            self._committer.reopen()
+
+    def issuers(self) -> Issuers:
+        """Whose tenants the ledger names; on any thread."""
+        try:
+            self._committer.check_there()
+            with self.engine.connect() as connection:
+                return known_issuers(connection)
+        except (SQLAlchemyError, StoreGoneError) as problem:
+            raise self._away(problem) from problem
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._committer.close()
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Whatever fails, it is the database."""
+        try:
+            yield
+        except (SQLAlchemyError, LedgerError) as problem:
+            raise self._away(problem) from problem
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Rule 4."""
+        try:
+            yield
+        except (SQLAlchemyError, StoreGoneError, SchemaChangedError, TreeError) as problem:
+            if refused(problem):
+                raise BatchRefusedError(type(problem).__name__, describe(problem)) from problem
+            raise self._away(problem) from problem
+
+    def _away(self, problem: SQLAlchemyError | LedgerError) -> SinkAwayError:
+        error = ledger_error(self.engine, problem) if isinstance(problem, SQLAlchemyError) else problem
+        return SinkAwayError(describe(problem), error)

@@ -20,9 +20,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,6 @@ from kvcustody.audit.evidence.query.evidence_columns import (
     read_opened,
     unit_keys,
 )
-from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.kinds import PROCESS_DEATH, SILENCE, CustodyEnded, Event, ResidencyReleased, WorkerDied
 from kvcustody.audit.kinds.block_runs import Pairs, Run, gather
 from kvcustody.audit.leaf.batch import LeafBatch
@@ -45,7 +43,6 @@ from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import copy_steps, custody_ends, releases, residencies
 from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.audit.write.append_leaves import record_apart
-from kvcustody.audit.write.committer import Committer
 from kvcustody.clock import Clock
 
 TEARDOWN = "process exit: device memory went back to the driver and was not re-read"
@@ -69,18 +66,15 @@ class Closing(NamedTuple):
 BY_SUCCESSOR = Closing()
 
 
-@contextmanager
-def closing_committer(engine: Engine, clock: Clock) -> Iterator[Committer]:
-    """Transactions of a closing's own, for who has no other."""
-    committer = Committer(engine, SubjectDirectory(clear_names=True), clock)
-    try:
-        yield committer
-    finally:
-        committer.close()
+class Transactions(Protocol):
+    """What a closing is written through (`committer`)."""
+
+    def write_made(self, make: Callable[[Connection], LeafBatch | None]) -> bool:
+        """Commit the batch that `make` gives inside the transaction; False where it gives none."""
 
 
 def close_predecessors(
-    committer: Committer,
+    committer: Transactions,
     engine: Engine,
     clock: Clock,
     worker: str,
@@ -100,7 +94,7 @@ def close_predecessors(
 
 
 def close_process(
-    committer: Committer,
+    committer: Transactions,
     engine: Engine,
     clock: Clock,
     incarnation: str,
@@ -152,7 +146,7 @@ class _Step:
         self._why = why
         self._recorder = recorder
 
-    def commit(self, committer: Committer, *, last: bool = False) -> bool:
+    def commit(self, committer: Transactions, *, last: bool = False) -> bool:
         """The next of it; with `last` the process has ended then. False where there is nothing to close."""
 
         def make(connection: Connection) -> LeafBatch | None:
@@ -168,7 +162,7 @@ class _Step:
 
         return committer.write_made(make)
 
-    def end_copies(self, engine: Engine, committer: Committer, stop: Callable[[], bool]) -> bool:
+    def end_copies(self, engine: Engine, committer: Transactions, stop: Callable[[], bool]) -> bool:
         """End the copies of it, some at a time (rule 5); False where `stop` said so between two steps."""
         after: tuple[str, int] | None = ("", 0)
         while after is not None:

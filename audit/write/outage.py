@@ -28,10 +28,8 @@ from kvcustody.audit.evidence.subjects.subject_table import Row, row_of
 from kvcustody.audit.kinds import Event, GapRecorded, ReplayCompleted, SpillStarted
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.leaf.batch_encoder import Entry
-from kvcustody.audit.leaf.column_encoder import Item
-from kvcustody.audit.write.durable_watermark import DurableWatermark
-from kvcustody.audit.write.event_queue import EventQueue
+from kvcustody.audit.leaf.batch_encoder import Entry, Item
+from kvcustody.audit.write.event_queue import DurableWatermark, EventQueue, TenantShares, sizes_of
 from kvcustody.audit.write.sink import (
     BatchRefusedError,
     LedgerSink,
@@ -40,7 +38,6 @@ from kvcustody.audit.write.sink import (
     SinkAwayError,
 )
 from kvcustody.audit.write.spill_file import SpillFile, SpillFullError, SpillSegment
-from kvcustody.audit.write.tenant_shares import TenantShares, sizes_of
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 

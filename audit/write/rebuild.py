@@ -15,15 +15,13 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Table, delete, exists, insert, select
 
-from kvcustody.audit.evidence.counters.count_events import Figures, count_events
-from kvcustody.audit.evidence.counters.fold import write_deltas
 from kvcustody.audit.kinds import SYSTEM
 from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.merkle import EMPTY
-from kvcustody.audit.project import IncarnationRow, life_changes, project
+from kvcustody.audit.project import Figures, IncarnationRow, count_events, life_changes, project
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers
-from kvcustody.audit.write.append_leaves import change_life, register
+from kvcustody.audit.write.append_leaves import change_life, register, write_deltas
 
 _AT_ONCE = 5_000
 _TENANT = "tenant/"

@@ -56,7 +56,8 @@ def record_operator_acts(
     """The same for several events that one act stands on, in few transactions: where this raises, some may be there."""
     clock = clock or SystemClock()
     acts = make(clock.now_us())
-    check_orders(orders_of(engine), acts)
+    if (orders := orders_of(engine)) is not None:
+        check_orders(orders, acts)
     with recorder(engine, clock, subject_keys=subject_keys, clear_names=clear_names) as writer:
         decided = [threading.Event() for _ in acts]
         awaited = [writer.begin_durable(act, each.set) for act, each in zip(acts, decided, strict=True)]

@@ -17,7 +17,8 @@ import numpy as np
 from kvcustody.audit.kinds import DECLARED, ResidencyOpened, WorkerStarted
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.store.database.engine import open_store
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade

@@ -20,7 +20,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.evidence.counters.fold import fold
 from kvcustody.audit.evidence.counters.read_figures import hour_span
 from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.explore.summary import summarize
@@ -28,6 +27,7 @@ from kvcustody.audit.evidence.query.events import EventFilter
 from kvcustody.audit.kinds import Event, HitCounters, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.store.schema.counters import counters
 from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.audit.write.fold import fold
 from kvcustody.clock import SystemClock
 from kvcustody.times import HOUR_US
 

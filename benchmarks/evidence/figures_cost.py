@@ -20,7 +20,6 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, func, literal, select
 
-from kvcustody.audit.evidence.counters.fold import fold
 from kvcustody.audit.evidence.counters.hourly_coverage import recent, recent_sums
 from kvcustody.audit.evidence.counters.judge_hours import judge
 from kvcustody.audit.evidence.counters.read_figures import (
@@ -39,6 +38,7 @@ from kvcustody.audit.store.schema.leaf_tables import (
     releases,
     residencies,
 )
+from kvcustody.audit.write.fold import fold
 from kvcustody.times import DAY_US
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

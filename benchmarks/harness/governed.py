@@ -25,9 +25,8 @@ from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirecto
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf import Context
 from kvcustody.audit.leaf.batch_encoder import BatchEncoder
-from kvcustody.audit.write.event_queue import EventQueue
+from kvcustody.audit.write.event_queue import EventQueue, TenantShares
 from kvcustody.audit.write.event_writer import WriterSettings
-from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor

@@ -1,7 +1,8 @@
 """Rows of the new form of tables, made from leaves, some at a time: how far each log is, is recorded with the rows.
 
-1. A transaction takes the next leaves of one log, at most about a second's worth: how many follows from how long the
-   last ones took. Whoever is killed goes on behind the last transaction that committed.
+1. A transaction takes the next leaves of one log, about `SECONDS_WANTED` worth: how many follows from how long the
+   last ones took. One that takes longer than `SECONDS_MAX` is ended, and taken again with fewer leaves; a single leaf
+   has all the time that it needs. Whoever is killed goes on behind the last transaction that committed.
 2. Rows are made by `project`. Rows of leaves that a purge took away are copied from the old form as they are, a new
    column with its default, and counted.
 3. What the old form has of a leaf and the leaf does not give ends the change before it is lost: `LedgerError` names
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Table, func, select, update
@@ -21,16 +23,18 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from kvcustody.audit.leaf.batch import EMPTY, read_leaves
 from kvcustody.audit.project import IncarnationRow, project, rows_of
 from kvcustody.audit.store.database.bulk_insert import Inserts, insert_rows
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import LOCKED, WRITE, describe
 from kvcustody.audit.store.database.open_changes import forms_of, one_copy_at_a_time
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.store.schema.schema_changes import schema_change_logs, schema_changes
 from kvcustody.errors import LedgerError
 
-SECONDS_WANTED = 0.4  # of a transaction
-_LEAVES, _LEAVES_MIN, _LEAVES_MAX = 1000, 64, 50_000  # of the first, and bounds of the others
+SECONDS_WANTED, SECONDS_MAX = 0.4, 1.0  # of a transaction, until its commit
+_LEAVES, _LEAVES_MIN, _LEAVES_MAX = 1000, 1, 50_000  # of the first, and bounds of the others
 _FAILURES_MAX = 8  # in a row: the database is away, or refuses
-_WAITED = frozenset({"55P03", "57014", "40P01"})  # a lock, a statement's time, a circle
+_ENDED, _INTERRUPTED = "57014", "SQLITE_INTERRUPT"
+_WAITED = frozenset({"55P03", _ENDED, "40P01"})  # a lock, a statement's time, a circle
 
 Progress = Callable[[str, int, int], None]  # what, done, total
 Step = Callable[[str], None]
@@ -84,19 +88,35 @@ def copy_rows(engine: Engine, step: Step, progress: Progress | None) -> None:
 
 def _one_window(engine: Engine, log: int, leaves: int, lives: Lives, step: Step) -> tuple[_CopiedWindow, int]:
     """One transaction, and how many leaves the next one takes (rule 1)."""
-    for failures in range(_FAILURES_MAX + 1):
+    for failures in count():
         began = time.monotonic()
         try:
             with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                window = _copy(connection, log, leaves, lives)
+                one_copy_at_a_time(connection)
+                if leaves > _LEAVES_MIN:
+                    with dialect_of(connection).bounded(connection, SECONDS_MAX) as check:
+                        window = _copy(connection, log, leaves, lives, check)
+                else:
+                    dialect_of(connection).as_long_as_it_takes(connection)
+                    window = _copy(connection, log, leaves, lives, lambda: None)
                 step("window made")
+        except TimeoutError:
+            leaves = max(_LEAVES_MIN, leaves // 4)
+            continue
         except OperationalError as problem:  # it took too long, or waited for a purge
-            if failures == _FAILURES_MAX or not is_in_the_way(problem):
+            is_too_long = leaves > _LEAVES_MIN and is_ended(problem)
+            if not is_too_long and (failures >= _FAILURES_MAX or not is_in_the_way(problem)):
                 raise
             leaves = max(_LEAVES_MIN, leaves // 4)
             continue
         return window, next_window(leaves, time.monotonic() - began)
-    raise AssertionError
+    raise AssertionError  # `count` does not end
+
+
+def is_ended(problem: OperationalError) -> bool:
+    """Whether a statement was ended because it took too long."""
+    orig = problem.orig
+    return getattr(orig, "sqlstate", None) == _ENDED or getattr(orig, "sqlite_errorname", "") == _INTERRUPTED
 
 
 def is_in_the_way(problem: OperationalError) -> bool:
@@ -111,8 +131,9 @@ def next_window(leaves: int, seconds: float) -> int:
     return int(min(_LEAVES_MAX, max(_LEAVES_MIN, wanted)))
 
 
-def _copy(connection: Connection, log: int, leaves: int, lives: Lives) -> _CopiedWindow:
-    one_copy_at_a_time(connection)
+def _copy(
+    connection: Connection, log: int, leaves: int, lives: Lives, check: Callable[[], None]
+) -> _CopiedWindow:
     forms = forms_of(connection)
     column = schema_change_logs.c
     place = select(func.min(column.copied), func.max(column.below)).where(column.log_id == log)
@@ -123,6 +144,7 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives) -> _Copie
     places = range(first, min(first + leaves, below))
     rows = _made_and_left(connection, forms, log, places, lives)
     for table, (pieces, left) in rows.items():
+        check()
         inserts = Inserts(connection)
         inserts.add(forms[table], pieces)
         inserts.finish()
@@ -134,6 +156,7 @@ def _copy(connection: Connection, log: int, leaves: int, lives: Lives) -> _Copie
         }
         here = column.log_id == log, column.of_table == table.name
         connection.execute(update(schema_change_logs).where(*here).values(change))
+        check()
     return _CopiedWindow(places.stop, is_last=places.stop >= below)
 
 

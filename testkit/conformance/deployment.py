@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from kvcustody.audit.kinds import Event
-from kvcustody.audit.write.tenant_shares import TenantShares
+from kvcustody.audit.write.event_queue import TenantShares
 from kvcustody.clock import Clock
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring

@@ -42,7 +42,6 @@ WAY = [
     "audit/write/event_queue.py",
     "audit/write/outage.py",
     "audit/write/sink.py",
-    "audit/write/database_sink.py",
     "audit/write/committer.py",
 ]
 # Where anything may come in, or what comes back is not looked at: the name of the parameter, and why.

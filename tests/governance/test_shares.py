@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 from kvcustody.audit.kinds import Event, WorkerStopped
 from kvcustody.audit.kinds.custody_events import BlocksAttached
 from kvcustody.audit.write.committer import Committer
+from kvcustody.audit.write.event_queue import TenantShares
 from kvcustody.audit.write.event_writer import WriterSettings
-from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission, Deferred
 from kvcustody.governance.identity.principal import identify

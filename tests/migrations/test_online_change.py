@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from typer.testing import CliRunner
 
 from kvcustody.audit.keep.counted_months import ExpiredLeaves
@@ -29,7 +29,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.console.main import app
 from kvcustody.errors import LedgerError
-from kvcustody.migrations.online import change
+from kvcustody.migrations.online import change, copied_rows
 from kvcustody.migrations.online.change import STEPS
 from kvcustody.migrations.online.copied_rows import SECONDS_WANTED, next_window
 from kvcustody.migrations.upgrade import current, undo, upgrade
@@ -472,7 +472,70 @@ def test_windows_follow_the_time_that_the_last_one_took() -> None:
     assert next_window(1000, SECONDS_WANTED / 8) == 2000
     assert next_window(1000, SECONDS_WANTED * 2) == 500
     assert next_window(1000, SECONDS_WANTED * 100) == 250
-    assert next_window(64, 100.0) == 64 and next_window(50_000, 0.0) == 50_000
+    assert next_window(64, 100.0) == 16 and next_window(1, 100.0) == 1 and next_window(50_000, 0.0) == 50_000
+
+
+@pytest.mark.parametrize("where", ["in the database", "between statements"])
+def test_a_window_that_lasts_too_long_is_ended_and_taken_again_smaller(
+    before: Before, empty: Engine, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than four leaves none would end by itself."""
+    endless = (
+        "SELECT pg_sleep(3600)"
+        if dialect_of(before.engine).roles
+        else (
+            "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number) SELECT max(n) FROM number"
+        )
+    )
+    made, asked = copied_rows._made_and_left, list[int]()
+
+    def slowly(connection: Connection, forms: Any, log: int, places: range, lives: Any) -> Any:
+        asked.append(len(places))
+        if len(places) > 4 and where == "in the database":
+            connection.exec_driver_sql(endless)
+        elif len(places) > 4:
+            time.sleep(copied_rows.SECONDS_MAX)
+        return made(connection, forms, log, places, lives)
+
+    monkeypatch.setattr(copied_rows, "_made_and_left", slowly)
+    monkeypatch.setattr(copied_rows, "SECONDS_MAX", 0.1)
+    upgrade(before.engine, leaves_max=None, actor="ada")
+    assert max(asked) > 4 >= asked[-1], "control: one was ended"
+    monkeypatch.undo()
+    with before.engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(schema_changes)) == 0
+    assert changed_rows(before.engine) == before.rows
+
+
+@pytest.mark.parametrize("forged", ["edited", "deleted", "added"])
+def test_fsck_names_a_row_forged_between_comparison_and_swap(before: Before, forged: str) -> None:
+    """The comparison is over, so the change ends; what somebody did to the new form is in the table, and named."""
+    engine = before.engine
+    places: list[tuple[int, int]] = []
+
+    def forge(step: str) -> None:
+        if step != "compared":
+            return
+        with engine.begin() as connection:
+            form = forms_of(connection)[residencies]
+            row = connection.execute(select(form).order_by(form.c.log, form.c.idx).limit(1)).one()
+            here = (form.c.log == row.log, form.c.idx == row.idx)
+            places.append((row.log, row.idx))
+            if forged == "edited":
+                connection.execute(update(form).where(*here).values(classification="other"))
+            elif forged == "deleted":
+                connection.execute(delete(form).where(*here))
+            else:
+                system = connection.scalar(select(logs.c.id).where(logs.c.name == "system"))
+                connection.execute(insert(form), row._asdict() | {"log": system, "idx": 0, "residency": 99})
+
+    assert upgrade(engine, leaves_max=None, actor="ada", step=forge) == NEXT
+    with engine.connect() as connection:
+        found = [problem for problem in fsck(connection).problems if "residencies" in problem.what]
+        name = connection.scalar(select(logs.c.name).where(logs.c.id == places[0][0]))
+    assert found, "it is named"
+    if forged != "added":
+        assert (found[0].log, found[0].idx) == (name, places[0][1])
 
 
 def test_the_command_upgrades_and_undoes(before: Before) -> None:

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, select
 
 from kvcustody.audit.kinds import KeyEvent
-from kvcustody.audit.store.database.database_place import file_of
+from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.audit.store.schema.leaf_tables import releases, residencies
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.clock import VirtualClock

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from kvcustody.audit.evidence.counters.count_events import DENIED, EVENTS, LEAVES, FigureName, HourFigure
+from kvcustody.audit.project import DENIED, EVENTS, LEAVES, FigureName, HourFigure
 from kvcustody.errors import LedgerError
 
 

@@ -18,7 +18,13 @@ import numpy as np
 import orjson
 from sqlalchemy import ColumnElement, CompoundSelect, Connection, exists, func, or_, select, union, union_all
 
-from kvcustody.audit.evidence.counters.count_events import (
+from kvcustody.audit.evidence.processes.sequence_gaps import recorded_losses
+from kvcustody.audit.evidence.processes.work_periods import RETURNED, about, life_leaves
+from kvcustody.audit.evidence.query.evidence_columns import read, unit_keys
+from kvcustody.audit.kinds import PROCESS_DEATH, SYSTEM, log_of
+from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.change_items import CHANGED
+from kvcustody.audit.project import (
     ASSIGNED,
     ATTACHED,
     BLOCKS,
@@ -42,12 +48,6 @@ from kvcustody.audit.evidence.counters.count_events import (
     custody_of,
     held_blocks,
 )
-from kvcustody.audit.evidence.processes.sequence_gaps import recorded_losses
-from kvcustody.audit.evidence.processes.work_periods import RETURNED, about, life_leaves
-from kvcustody.audit.evidence.query.evidence_columns import read, unit_keys
-from kvcustody.audit.kinds import PROCESS_DEATH, SYSTEM, log_of
-from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.leaf.change_items import CHANGED
 from kvcustody.audit.store.database.postgres_roles import sees_one_tenant
 from kvcustody.audit.store.schema.all_tables import has_leaf, is_of_leaves
 from kvcustody.audit.store.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters

@@ -25,8 +25,8 @@ from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, un
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord, Unaccounted
 from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary, population_digest, summary
-from kvcustody.audit.store.database.database_place import SQLITE, SqliteFile, file_of
-from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.database_place import SQLITE, SqliteFile
+from kvcustody.audit.store.database.dialect import dialect_of, file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes, is_in

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.evidence.counters.count_events import ASKING, DEFAULT_DENY, DENIED, OUTCOMES
 from kvcustody.audit.evidence.counters.read_figures import events_by_log, hour_span, hourly_counts, leaves_in
 from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.query.events import EventFilter, logs_of
 from kvcustody.audit.kinds import SYSTEM, log_of
 from kvcustody.audit.leaf.change_items import plain_bodies
+from kvcustody.audit.project import ASKING, DEFAULT_DENY, DENIED, OUTCOMES
 from kvcustody.times import HOUR_US, MINUTE_US
 
 SAMPLE_MAX = 1_000

@@ -15,10 +15,10 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, literal, select
 
-from kvcustody.audit.evidence.counters.count_events import ASSIGNMENT
 from kvcustody.audit.kinds.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.kinds.registry import EARLIER
 from kvcustody.audit.leaf.change_items import runs_of_items
+from kvcustody.audit.project import ASSIGNMENT
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.database.snapshot import AsOf, is_in

@@ -26,7 +26,6 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, select
 
-from kvcustody.audit.evidence.counters.count_events import HIT_COUNTERS, MONITORED
 from kvcustody.audit.evidence.query.evidence_columns import (
     Evidence,
     read,
@@ -37,6 +36,7 @@ from kvcustody.audit.evidence.query.evidence_columns import (
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.block_runs import Int64s
 from kvcustody.audit.kinds.registry import EARLIER
+from kvcustody.audit.project import HIT_COUNTERS, MONITORED
 from kvcustody.audit.store.database.snapshot import AsOf, is_in
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, residencies

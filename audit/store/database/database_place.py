@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -116,10 +116,3 @@ def checked_setting(target: str | None, *, path: bool = False) -> str | None:
         except LedgerError as error:
             raise ValueError(error.message) from None
     return target
-
-
-def file_of(engine: Engine) -> Path | None:
-    """The file that a SQLite engine opens; None for a server."""
-    if engine.url.get_backend_name() != "sqlite":
-        return None
-    return Path(unquote(str(engine.url.database).removeprefix("file:")))

@@ -6,8 +6,12 @@ the word. What both do in words of their own is a method here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from sqlalchemy import (
@@ -25,8 +29,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from kvcustody.audit.store.database.database_place import PostgresServer, file_of
+from kvcustody.audit.store.database.database_place import PostgresServer
 
+_STEPS = 10_000  # of SQLite between two looks at the clock: about a millisecond
 _NO_CHANGE = "LOCK TABLE schema_changes IN ACCESS SHARE MODE"  # before a snapshot, and takes none
 
 
@@ -60,6 +65,10 @@ class Dialect:
         """Where the database is, for people: without its password and the options of its sessions."""
         return PostgresServer(engine.url.set(query={})).masked()
 
+    def file(self, engine: Engine) -> Path | None:
+        """The file that the engine opens; None for a server."""
+        return None
+
     def one_snapshot(self, connection: Connection) -> None:
         """All that is read on a connection that has read nothing yet is of one moment, and tables keep their forms."""
         connection.execution_options(isolation_level="REPEATABLE READ")
@@ -87,6 +96,22 @@ class Dialect:
     def end_statements_after(self, connection: Connection, milliseconds: int) -> None:
         """A statement of this transaction that takes longer is ended, and the transaction fails."""
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
+
+    @contextmanager
+    def bounded(self, connection: Connection, seconds: float) -> Iterator[Callable[[], None]]:
+        """A part of a transaction that ends after so many seconds: what it calls between statements raises then.
+
+        A statement that is still running then is ended with an `OperationalError`; the call raises `TimeoutError`.
+        """
+        until = time.monotonic() + seconds
+
+        def check() -> None:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.end_statements_after(connection, max(1, round(left * 1000)))
+
+        check()
+        yield check
 
     def one_at_a_time(self, connection: Connection, number: int) -> None:
         """Of all transactions that call this with the number, one goes on; the others wait for its end."""
@@ -149,7 +174,10 @@ class _Sqlite(Dialect):
         return func.instr(column, part) > 0
 
     def place(self, engine: Engine) -> str:
-        return str(file_of(engine))
+        return str(self.file(engine))
+
+    def file(self, engine: Engine) -> Path | None:
+        return Path(unquote(str(engine.url.database).removeprefix("file:")))
 
     def one_snapshot(self, connection: Connection) -> None:
         """As every read transaction here is."""
@@ -168,6 +196,24 @@ class _Sqlite(Dialect):
 
     def end_statements_after(self, connection: Connection, milliseconds: int) -> None:
         """As long as it takes: a writer is alone."""
+
+    @contextmanager
+    def bounded(self, connection: Connection, seconds: float) -> Iterator[Callable[[], None]]:
+        until = time.monotonic() + seconds
+
+        def is_over() -> bool:
+            return time.monotonic() >= until
+
+        def check() -> None:
+            if is_over():
+                raise TimeoutError
+
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(is_over, _STEPS)
+        try:
+            yield check
+        finally:
+            driver.set_progress_handler(None, 0)
 
     def one_at_a_time(self, connection: Connection, number: int) -> None:
         """As all writers do here."""
@@ -209,3 +255,8 @@ _BY_NAME: dict[str, Dialect] = {kind.name: kind() for kind in (Dialect, _Sqlite)
 def dialect_of(database: Engine | Connection) -> Dialect:
     """What the database behind an engine or connection can do."""
     return _BY_NAME[database.dialect.name]
+
+
+def file_of(engine: Engine) -> Path | None:
+    """The file that a SQLite engine opens; None for a server."""
+    return dialect_of(engine).file(engine)

@@ -16,6 +16,7 @@ import secrets
 import sqlite3
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,9 +25,9 @@ from sqlalchemy import Connection, Engine, Select, column, create_engine, event,
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.util import LRUCache
 
-from kvcustody.audit.store.database.database_place import PostgresServer, SqliteFile, database_place, file_of
-from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.sqlite_write_queue import gate, queue_writes
+from kvcustody.audit.store.database.database_place import PostgresServer, SqliteFile, database_place
+from kvcustody.audit.store.database.dialect import dialect_of, file_of
+from kvcustody.audit.store.database.sqlite_writers import gate, queue_writes
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
@@ -88,7 +89,7 @@ def open_store(
 
 
 def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: bool, keys: bool) -> Engine:
-    path = place.path
+    path, in_memory = place.path, place.in_memory
     engine = create_engine(
         place.engine_url("ro" if read_only else "rwc"),
         connect_args={"timeout": timeout_seconds, "check_same_thread": False, "cached_statements": 512},
@@ -97,7 +98,7 @@ def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: 
 
     @event.listens_for(engine, "do_connect")
     def _claimed(*_: object) -> None:
-        if not read_only and not place.in_memory:
+        if not read_only and not in_memory:
             with suppress(OSError):  # SQLite says better what is wrong with the place
                 claim_file(path, _mode(keys))
 
@@ -127,7 +128,7 @@ def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: 
         if not connection.get_execution_options().get("kvcustody_write", False):
             connection.exec_driver_sql("BEGIN")
             return
-        with nullcontext() if place.in_memory else gate(path, timeout_seconds, _mode(keys)):
+        with nullcontext() if in_memory else gate(path, timeout_seconds, partial(_mode, keys)):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine

@@ -1,7 +1,7 @@
 """A ledger at rest for a reader that needs one moment for long: a report, a check of everything, a record.
 
 1. SQLite's write-ahead log cannot begin anew while somebody reads an older state. So whoever reads for longer than
-   `wal_checkpointer` waits for reads a copy: the one read transaction of the ledger is that of copying, which takes as
+   `WalCheckpointer` waits for reads a copy: the one read transaction of the ledger is that of copying, which takes as
    long as the file is large.
 2. The copy is its user's alone, in a folder of its own in the folder for temporary files (`TMPDIR`), and goes at the
    end.
@@ -21,7 +21,8 @@ from pathlib import Path
 import structlog
 from sqlalchemy import Engine
 
-from kvcustody.audit.store.database.database_place import SqliteFile, file_of
+from kvcustody.audit.store.database.database_place import SqliteFile
+from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.files import PRIVATE, claim_file
 

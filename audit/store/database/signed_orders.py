@@ -230,9 +230,9 @@ class SignedOrders:
         return signed_bytes(SCHEMA, self._place | {"leaf": dict(unsigned)})
 
 
-def check_orders(orders: SignedOrders | None, events: Iterable[Event]) -> None:
+def check_orders(orders: SignedOrders, events: Iterable[Event]) -> None:
     """Raise `UnsignedOrderError` for the first of these that is an order which nobody would follow (rule 6)."""
-    if orders is None or orders.may_sign:
+    if orders.may_sign:
         return
     for event in events:
         if isinstance(event, GuardingOrder | LifecycleOrder):

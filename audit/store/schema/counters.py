@@ -13,7 +13,7 @@
    (`ALL_HOURS`): a scrape reads one row of a tenant and class. Every row is of the one state that `coverage_pass`
    names.
 5. All of it is a function of the leaves: `fsck` computes it again. But for what dropped leaves left in custody
-   (`count_events.CARRIED`, under `ALL_HOURS`): `fsck` holds it to what processes that run hold.
+   (`project.CARRIED`, under `ALL_HOURS`): `fsck` holds it to what processes that run hold.
 """
 
 from __future__ import annotations

@@ -14,15 +14,9 @@ from itertools import groupby
 
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.evidence.counters.count_events import (
-    CARRIED,
-    FigureName,
-    Figures,
-    HourFigure,
-    is_scraped,
-)
 from kvcustody.audit.evidence.counters.hourly_coverage import judged_rows, judged_state
 from kvcustody.audit.evidence.counters.packed_figures import shared_by_logs, unpack, unpack_hour
+from kvcustody.audit.project import CARRIED, FigureName, Figures, HourFigure, is_scraped
 from kvcustody.audit.store.schema.counters import (
     ALL_HOURS,
     ALL_LOGS,

@@ -7,15 +7,16 @@ still holds it). Leaves may be gone only where a purge is on record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, func, select
 
-from kvcustody.audit.evidence.counters.count_events import Figures, count_events
 from kvcustody.audit.kinds import SYSTEM
-from kvcustody.audit.leaf.batch import read_leaves
+from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.leaf.merkle import (
@@ -27,7 +28,7 @@ from kvcustody.audit.leaf.merkle import (
     TreeHead,
     leaf_hashes,
 )
-from kvcustody.audit.project import IncarnationRow, project
+from kvcustody.audit.project import Figures, IncarnationRow, count_events, project
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.signed_orders import SignedOrders, orders_of
 from kvcustody.audit.store.schema.leaf_tables import retention_purges
@@ -42,6 +43,8 @@ from kvcustody.errors import CustodyError
 
 _AT_ONCE = 2048
 _COLUMNS = ("sequence", "part", "parts", "kind", "outage", "at_us")  # of `events`, each also in the leaf
+_UNREADABLE = (CustodyError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+_columns_of = itemgetter(*map(events.columns.keys().index, _COLUMNS))
 
 
 class FsckFinding(NamedTuple):
@@ -209,11 +212,12 @@ class LogCheck:
         """The next places: (idx, row, None), or (idx, None, hash) where retention kept the hash alone."""
         start, end = self.size, self.size + _AT_ONCE
         query = select(events).where(events.c.log == self._log, events.c.idx >= start, events.c.idx < end)
-        there: dict[int, Row[Any]] = {}
-        for place in self._connection.execute(query):
-            if place.idx in there:  # the keys of a partitioned table let two of different times through
-                self._say(place.idx, place.idx, "there is more than one leaf at this place")
-            there[place.idx] = place
+        rows = self._connection.execute(query).all()
+        there = {row.idx: row for row in rows}
+        if len(there) < len(rows):  # the keys of a partitioned table let two of different times through
+            for idx, count in Counter(row.idx for row in rows).items():
+                for _ in range(count - 1):
+                    self._say(idx, idx, "there is more than one leaf at this place")
         table = tree_nodes
         query = select(table.c.idx, table.c.hash).where(
             table.c.log == self._log, table.c.level == 0, table.c.idx >= start, table.c.idx < end
@@ -315,6 +319,51 @@ class LogCheck:
     # -- columns and projections ----------------------------------------------------------------------------
 
     def _check_rows(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> None:
+        if not self._all_sound([row for _, row, _ in rows if row is not None]):
+            self._check_each(rows)
+
+    def _all_sound(self, rows: Sequence[Row[Any]]) -> bool:
+        """Check a window as a whole; False where anything is wrong, or unknown here: then each leaf is looked at."""
+        if not rows:
+            return True
+        data = [as_bytes(row.leaf) for row in rows]
+        try:
+            batch = read_leaves(data, canonical=True, hashed=False)
+            if not self._as_stored(batch, rows):
+                return False
+            places = [row.idx for row in rows]
+            expected = self._projected(batch, places)
+        except _UNREADABLE:
+            return False
+        count_events(batch, [self._log] * len(rows), self._figures)
+        if self._name == SYSTEM:
+            self._life_rows.take(parse(each).body for each in data)
+        if self._signed_orders is not None:
+            signed = [kind in SIGNED_ORDERS for kind in batch.kinds]
+            orders = compress(zip(places, data, strict=True), signed)
+            self._check_orders(self._signed_orders, [(idx, parse(each)) for idx, each in orders])
+        self._compare(range(places[0], places[-1] + 1), expected, dict(zip(places, data, strict=True)))
+        return True
+
+    def _as_stored(self, batch: LeafBatch, rows: Sequence[Row[Any]]) -> bool:
+        """Whether each row says what its leaf says, as `_differing` has it leaf by leaf."""
+        said = zip(
+            batch.sequences, batch.parts, batch.of_parts, batch.kinds, batch.outages, batch.at_us, strict=True
+        )
+        if list(said) != list(map(_columns_of, rows)) or set(batch.logs) != {self._name}:
+            return False
+        lives = list(map(self._lives.get, batch.incarnations))
+        if [life and life.id for life in lives] != [row.incarnation for row in rows]:
+            return False
+        for group in batch.groups:
+            moments, items = group.columns["boot_us"], group.columns.get("item") or repeat(0)
+            for place, boot_us, item in zip(group.places, moments, items, strict=False):
+                life = lives[place]
+                if not item and (life is None or batch.at_us[place] - boot_us != life.offset_us):
+                    return False
+        return True
+
+    def _check_each(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> None:
         sound: list[tuple[int, Leaf]] = []
         for _, row, _ in rows:
             if row is not None:
@@ -356,8 +405,10 @@ class LogCheck:
         return None
 
     def _differing(self, leaf: Leaf, row: Row[Any]) -> Iterator[str]:
-        for name in _COLUMNS:
-            if str(leaf.body[name]) != str(getattr(row, name)):
+        for name, stored in zip(_COLUMNS, _columns_of(row), strict=True):
+            said = leaf.body[name]
+            is_same = said.__class__ is stored.__class__ and said == stored
+            if not is_same and str(said) != str(stored):
                 yield name
         if leaf.log != self._name:
             yield "log"
@@ -370,7 +421,7 @@ class LogCheck:
     def _check_projections(self, first: int, last: int, sound: list[tuple[int, Leaf]]) -> None:
         try:
             expected = self._derive(sound)
-        except (CustodyError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as problem:
+        except _UNREADABLE as problem:
             if len(sound) > 1:  # one of them; find out which
                 middle = len(sound) // 2
                 self._check_projections(first, sound[middle - 1][0], sound[:middle])
@@ -380,20 +431,23 @@ class LogCheck:
                 self._unread = True
                 self._named(idx, leaf, f"nothing can be derived from it: {type(problem).__name__}")
             return
-        leaves = dict(sound)
-        places = range(first, last + 1)
+        self._compare(range(first, last + 1), expected, {idx: leaf.data for idx, leaf in sound})
+
+    def _compare(self, places: range, expected: Projected, leaves: Mapping[int, bytes]) -> None:
         for row in differences(self._connection, self._log, places, expected, besides=self._besides):
             if row.idx in leaves:
                 what = "is missing" if row.is_missing else "is not what the leaf says"
                 of = f" of item {row.item}" if row.item else ""
-                self._named(row.idx, leaves[row.idx], f"its row{of} in `{row.table.name}` {what}")
+                self._named(row.idx, parse(leaves[row.idx]), f"its row{of} in `{row.table.name}` {what}")
 
     def _derive(self, sound: list[tuple[int, Leaf]]) -> Projected:
-        batch = read_leaves([leaf.data for _, leaf in sound])
-        logs, places = [self._log] * len(sound), [idx for idx, _ in sound]
-        made = project(batch, logs, places, self._lives.__getitem__)
-        count_events(batch, logs, self._figures)
+        batch = read_leaves([leaf.data for _, leaf in sound], hashed=False)
+        made = self._projected(batch, [idx for idx, _ in sound])
+        count_events(batch, [self._log] * len(sound), self._figures)
         return made
+
+    def _projected(self, batch: LeafBatch, places: Sequence[int]) -> Projected:
+        return project(batch, [self._log] * len(places), places, self._lives.__getitem__)
 
     def _named(self, idx: int, leaf: Leaf, what: str) -> None:
         event = f"{leaf.body['incarnation']}/{leaf.body['sequence']}"

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.evidence.counters.count_events import ASSIGNMENT
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals, uneven_lives
 from kvcustody.audit.evidence.coverage.block_uses import unit_keys_of
 from kvcustody.audit.evidence.processes.sequence_gaps import dropped_spans, recorded_losses
@@ -30,6 +29,7 @@ from kvcustody.audit.evidence.query.evidence_columns import (
     read_opened,
 )
 from kvcustody.audit.kinds.block_runs import Int64s
+from kvcustody.audit.project import ASSIGNMENT
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, residencies
 from kvcustody.audit.store.schema.ledger import events, incarnations

@@ -7,8 +7,11 @@ for elsewhere (`stray_rows`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, Table, bindparam, select
@@ -50,11 +53,13 @@ def differences(
     for table, stored_in in (
         forms.items() if forms is not None else zip(projections(), projections(), strict=True)
     ):
-        stored: dict[_RowKey, tuple[Any, ...]] = {}
-        for row in map(tuple, connection.execute(_rows_between(stored_in), between)):
-            key = _key(table, row)
-            stored[key] = () if key in stored else row  # a month's key lets another of another month through
-        made = {_key(table, row): row for columns in projected.get(table, ()) for row in rows_of(columns)}
+        rows = connection.execute(_rows_between(stored_in), between).all()
+        key_of = _key_of(table)
+        stored: dict[_RowKey, tuple[Any, ...]] = dict(zip(map(key_of, rows), map(tuple, rows), strict=True))
+        if len(stored) < len(rows):  # a month's key lets another of another month through
+            stored |= {key: () for key, count in Counter(map(key_of, rows)).items() if count > 1}
+        pieces = [rows_of(columns) for columns in projected.get(table, ())]
+        made = {key_of(row): row for row in chain.from_iterable(pieces)}
         if stored != made:
             for key in sorted(stored.keys() | made.keys()):
                 here, wanted = stored.get(key), made.get(key)
@@ -95,5 +100,10 @@ def _rows_between(table: Table) -> Select[Any]:
     return select(table).where(*here)
 
 
-def _key(table: Table, row: Sequence[Any]) -> _RowKey:
-    return row[1], row[2] if "item" in table.columns else 0
+@cache
+def _key_of(table: Table) -> Callable[[Sequence[Any]], _RowKey]:
+    return itemgetter(1, 2) if "item" in table.columns else _without_item
+
+
+def _without_item(row: Sequence[Any]) -> _RowKey:
+    return row[1], 0

@@ -26,8 +26,8 @@ from kvcustody.audit.kinds import Event, PolicyActivated, WorkerStarted
 from kvcustody.audit.store.database.engine import ledger_error, open_store
 from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.write.event_queue import TenantShares
 from kvcustody.audit.write.event_writer import EventWriter
-from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.console.replay.options import EnvironmentOptions, read_policy
 from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape

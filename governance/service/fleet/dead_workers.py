@@ -28,12 +28,8 @@ from kvcustody.audit.store.database.engine import describe
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.audit.store.schema.service import service_workers
-from kvcustody.audit.write.crash_recovery import (
-    BY_SUCCESSOR,
-    Closing,
-    close_process,
-    closing_committer,
-)
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import BY_SUCCESSOR, Closing, close_process
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found

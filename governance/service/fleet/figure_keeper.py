@@ -5,7 +5,7 @@
 2. A pass costs what coverage of the new leaves costs, so the pause after it grows with it: it takes at most a twentieth
    of the time, and a fifth of it while it is behind and no worker waits. Folding takes half of it while it is behind
    and no worker waits, else a tenth: the deltas of a tenant that come together meanwhile change its sums once.
-3. Any number of control planes may do this over one ledger (`counters.fold`, `counters.judge_hours`): verdicts are one
+3. Any number of control planes may do this over one ledger (`write.fold`, `counters.judge_hours`): verdicts are one
    plane's to make for as long as it goes on.
 """
 
@@ -18,9 +18,9 @@ from collections.abc import Callable
 import structlog
 from sqlalchemy import Engine
 
-from kvcustody.audit.evidence.counters.fold import DELTAS_MAX, fold
 from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge
 from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
+from kvcustody.audit.write.fold import DELTAS_MAX, fold
 from kvcustody.clock import Clock
 from kvcustody.guarding_thread import GuardingThread
 

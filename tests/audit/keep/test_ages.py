@@ -26,7 +26,8 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger import stated_times
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes, OddTime
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.clock import SystemClock
 
 KEY = SigningKey.generate("ledger.example/ages")

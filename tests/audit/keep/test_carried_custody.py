@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, func, select
 
-from kvcustody.audit.evidence.counters import uncount
-from kvcustody.audit.evidence.counters.fold import fold
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.keep import uncount
 from kvcustody.audit.keep.purge_and_legal_hold import purge
 from kvcustody.audit.kinds import (
     CustodyEnded,
@@ -28,6 +27,7 @@ from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from kvcustody.audit.write.fold import fold
 from kvcustody.clock import SystemClock
 
 KEY = SigningKey.generate("ledger.example/carried")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Connection, Engine, delete, event, func, insert, select, update
 
-from kvcustody.audit.evidence.counters.fold import fold
 from kvcustody.audit.evidence.processes.sequence_gaps import gaps
 from kvcustody.audit.exports import export_writer
 from kvcustody.audit.exports.export_writer import write_export
@@ -50,6 +49,7 @@ from kvcustody.audit.tlog.root_log import check_leaf
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.verify.verify_export import verify_export
+from kvcustody.audit.write.fold import fold
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 from standins import builders

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvcustody.audit.evidence.counters.count_events import COUNTED_KEYS, count_events
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.project import IncarnationRow, project, rows_of
+from kvcustody.audit.project import COUNTED_KEYS, IncarnationRow, count_events, project, rows_of
 from standins.audit.recorded_events import CONTEXT, KIND_OF, OLDER, PLACE, RECORDED, WRITTEN, event_of
 
 

@@ -36,7 +36,7 @@ class Wider(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
 sys.meta_path.insert(0, Wider())
 from sqlalchemy import select
-from kvcustody.audit.evidence.counters.count_events import count_events
+from kvcustody.audit.project import count_events
 from kvcustody.audit.kinds import ErasureReread
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.leaf.batch import read_leaves

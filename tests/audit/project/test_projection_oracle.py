@@ -13,12 +13,11 @@ import pytest
 from sqlalchemy import Connection, Engine, select
 
 from kvcustody.audit import project as projecting
-from kvcustody.audit.evidence.counters.count_events import CARRIED
 from kvcustody.audit.keep import purge_and_legal_hold
 from kvcustody.audit.kinds import Event, WorkerDied, WorkerReturned
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.batch import UNKNOWN_WORKER, read_leaves
-from kvcustody.audit.project import IncarnationRow, life_changes, project, rows_of
+from kvcustody.audit.project import CARRIED, IncarnationRow, life_changes, project, rows_of
 from kvcustody.audit.store.schema.all_tables import projections
 from kvcustody.audit.store.schema.counters import ALL_HOURS, ALL_LOGS, counter_deltas, counters
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tenants, workers

@@ -39,7 +39,8 @@ from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.audit.write.append_leaves import Appender
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.clock import SystemClock
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.console.report.render.page_model import Chart, Facts, Paragraph, Table

@@ -18,8 +18,7 @@ from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.write.append_leaves import Appender
-from kvcustody.audit.write.event_queue import EventQueue
-from kvcustody.audit.write.tenant_shares import TenantShares
+from kvcustody.audit.write.event_queue import EventQueue, TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.times import MINUTE_US
 from standins.audit.falsified import OFFSET_US, leaf_bytes

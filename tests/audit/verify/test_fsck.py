@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.evidence.counters.count_events import count_events
 from kvcustody.audit.evidence.counters.packed_figures import pack_hour
 from kvcustody.audit.kinds import GapRecorded, WorkerStarted
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.leaf.merkle import EMPTY, TreeHead, leaf_hashes
+from kvcustody.audit.project import count_events
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs

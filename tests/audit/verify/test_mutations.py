@@ -33,7 +33,6 @@ from sqlalchemy import column as plain_column
 from sqlalchemy import table as plain_table
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from kvcustody.audit.evidence.counters.fold import fold
 from kvcustody.audit.evidence.counters.judge_hours import judge
 from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
 from kvcustody.audit.evidence.query.evidence_columns import read
@@ -88,6 +87,7 @@ from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.audit.verify.ledger.life_rows import LifeRows
 from kvcustody.audit.verify.ledger.not_evidence import NOT_EVIDENCE, ROWS
 from kvcustody.audit.verify.ledger.table_classes import TableClass, table_classes
+from kvcustody.audit.write.fold import fold
 from kvcustody.clock import SystemClock
 from kvcustody.governance.release.record import ReleaseAction, make_record
 from kvcustody.governance.release.signer import FileSigner

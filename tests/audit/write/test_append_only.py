@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import Connection, Engine, delete
 from sqlalchemy.exc import DBAPIError
 
-from kvcustody.audit.evidence.counters.fold import fold_some
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.kinds import WorkerStarted
 from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
@@ -29,6 +28,7 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.audit.write.fold import fold_some
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 from standins.postgres import set_up_roles_in_turn

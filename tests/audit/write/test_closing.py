@@ -31,7 +31,8 @@ from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write import crash_recovery
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.clock import SystemClock
 
 DAY = 86_400

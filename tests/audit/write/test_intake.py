@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvcustody.audit.kinds import Event, GapRecorded, KeyEvent
-from kvcustody.audit.write.event_queue import EventQueue
-from kvcustody.audit.write.tenant_shares import TenantShares
+from kvcustody.audit.write.event_queue import EventQueue, TenantShares
 from kvcustody.clock import SystemClock
 
 LIMIT = 4

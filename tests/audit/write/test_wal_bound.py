@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
+from kvcustody.audit.store.database import sqlite_writers
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.store.database.private_copy import at_rest
-from kvcustody.audit.write import wal_checkpointer
-from kvcustody.audit.write.wal_checkpointer import WalCheckpointer
+from kvcustody.audit.store.database.sqlite_writers import WalCheckpointer
 
 Resting = Callable[[Engine], AbstractContextManager[Engine]]
 
@@ -90,7 +90,7 @@ def filled(tmp_path: Path) -> Iterator[tuple[Engine, Path]]:
 def test_the_log_is_bounded_beside_readers(
     filled: tuple[Engine, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal_checkpointer, "WAL_BYTES_MAX", BOUND)
+    monkeypatch.setattr(sqlite_writers, "WAL_BYTES_MAX", BOUND)
     assert largest_log(*filled, reading_without_a_pause) < BOUND + COMMITS * COMMIT_BYTES // 2
 
 
@@ -101,7 +101,7 @@ def test_control_without_the_rule_it_grows_with_what_is_written(filled: tuple[En
 def test_the_log_is_bounded_beside_a_reader_that_lasts(
     filled: tuple[Engine, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal_checkpointer, "WAL_BYTES_MAX", BOUND)
+    monkeypatch.setattr(sqlite_writers, "WAL_BYTES_MAX", BOUND)
     assert (
         largest_log(*filled, partial(reading_throughout, resting=at_rest))
         < BOUND + COMMITS * COMMIT_BYTES // 2
@@ -111,7 +111,7 @@ def test_the_log_is_bounded_beside_a_reader_that_lasts(
 def test_control_beside_a_reader_of_the_file_itself_it_grows(
     filled: tuple[Engine, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal_checkpointer, "WAL_BYTES_MAX", BOUND)
-    monkeypatch.setattr(wal_checkpointer, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_writers, "WAL_BYTES_MAX", BOUND)
+    monkeypatch.setattr(sqlite_writers, "_WAIT_SECONDS", 0.05)
     resting: Resting = nullcontext
     assert largest_log(*filled, partial(reading_throughout, resting=resting)) >= COMMITS * COMMIT_BYTES

@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from kvcustody.audit.store.database import engine as database_engine
-from kvcustody.audit.store.database import sqlite_write_queue
+from kvcustody.audit.store.database import sqlite_writers
 from kvcustody.audit.store.database.engine import WRITE, open_store
-from kvcustody.audit.store.database.sqlite_write_queue import WriteQueue
+from kvcustody.audit.store.database.sqlite_writers import WriteQueue
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_engines_write_in_the_order_in_which_they_asked(
 ) -> None:
     monkeypatch.setattr(WriteQueue, "take", _patient(WriteQueue.take))
     order: list[int] = []
-    queue = sqlite_write_queue._queues[(tmp_path / "ledger.db").absolute()]
+    queue = sqlite_writers._queues[(tmp_path / "ledger.db").absolute()]
 
     def write(number: int) -> None:
         with engines[number].connect().execution_options(**WRITE) as connection, connection.begin():

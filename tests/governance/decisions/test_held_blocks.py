@@ -10,7 +10,6 @@ import pytest
 from coverage_oracle import History, judge
 from sqlalchemy import select
 
-from kvcustody.audit.evidence.counters import uncount
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals, uneven_lives
 from kvcustody.audit.evidence.coverage.custody_units import (
     CustodySelection,
@@ -21,6 +20,7 @@ from kvcustody.audit.evidence.coverage.custody_units import (
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
 from kvcustody.audit.evidence.coverage.leaves_in_database import leaves_in_database
 from kvcustody.audit.evidence.coverage.summary import summary
+from kvcustody.audit.keep import uncount
 from kvcustody.audit.kinds import CustodyEnded
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.kinds.ledger_events import GapRecorded
@@ -29,7 +29,8 @@ from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.leaf_tables import custody_ends
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.governance.governor import sequence_events
 from kvcustody.times import DAY_US
 from standins.governance.offload_world import BLOCKS, PREFIX, SHARED, SharedWorld, prompt

@@ -19,7 +19,7 @@ from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.kinds import Event
-from kvcustody.audit.store.database.database_place import file_of
+from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock, SystemClock, VirtualClock

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, delete, event, select
 
-from kvcustody.audit.evidence.counters.fold import DELTAS_MAX
 from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge, judge
 from kvcustody.audit.store.schema.sequences import sequence_spans
+from kvcustody.audit.write.fold import DELTAS_MAX
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.fleet import metrics_collector, metrics_samples
 from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from kvcustody.audit.store.database.database_place import file_of
+from kvcustody.audit.store.database.dialect import file_of
 from standins.audit.write_ahead_log import is_held
 from standins.service.service_world import Worker, register, ship
 

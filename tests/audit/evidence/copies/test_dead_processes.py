@@ -18,7 +18,8 @@ from kvcustody.audit.kinds import DECLARED, PROCESS_DEATH, Event, WorkerStarted
 from kvcustody.audit.store.schema.leaf_tables import copy_steps
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.clock import SystemClock
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves

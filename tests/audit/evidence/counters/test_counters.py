@@ -15,10 +15,7 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, func, insert, literal, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from kvcustody.audit.evidence.counters import fold as folding
 from kvcustody.audit.evidence.counters import judge_hours
-from kvcustody.audit.evidence.counters.count_events import EVENTS
-from kvcustody.audit.evidence.counters.fold import add_to_sums, fold, fold_some, write_deltas
 from kvcustody.audit.evidence.counters.hourly_coverage import judged_rows, judged_state, recent, recent_sums
 from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge, Spans, judge
 from kvcustody.audit.evidence.counters.read_figures import (
@@ -31,9 +28,9 @@ from kvcustody.audit.evidence.counters.read_figures import (
     orphans_by_class,
     tenant_totals,
 )
-from kvcustody.audit.evidence.counters.uncount import uncount
 from kvcustody.audit.evidence.coverage.leaf_record import LeafRecord
 from kvcustody.audit.evidence.coverage.summary import coverage
+from kvcustody.audit.keep.uncount import uncount
 from kvcustody.audit.kinds import (
     CustodyEnded,
     DecisionRecorded,
@@ -45,6 +42,7 @@ from kvcustody.audit.kinds import (
     WorkerStarted,
 )
 from kvcustody.audit.leaf.change_items import plain_bodies
+from kvcustody.audit.project import EVENTS
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE, open_store
@@ -66,6 +64,9 @@ from kvcustody.audit.store.schema.leaf_tables import (
 )
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from kvcustody.audit.write import committer
+from kvcustody.audit.write.append_leaves import write_deltas
+from kvcustody.audit.write.fold import add_to_sums, fold, fold_some
 from kvcustody.times import HOUR_US
 from standins import builders
 
@@ -186,11 +187,11 @@ def sums(engine: Engine) -> list[Any]:
 def test_figures_are_those_of_the_leaves_before_and_after_folding(
     any_store: Engine, make_writer: Any, world: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "DELTAS_MAX", 3)  # the writer folds on its way
+    monkeypatch.setattr(committer, "DELTAS_MAX", 3)  # the writer folds on its way
     writer = written(any_store, make_writer, world, seed)
     assert sums(any_store)
     agree(any_store)
-    monkeypatch.setattr(folding, "DELTAS_MAX", 1000)
+    monkeypatch.setattr(committer, "DELTAS_MAX", 1000)
     writer.submit(more(world(seed)))
     assert writer.flush()
     assert fold(any_store, deltas_max=2) == 2  # a bounded turn
@@ -227,7 +228,7 @@ def test_a_commit_that_fails_counts_nothing(store: Engine, make_writer: Any, wor
 
 KILLED = """
 import os, signal, sys
-from kvcustody.audit.evidence.counters.fold import fold_some
+from kvcustody.audit.write.fold import fold_some
 from kvcustody.audit.store.database.engine import WRITE, open_store
 engine = open_store(sys.argv[1], timeout_seconds=10)
 with engine.connect().execution_options(**WRITE) as connection, connection.begin():

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.evidence.counters.fold import fold
 from kvcustody.audit.evidence.counters.read_figures import hour_span
 from kvcustody.audit.evidence.explore import by_time, summary
 from kvcustody.audit.evidence.explore.by_time import find_by_time
@@ -17,6 +16,7 @@ from kvcustody.audit.evidence.explore.summary import summarize
 from kvcustody.audit.evidence.query.events import Cursor, EventFilter, EventRow, every_event
 from kvcustody.audit.kinds import Event, HitCounters, KeyEvent, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.leaf.change_items import plain_bodies
+from kvcustody.audit.write.fold import fold
 from kvcustody.times import HOUR_US, MINUTE_US
 
 TENANTS = 7

@@ -9,7 +9,8 @@ from sqlalchemy import create_engine
 
 from kvcustody.audit.evidence.coverage.recount_process import _target
 from kvcustody.audit.evidence.subjects.subject_key_store import store_beside
-from kvcustody.audit.store.database.database_place import database_place, file_of
+from kvcustody.audit.store.database.database_place import database_place
+from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.console.policy.sarif_junit import sarif
 from kvcustody.errors import CustodyError

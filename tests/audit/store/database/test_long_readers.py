@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.store.database import private_copy
-from kvcustody.audit.store.database.database_place import file_of
+from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.private_copy import at_rest
 from standins.audit.ledgers import report_ledger

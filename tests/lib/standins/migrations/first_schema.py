@@ -213,7 +213,6 @@ def _write(engine: Engine, folder: Path) -> None:
     from conftest import World
     from report_ledger import histories
 
-    from kvcustody.audit.evidence.counters.fold import fold
     from kvcustody.audit.evidence.counters.judge_hours import judge
     from kvcustody.audit.exports.export_writer import write_export
     from kvcustody.audit.exports.ledger_source import LedgerSource
@@ -225,6 +224,7 @@ def _write(engine: Engine, folder: Path) -> None:
     from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
     from kvcustody.audit.tlog.signed_note import KeyKind
     from kvcustody.audit.tlog.signing_key import SigningKey
+    from kvcustody.audit.write.fold import fold
     from kvcustody.clock import VirtualClock
     from kvcustody.migrations.upgrade import upgrade
 
@@ -326,7 +326,8 @@ def _more(at_us: int) -> list[Any]:
 
 def _close(engine: Engine, clock: Any, incarnation: str) -> None:
     from kvcustody.audit.kinds import DECLARED
-    from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+    from kvcustody.audit.write.committer import closing_committer
+    from kvcustody.audit.write.crash_recovery import Closing, close_process
 
     with closing_committer(engine, clock) as committer:
         why = Closing(DECLARED, 90, 0, "operator", "dpo", "the machine is gone", spill_lost=True)

@@ -21,8 +21,8 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.evidence.coverage.conservation import ConservationIdentity, conservation
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.kinds import Event, WorkerStarted
+from kvcustody.audit.write.event_queue import TenantShares
 from kvcustody.audit.write.event_writer import WriterSettings
-from kvcustody.audit.write.tenant_shares import TenantShares
 from kvcustody.clock import MICROSECONDS, Clock, VirtualClock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission

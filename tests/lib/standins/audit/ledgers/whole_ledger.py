@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Engine
 
-from kvcustody.audit.evidence.counters.fold import fold
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.keep.purge_and_legal_hold import LogPlan, purge
@@ -49,8 +48,10 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.log_break import LogBreak, break_record
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.write.crash_recovery import Closing, close_process, closing_committer
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.audit.write.fold import fold
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.service.access.api_key import KeyHasher

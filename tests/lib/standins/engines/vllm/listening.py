@@ -11,7 +11,7 @@ from typing import Any
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.audit.write.tenant_shares import TenantShares
+from kvcustody.audit.write.event_queue import TenantShares
 from kvcustody.clock import SystemClock
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort

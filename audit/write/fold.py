@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-import orjson
 from sqlalchemy import Connection, Engine, delete, or_, select, tuple_
 
-from kvcustody.audit.evidence.counters.count_events import Figures, HourFigure
 from kvcustody.audit.evidence.counters.packed_figures import pack_hour, shared_by_logs, unpack_hour
-from kvcustody.audit.store.database.bulk_insert import Inserts, replace_rows
+from kvcustody.audit.project import HourFigure
+from kvcustody.audit.store.database.bulk_insert import replace_rows
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.all_tables import is_of_leaves
@@ -24,22 +23,6 @@ DELTAS_MAX = 8192  # of one turn
 _FOLDING = 7_215_411  # the number of the lock
 _Place = tuple[bool, int, int]  # the key of a sum
 _Sum = dict[HourFigure, int]
-
-
-def write_deltas(inserts: Inserts, found: Figures, sizes: Mapping[int, int]) -> int:
-    """Insert what a transaction changes, given the size that each log has afterwards; how many rows that is."""
-    rows = [
-        (scraped, log, sizes[log], hour_us, _as_written(figures))
-        for (scraped, log, hour_us), figures in found.items()
-        if figures
-    ]
-    if rows:
-        inserts.add(counter_deltas, [list(zip(*rows, strict=True))])
-    return len(rows)
-
-
-def _as_written(figures: Mapping[HourFigure, int]) -> str:
-    return orjson.dumps([(*figure, value) for figure, value in figures.items()]).decode()
 
 
 def fold(engine: Engine, *, deltas_max: int = DELTAS_MAX) -> int:
@@ -105,19 +88,3 @@ def _add(sums: dict[_Place, _Sum], place: _Place, figures: Iterable[tuple[HourFi
 
 
 _NOTHING = pack_hour({})
-
-
-class FoldsBetweenCommits:
-    """A writer's share of the folding: a turn after so many deltas of its own, and again while turns are full."""
-
-    def __init__(self) -> None:
-        self._deltas = 0
-
-    def is_due(self, deltas: int) -> bool:
-        """Whether a turn is due after a commit that wrote so many."""
-        self._deltas += deltas
-        return self._deltas >= DELTAS_MAX
-
-    def turned(self, folded: int) -> None:
-        """So many deltas were folded."""
-        self._deltas = DELTAS_MAX if folded >= DELTAS_MAX else 0

@@ -14,20 +14,14 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.evidence.counters.count_events import (
-    CARRIED,
-    COUNTED_KEYS,
-    Figures,
-    count_events,
-    custody_of,
-)
-from kvcustody.audit.evidence.counters.fold import write_deltas
 from kvcustody.audit.evidence.counters.hourly_coverage import drop_verdicts
 from kvcustody.audit.evidence.counters.read_figures import uneven_lives
 from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
+from kvcustody.audit.project import CARRIED, COUNTED_KEYS, Figures, count_events, custody_of
 from kvcustody.audit.store.database.bulk_insert import Inserts
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.schema.counters import ALL_HOURS
+from kvcustody.audit.write.append_leaves import write_deltas
 
 
 class DroppedRun(NamedTuple):
