@@ -14,8 +14,8 @@ import typer
 
 from kvcustody.console.command import print_json, say
 from kvcustody.console.opening import service_settings
+from kvcustody.governance.credentials.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.observability.logs import configure
-from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.service.access.local_administration import open_administration
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.settings import ServiceSettings

@@ -23,7 +23,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.policies import library
 from kvcustody.policies.document.problem_codes import CODES
 from kvcustody.policies.document.problems import PolicyRejected
-from kvcustody.policies.document.yaml_values import read_values
+from kvcustody.policies.document.yaml_document import read_values
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -122,7 +122,7 @@ def read_salts(path: Path) -> dict[str, str]:
         if path.stat().st_size > _SALTS_BYTES_MAX:
             raise ConfigError(f"salts `{path}`: larger than 16 MiB", path=path)
         content = path.read_bytes()
-        data = read_values(content, str(path), bytes_max=_SALTS_BYTES_MAX, nodes_max=_SALTS_BYTES_MAX)
+        data = read_values(content, str(path), bytes_max=_SALTS_BYTES_MAX, nodes_max=_SALTS_BYTES_MAX).value
     except OSError as error:
         raise ConfigError(f"salts `{path}`: {error.strerror}", path=path) from None
     except PolicyRejected as error:  # its messages quote what may be a salt

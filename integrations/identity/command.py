@@ -24,7 +24,7 @@ from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
 
 if TYPE_CHECKING:
-    from kvcustody.governance.tokens.verification_keys import IssuerKeys
+    from kvcustody.governance.credentials.verification_keys import IssuerKeys
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,7 +117,7 @@ def issue(
 
     The file holds a digest under a random salt. A running server takes the key within a second of its next request.
     """
-    from kvcustody.integrations.identity import api_keys
+    from kvcustody.governance.credentials.api_key_file import add_key
 
     given = {
         "name": name,
@@ -134,7 +134,7 @@ def issue(
     entry: dict[str, object] = {field: value for field, value in given.items() if value is not None}
     _check_names(entry)
     with _writing(file):
-        key = api_keys.add_key(file, entry, key=adopted)
+        key = add_key(file, entry, key=adopted)
     shown = key if adopted is None else None
     if as_json:
         _print_json({"name": name, "tenant": tenant, "path": str(file), "key": shown})
@@ -157,11 +157,11 @@ def revoke(
 
     What its tenant has in the cache stays, under the tenant's deadlines; erasing it is another matter.
     """
-    from kvcustody.integrations.identity import api_keys
+    from kvcustody.governance.credentials.api_key_file import revoke_key
 
     _check_file(file)
     with _writing(file):
-        api_keys.revoke_key(file, name)
+        revoke_key(file, name)
     if as_json:
         _print_json({"name": name, "path": str(file), "status": "revoked"})
     else:
@@ -190,7 +190,7 @@ def list_keys(*, file: _KeyFile = KEY_FILE, as_json: _Json = False) -> None:
 
 def describe(file: Path) -> dict[str, Any]:
     """What an identity document lets in; `ConfigError` with everything wrong with it or the files that it names."""
-    from kvcustody.integrations.identity.api_keys import read_keys
+    from kvcustody.governance.credentials.api_key_file import read_keys
     from kvcustody.integrations.identity.identity_document import load_identity
 
     document = load_identity(file)
@@ -233,7 +233,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 def _verification_keys(path: Path) -> IssuerKeys:
     try:
-        from kvcustody.governance.tokens.verification_keys import read_verification_keys
+        from kvcustody.governance.credentials.verification_keys import read_verification_keys
     except ImportError as error:
         raise ConfigError(
             f"{path}: JSON Web Tokens need `{error.name}`; pip install 'kvcustody[vllm]'", path=path
@@ -242,7 +242,7 @@ def _verification_keys(path: Path) -> IssuerKeys:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    from kvcustody.integrations.identity.api_keys import read_keys
+    from kvcustody.governance.credentials.api_key_file import read_keys
 
     today = datetime.datetime.now(datetime.UTC).date()
     return [

@@ -53,7 +53,7 @@ from kvcustody.audit.write.crash_recovery import Closing, close_process, closing
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.credentials.api_key import KeyHasher
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
 from standins import builders

@@ -1,8 +1,9 @@
 """The form of an API key, its digest, and a verification that costs next to nothing, whether a key works or not.
 
-1. `kvcs_<prefix>_<secret>_<checksum>`: 12 hexadecimal digits to find it by, 256 random bits, and a CRC-32 that
-   scanners of source code can check offline. Only a BLAKE2b digest of the whole is stored: there are too many keys
-   for anybody to try, so a digest that is dear to compute would slow down those alone who are asked to verify.
+1. `<mark>_<prefix>_<secret>_<checksum>`: whose key it is (`kvcs` of the service, `kvce` of an engine), 12 hexadecimal
+   digits to find it by, 256 random bits, and a CRC-32 that scanners of source code can check offline. Only a BLAKE2b
+   digest of the whole is stored: there are too many keys for anybody to try, so a digest that is dear to compute would
+   slow down those alone who are asked to verify. A file of keys has a random salt, under which its digests are made.
 2. A well-formed key that is unknown costs one comparison of digests, as a known one with a wrong secret does.
 3. What is stored of a key that was made with another key, or in a session, says so in its parameters:
    `$blake2b$from=<prefix>$in=<digest of the session>$...`.
@@ -22,12 +23,12 @@ import zlib
 from collections import OrderedDict
 from typing import NamedTuple
 
-from kvcustody.governance.service.access.service_secret import keyed_digest
+from kvcustody.governance.credentials.service_secret import keyed_digest
 
-MARK = "kvcs"
+SERVICE_MARK, ENGINE_MARK = "kvcs", "kvce"
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SECRET_CHARACTERS = 43  # 62**43 > 2**256
-_FORM = re.compile(rf"{MARK}_([0-9a-f]{{12}})_([0-9A-Za-z]{{{_SECRET_CHARACTERS}}})_([0-9a-f]{{8}})")
+_FORM = re.compile(rf"{SERVICE_MARK}_([0-9a-f]{{12}})_([0-9A-Za-z]{{{_SECRET_CHARACTERS}}})_([0-9a-f]{{8}})")
 _CACHED_MAX = 4096
 _CACHED_SECONDS = 300.0
 _DIGEST, _DIGEST_BYTES = "$blake2b$", 32
@@ -54,11 +55,9 @@ class KeyHasher:
         self.verifications = 0
 
     def make(self) -> NewKey:
-        """A new random key."""
-        prefix = secrets.token_hex(6)
-        body = f"{MARK}_{prefix}_" + "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARACTERS))
-        key = f"{body}_{zlib.crc32(body.encode()):08x}"
-        return NewKey(prefix, key, digest_of(key))
+        """A new random key of the service."""
+        prefix, key = new_key(SERVICE_MARK)
+        return NewKey(prefix, key, _DIGEST + digest_of(key))
 
     def verify(self, key: str, stored: str | None) -> bool:
         """Whether `key` has the hash `stored`; None stands for a key that nobody knows (rule 2)."""
@@ -66,9 +65,8 @@ class KeyHasher:
         if stored is not None and self._remembers(digest, stored):
             return True
         self.verifications += 1
-        digest_part = _DIGEST + (stored or self._unknown).rpartition("$")[2]
-        matches = hmac.compare_digest(digest_of(key), digest_part)
-        if not matches or stored is None:
+        digest_part = (stored or self._unknown).rpartition("$")[2]
+        if not same_digest(digest_of(key), digest_part) or stored is None:
             return False
         with self._lock:
             self._verified[digest] = (stored, time.monotonic() + _CACHED_SECONDS)
@@ -129,9 +127,20 @@ def without_source(stored: str) -> str:
     return _DIGEST + stored.rpartition("$")[2]
 
 
-def digest_of(key: str) -> str:
-    """What is stored of a key (rule 1)."""
-    return (
-        _DIGEST
-        + hashlib.blake2b(key.encode(), digest_size=_DIGEST_BYTES, person=b"kvcustody-key").hexdigest()
-    )
+def new_key(mark: str) -> tuple[str, str]:
+    """A new random key and its prefix (rule 1)."""
+    prefix = secrets.token_hex(6)
+    body = f"{mark}_{prefix}_" + "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARACTERS))
+    return prefix, f"{body}_{zlib.crc32(body.encode()):08x}"
+
+
+def digest_of(key: str, salt: bytes = b"") -> str:
+    """The digest of a key, 64 hexadecimal digits (rule 1)."""
+    text = key.encode("utf-8", "surrogatepass")
+    made = hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=salt, person=b"kvcustody-key")
+    return made.hexdigest()
+
+
+def same_digest(one: str, other: str) -> bool:
+    """Compare two digests in constant time."""
+    return hmac.compare_digest(one, other)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from kvcustody.governance.credentials.scope_token_secret import keyed_state
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.scope_token_secret import keyed_state
 
 _KNOWN_MAX: Final = 4_096
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")

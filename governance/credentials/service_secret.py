@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from kvcustody.governance.tokens.scope_token_secret import open_scope_key
+from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 
 
 class ServiceSecret:

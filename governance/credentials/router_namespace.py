@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvcustody.governance.credentials.scope_token_secret import keyed_state
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.scope_token_secret import keyed_state
 
 NAMESPACE_HEADER: Final = "x-tenant-id"
 _NAMESPACE_BYTES: Final = 16

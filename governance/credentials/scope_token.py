@@ -27,11 +27,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
-from kvcustody.governance.identity.principal import Principal, check_identifier
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.request import Hints
-from kvcustody.governance.tokens.owner_tags import OwnerTags
-from kvcustody.governance.tokens.scope_token_bytes import (
+from kvcustody.governance.credentials.owner_tags import OwnerTags
+from kvcustody.governance.credentials.scope_token_bytes import (
     SALT_DIGEST_BYTES,
     SALTED,
     decoded,
@@ -39,8 +36,11 @@ from kvcustody.governance.tokens.scope_token_bytes import (
     pack_identity,
     read_identity,
 )
-from kvcustody.governance.tokens.scope_token_secret import keyed_state
-from kvcustody.governance.tokens.spent_tokens import SpentTokens
+from kvcustody.governance.credentials.scope_token_secret import keyed_state
+from kvcustody.governance.credentials.spent_tokens import SpentTokens
+from kvcustody.governance.identity.principal import Principal, check_identifier
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.request import Hints
 
 SALT_CHARACTERS_MAX: Final = 128  # of vLLM's `cache_salt`, and of a client's own
 USES_MAX: Final = 65_535

@@ -5,6 +5,8 @@
    issuer's keys and used for nothing else: no path, no address, no query.
 2. Only asymmetric algorithms exist here (`verification_keys`), and exactly one key must be the token's.
 3. Expiry is required, and times are compared with our own clock.
+4. A token that is bound to somebody's key is no bearer's: it counts beside the certificate that it names, and where no
+   certificate is shown, as at an engine's door, it counts for nothing (RFC 8705).
 """
 
 from __future__ import annotations
@@ -12,16 +14,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+from pydantic import Field
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import credential_refused as refused
-from kvcustody.governance.tokens.verification_keys import VerificationKey
+from kvcustody.governance.credentials.certificate_thumbprint import certificate_matches
+from kvcustody.governance.credentials.verification_keys import VerificationKey
 
 if TYPE_CHECKING:
     from jwt import PyJWS
 
 CHARACTERS_MAX = 8_192
+Algorithm: TypeAlias = Literal["RS256", "PS256", "ES256", "EdDSA"]
+ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")  # where an issuer's settings name none
+LEEWAY_SECONDS = 30  # how far an issuer's clock may be off, where its settings say nothing
+LeewaySeconds = Annotated[int, Field(ge=0, le=300)]
 Entry = TypeVar("Entry")
 
 
@@ -38,7 +47,7 @@ class TrustedIssuer(NamedTuple, Generic[Entry]):
 
     issuer: str
     audience: str
-    algorithms: tuple[str, ...]
+    algorithms: tuple[Algorithm, ...]
     leeway_seconds: int
     keys: Callable[[str | None], Sequence[VerificationKey]]
     entry: Entry  # what the settings say of it besides
@@ -51,8 +60,11 @@ class TokenVerifier(Generic[Entry]):
         self._clock = clock
         self._issuers = {trusted.issuer: trusted for trusted in issuers}
 
-    def verify(self, token: str) -> tuple[Entry, dict[str, Any]]:
-        """Whose the token is, and its claims; `IdentityError` for a token that proves nothing."""
+    def verify(self, token: str, certificate: str | None = None) -> tuple[Entry, dict[str, Any]]:
+        """Whose the token is, and its claims; `IdentityError` for a token that proves nothing.
+
+        `certificate`: the thumbprint of the client certificate that came with it (rule 4).
+        """
         if len(token) > CHARACTERS_MAX:
             raise refused(f"token longer than {CHARACTERS_MAX} characters")
         import jwt
@@ -72,6 +84,7 @@ class TokenVerifier(Generic[Entry]):
         if trusted.audience not in (audience if isinstance(audience, list) else [audience]):
             raise refused("token is for another audience")
         self._check_times(claims, trusted.leeway_seconds)
+        _check_bound(claims, certificate)
         return trusted.entry, claims
 
     def _check_times(self, claims: dict[str, Any], leeway_seconds: int) -> None:
@@ -102,6 +115,18 @@ def _signed(token: str, header: dict[str, Any], trusted: TrustedIssuer[Entry]) -
     if not isinstance(claims, dict):
         raise refused("token has no claims")
     return claims
+
+
+def _check_bound(claims: dict[str, Any], certificate: str | None) -> None:
+    """Refuse a token that is bound to a key that was not shown (rule 4)."""
+    if "cnf" not in claims:
+        return
+    bound = claims["cnf"]
+    stated = bound.get("x5t#S256") if isinstance(bound, dict) and len(bound) == 1 else None
+    if not isinstance(stated, str) or certificate is None:
+        raise refused("token is bound to a key that was not shown")
+    if not certificate_matches(stated, certificate):
+        raise refused("token is bound to another certificate")
 
 
 def named(keys: Iterable[VerificationKey], kid: str | None) -> list[VerificationKey]:

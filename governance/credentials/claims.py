@@ -23,6 +23,14 @@ def claim_at(claims: dict[str, Any], name: str) -> Any:
     return value
 
 
+def claim_text(claims: dict[str, Any], name: str) -> str | None:
+    """The text that the claim gives; raises `IdentityError` where it is of another form."""
+    value = claim_at(claims, name)
+    if value is not None and type(value) is not str:
+        raise refused(f"claim `{name}` is not text")
+    return value
+
+
 def claim_names(claims: dict[str, Any], name: str) -> list[str]:
     """The names that the claim gives (rule 2); raises `IdentityError` where it is of another form."""
     value = claim_at(claims, name)

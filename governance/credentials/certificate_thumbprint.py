@@ -1,9 +1,13 @@
-"""How a certificate is named: SHA-256 over its DER, base64url without padding (`x5t#S256`, RFC 8705)."""
+"""How a certificate is named: SHA-256 over its DER, base64url without padding (`x5t#S256`, RFC 8705).
+
+A key or token that is bound to a certificate counts over connections with that certificate alone.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import ssl
 from pathlib import Path
 
@@ -31,3 +35,10 @@ def thumbprint_in(path: Path) -> str:
         raise ConfigError(f"certificate `{path}`: {error.strerror}", path=path) from None
     except ValueError:
         raise ConfigError(f"certificate `{path}`: holds no PEM certificate", path=path) from None
+
+
+def certificate_matches(bound: str | None, certificate: str | None) -> bool:
+    """Whether a connection with this certificate may use what is bound so; constant time where it is bound."""
+    return bound is None or (
+        certificate is not None and hmac.compare_digest(bound.encode(), certificate.encode())
+    )

@@ -1,4 +1,4 @@
-"""API keys: random text that a tenant presents, kept only as keyed digests.
+"""A file of API keys for an engine's door: whom each key speaks for, found by a salted digest of the key.
 
 1. A key is found by its digest under the file's random salt, and that digest is compared in constant time. What a
    caller sends is never compared with anything directly, and the file does not give a key away.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import hashlib
-import hmac
 import os
 import secrets
 import stat
@@ -20,33 +18,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
 from kvcustody.errors import credential_refused as refused
 from kvcustody.files import write_file
-from kvcustody.integrations.identity.authentication import Authenticated
-from kvcustody.integrations.identity.watched_file import WatchedFile
-from kvcustody.integrations.identity.yaml_models import (
-    Identifier,
-    IdentityDocumentPart,
-    RouteName,
-    parse_document,
-    read_document,
-)
+from kvcustody.governance.credentials.api_key import ENGINE_MARK, digest_of, new_key, same_digest
+from kvcustody.governance.credentials.watched_file import WatchedFile
+from kvcustody.governance.identity.document_fields import Identifier, RouteName
+from kvcustody.policies.document.yaml_document import YamlModel, parse_model, read_model
+from kvcustody.policies.document.yaml_nodes import write_values
 from kvcustody.tenants import OWN
 
 SCHEMA = "kvcustody/api-keys@1"
 ISSUER = "api-keys"
-KEY_PREFIX = "kvc-"
 CHARACTERS_MIN, CHARACTERS_MAX = 20, 512
 
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class KeyEntry(IdentityDocumentPart):
+class KeyEntry(YamlModel):
     """One key: its digest and whom it speaks for. `until` is a UTC date, exclusive."""
 
     name: Identifier
@@ -67,7 +59,7 @@ class KeyEntry(IdentityDocumentPart):
         return issuer
 
 
-class KeyFile(IdentityDocumentPart):
+class KeyFile(YamlModel):
     """The file of API keys."""
 
     form: Literal["kvcustody/api-keys@1"] = Field(alias="schema")
@@ -83,52 +75,25 @@ class KeyFile(IdentityDocumentPart):
         return self
 
 
-class ApiKeys:
-    """The authenticator over one file of API keys."""
+class EngineKeys:
+    """The keys of one file, read again when it changes."""
 
-    def __init__(
-        self,
-        path: Path,
-        clock: Clock,
-        *,
-        subject_header: str | None = None,
-        session_header: str | None = None,
-    ) -> None:
+    def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
-        self._headers = (subject_header, session_header)
         self._file = WatchedFile(path, _read_index, clock)
 
-    def accepts(self, credential: str) -> bool:
-        """Every credential is taken for a key: ask this authenticator last."""
-        return True
-
-    def authenticate(self, credential: str) -> Authenticated:
+    def find(self, key: str) -> KeyEntry:
         """Whom the key speaks for; `IdentityError` if it is unknown, malformed or past its date."""
         salt, entries = self._file.content()
-        if not CHARACTERS_MIN <= len(credential) <= CHARACTERS_MAX:
+        if not CHARACTERS_MIN <= len(key) <= CHARACTERS_MAX:
             raise refused("an API key of this length does not exist")
-        digest = key_digest(salt, credential)
+        digest = digest_of(key, salt)
         entry = entries.get(digest)
-        if not hmac.compare_digest(digest, entry.digest if entry else "0" * 64) or entry is None:
+        if not same_digest(digest, entry.digest if entry else "0" * 64) or entry is None:
             raise refused("unknown API key")
         if entry.until is not None and self._clock.utc_us() >= _utc_us(entry.until):
             raise refused("API key past its date")
-        return Authenticated(
-            entry.issuer,
-            entry.tenant,
-            entry.subject,
-            None,
-            entry.classification,
-            entry.route,
-            *self._headers,
-            entry.operator,
-        )
-
-
-def key_digest(salt: str, key: str) -> str:
-    """The stored form of a key: BLAKE2b-256 under the file's salt, in hexadecimal."""
-    data = key.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, digest_size=32, key=bytes.fromhex(salt), person=b"kvc-api-key").hexdigest()
+        return entry
 
 
 def add_key(path: Path, entry: dict[str, object], *, key: str | None = None) -> str:
@@ -137,13 +102,13 @@ def add_key(path: Path, entry: dict[str, object], *, key: str | None = None) -> 
     `entry` holds a `KeyEntry`'s fields but the digest. `key` is an existing key to adopt, of at least 20
     characters. Raises `ConfigError` if the entry is malformed or its name is taken.
     """
-    key = key or KEY_PREFIX + secrets.token_urlsafe(32)
+    key = key or new_key(ENGINE_MARK)[1]
     if not CHARACTERS_MIN <= len(key) <= CHARACTERS_MAX:
         raise ConfigError(f"api key: must have {CHARACTERS_MIN} to {CHARACTERS_MAX} characters")
     with _changing(path) as file:
         if any(known["name"] == entry["name"] for known in file["keys"]):
             raise ConfigError(f"api key `{entry['name']}`: exists; revoke it first, or choose another name")
-        file["keys"].append({**entry, "digest": key_digest(file["salt"], key)})
+        file["keys"].append({**entry, "digest": digest_of(key, bytes.fromhex(file["salt"]))})
     return key
 
 
@@ -164,12 +129,12 @@ def read_keys(path: Path) -> KeyFile:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check its path and mode") from None
     if not stat.S_ISREG(mode) or mode & 0o022:
         raise ConfigError(f"{path}: must be a regular file that only its owner can write; chmod 600 it")
-    return read_document(KeyFile, path)
+    return read_model(KeyFile, path)
 
 
-def _read_index(path: Path) -> tuple[str, dict[str, KeyEntry]]:
+def _read_index(path: Path) -> tuple[bytes, dict[str, KeyEntry]]:
     file = read_keys(path)
-    return file.salt, {entry.digest: entry for entry in file.keys}
+    return bytes.fromhex(file.salt), {entry.digest: entry for entry in file.keys}
 
 
 @contextmanager
@@ -184,24 +149,15 @@ def _changing(path: Path) -> Iterator[dict[str, Any]]:
         else:
             data = {"schema": SCHEMA, "salt": secrets.token_hex(32), "keys": []}
         yield data
-        _replace(path, yaml.dump(data, Dumper=_Quoting, sort_keys=False).encode())
+        _replace(path, write_values(data))
     finally:
         os.close(descriptor)
 
 
 def _replace(path: Path, content: bytes) -> None:
     """Put `content` under `path` in one step, durable on return, if it is a well-formed key file."""
-    parse_document(KeyFile, content, str(path))
+    parse_model(KeyFile, content, str(path))
     write_file(path, content)
-
-
-class _Quoting(yaml.SafeDumper):
-    """Quotes every text: hexadecimal digits can look like a number."""
-
-
-_Quoting.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
-)
 
 
 def _utc_us(date: datetime.date) -> int:
