@@ -62,7 +62,7 @@ def _rename(document: Any, tenants: Sequence[str]) -> None:
         document["rules"].remove(rule)
 
 
-def _written(name: str) -> str:
+def _written(name: str) -> Any:
     """Quoted, unless every YAML version reads it as the same word."""
     plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{2,}", name) and name.lower() not in _WORDS
     return name if plain else quoted(name)

@@ -47,7 +47,7 @@ def lines() -> Any:
     return CommentedSeq()
 
 
-def quoted(text: str) -> str:
+def quoted(text: str) -> Any:
     """A text that is written in double quotes."""
     return DoubleQuotedScalarString(text)
 
