@@ -13,15 +13,15 @@ from sqlalchemy import Connection
 from kvcustody.audit.evidence.counters.hourly_coverage import recent
 from kvcustody.audit.evidence.counters.read_figures import orphans_by_class
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.live.replayed_worker import as_worker, custody_of, trace_findings
 from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
 from kvcustody.console.replay.command import read_unit, replayed_aside
-from kvcustody.console.replay.run.workload_from_options import Choice
 from kvcustody.errors import ConfigError
-from kvcustody.governance.observability import advise as questions
 from kvcustody.governance.observability.serving_summary import SeenWorker
+from kvcustody.lab.advise import questions
+from kvcustody.lab.advise.replayed_worker import as_worker, custody_of, trace_findings
+from kvcustody.lab.replay.run.workload_from_options import Choice
 
 EPILOG = """
 Examples:

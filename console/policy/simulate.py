@@ -13,11 +13,11 @@ from kvcustody.console.command import Json, make_table, print_json, progress_bar
 from kvcustody.console.opening import tell_marked
 from kvcustody.console.options import GivenLedger
 from kvcustody.console.policy.review import New, Old
-from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
-from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
+from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions
+from kvcustody.lab.replay.report import ReplayReport
+from kvcustody.lab.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.plurals import several
 from kvcustody.policies.workbench.simulate import Simulation, TenantChange, simulate
 from kvcustody.policies.workbench.validate import load_table
@@ -166,7 +166,7 @@ def _print_tiers(found: Simulation) -> None:
 
 def _replay(policy: Path, choice: Choice) -> ReplayReport:
     try:
-        from kvcustody.console.replay.run.job import run_job
+        from kvcustody.lab.replay.run.job import run_job
     except ModuleNotFoundError as error:
         message = f"a replay needs `{error.name}`: install kvcustody with the extra `engine`"
         raise ConfigError(message, missing=error.name) from None

@@ -15,22 +15,22 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from kvcustody.audit.kinds import GENERATED
 from kvcustody.audit.store.database.database_place import SqliteFile, database_place
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
-from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.console.replay.printing import print_comparison, print_golden, print_report
-from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.run import golden_check as golden
-from kvcustody.console.replay.run.workload_from_options import (
+from kvcustody.errors import ConfigError
+from kvcustody.governance.settings import is_ledger_of, load_settings
+from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions, read_policy
+from kvcustody.lab.replay.report import ReplayReport
+from kvcustody.lab.replay.run import golden_check as golden
+from kvcustody.lab.replay.run.workload_from_options import (
     FORMATS,
     Choice,
     block_tokens_of,
     load_workload,
 )
-from kvcustody.console.replay.summary import check_page, write_summary
-from kvcustody.console.replay.tier_row import TierRow
-from kvcustody.console.replay.workload.labels import Unit
-from kvcustody.console.replay.workload.scenarios import SCENARIOS
-from kvcustody.errors import ConfigError
-from kvcustody.governance.settings import is_ledger_of, load_settings
+from kvcustody.lab.replay.summary import check_page, write_summary
+from kvcustody.lab.replay.tier_row import TierRow
+from kvcustody.lab.replay.workload.labels import Unit
+from kvcustody.lab.replay.workload.scenarios import SCENARIOS
 
 EPILOG = """
 Examples:
@@ -256,7 +256,7 @@ def pool_blocks_of(format: str | None) -> int:
 def import_job() -> Callable[..., ReplayReport]:
     """The part that needs torch, which is an extra of the package."""
     try:
-        from kvcustody.console.replay.run.job import run_job
+        from kvcustody.lab.replay.run.job import run_job
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"a replay needs `{error.name}`: pip install 'kvcustody[engine]'", missing=error.name

@@ -6,16 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 
-from kvcustody.allocator.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
-from kvcustody.allocator.sizing.engine_blocks import EngineAllocation, engine_blocks
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.replay.options import read_policy
 from kvcustody.console.size.tenants import TenantProfile, fitting, shares
 from kvcustody.console.size.tenants import plot as write_plot
 from kvcustody.errors import ConfigError
+from kvcustody.lab.replay.options import read_policy
+from kvcustody.lab.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
+from kvcustody.lab.sizing.config_file import read_config
+from kvcustody.lab.sizing.engine_blocks import EngineAllocation, engine_blocks
 
 EPILOG = """
 Examples:
@@ -93,21 +93,6 @@ def size(
     else:
         _print(config, report)
         _print_tenants(report, tenants, fit)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; raises `ConfigError`."""
-    try:
-        document = orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read config `{path}`: {error.strerror or error}", path=str(path)) from None
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg})", path=str(path)
-        ) from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got `{type(document).__name__}`", path=str(path))
-    return document
 
 
 def as_document(report: SizingReport) -> dict[str, Any]:

@@ -17,6 +17,7 @@ ROOMS = (
     "governance",
     "integrations",
     "kernels",
+    "lab",
     "migrations",
     "policies",
     "testkit",

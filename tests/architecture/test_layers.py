@@ -18,11 +18,14 @@ LAYERS: dict[str, frozenset[str]] = {
     "audit": frozenset(),
     "migrations": frozenset({"audit"}),
     "governance": frozenset({"kernels", "allocator", "policies", "audit", "migrations"}),
-    "integrations": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
-    "testkit": frozenset(
-        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations"}
+    "lab": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
+    "integrations": frozenset(
+        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab"}
     ),
-    "console": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
+    "testkit": frozenset(
+        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab", "integrations"}
+    ),
+    "console": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab"}),
 }
 FOUNDATION = frozenset(
     {
@@ -113,6 +116,8 @@ def test_no_arrow_points_upward(room: str) -> None:
         ("policies", "from kvcustody.audit import events"),
         ("audit", "import kvcustody.governance.governor.governor"),
         ("governance", "from kvcustody.console import main"),
+        ("governance", "from kvcustody.lab.sizing import hf_config"),
+        ("lab", "from kvcustody.console import main"),
         ("governance", "from kvcustody.integrations.vllm import plugin"),
         ("integrations", "from kvcustody.console import main"),
         ("integrations", "from kvcustody.testkit.conformance import kit"),
@@ -142,7 +147,7 @@ class Wall:
             raise ImportError(f"{name} is walled off")
 sys.meta_path.insert(0, Wall())
 import kvcustody.allocator.manager.block_manager, kvcustody.allocator.manager.check_invariants
-import kvcustody.allocator.sizing.blocks_that_fit
+import kvcustody.lab.sizing.blocks_that_fit
 import kvcustody.kernels.scrub, kvcustody.kernels.verify, kvcustody.kernels.copy
 try:
     import kvcustody.governance.governor.governor

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
-from kvcustody.console.replay.run.model_identity import replay_model
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import create_root_key, open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.lab.replay.run.model_identity import replay_model
 from kvcustody.policies import library
 from kvcustody.policies.reading.load_policy import load_policy
 
