@@ -15,13 +15,14 @@ from kvcustody.audit.evidence.counters.read_figures import orphans_by_class
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.opening import reading
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
+from kvcustody.console.options import Source
 from kvcustody.console.replay.command import read_unit, replayed_aside
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.serving_summary import SeenWorker
 from kvcustody.lab.advise import questions
 from kvcustody.lab.advise.replayed_worker import as_worker, custody_of, trace_findings
 from kvcustody.lab.replay.run.workload_from_options import Choice
+from kvcustody.parameter_groups import grouped
 
 EPILOG = """
 Examples:
@@ -32,16 +33,13 @@ Examples:
 """
 
 
+@grouped
 def advise(
-    context: typer.Context,
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, as `replay` takes it: no worker is needed.")
     ] = None,
     *,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     trace_format: Annotated[
         str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
     ] = None,
@@ -69,8 +67,8 @@ def advise(
     """
     of: dict[str, str] | None = None
     if trace is not None or trace_format is not None:
-        given = [context.get_parameter_source(name) for name in ("server", "ledger")]
-        if any(source is not None and source.name == "COMMANDLINE" for source in given):
+        given = [source.ctx.get_parameter_source(name) for name in ("server", "ledger")]
+        if any(said is not None and said.name == "COMMANDLINE" for said in given):
             raise ConfigError("a trace is replayed here: leave out --server and --ledger")
         choice = Choice(trace, trace_format, tenants, unit=read_unit(unit), limit=limit)
         with replayed_aside(choice, policy, pool_blocks) as (report, _):
@@ -81,11 +79,11 @@ def advise(
     else:
         if model is not None or prefill_rate is not None:
             raise ConfigError("`--model` and `--prefill-rate` are of a trace: workers say their own")
-        with worker_statuses(ledger, server, key_file, authority) as look:
+        with worker_statuses(source) as look:
             seen = look()
         custody = None
-        if server is None:
-            with reading(ledger) as engine, engine.connect() as connection:
+        if source.plane.server is None:
+            with reading(source.ledger) as engine, engine.connect() as connection:
                 custody = _of_ledger(connection)
         found = questions.advise(seen, custody, prefixes=_prefixes_command())
     _show(seen, found, of, as_json)

@@ -17,12 +17,12 @@ from kvcustody.console.policy.release_options import (
     Revision,
     TrustFile,
     read_public,
-    release_command,
 )
 from kvcustody.console.policy.validate import EXIT_NO
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.files import READABLE, write_file
 from kvcustody.governance.release.trust import read_trust, write_trust
+from kvcustody.parameter_groups import grouped
 from kvcustody.plurals import several
 from kvcustody.policies.bundle.bundle import verify
 
@@ -128,7 +128,7 @@ def trust_command(
 _BUNDLE = "Example:\n\n    kvcustody policy bundle 3 --out policy.bundle"
 
 
-@release_command
+@grouped
 def bundle_command(
     revision: Revision,
     *,

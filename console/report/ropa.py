@@ -20,7 +20,7 @@ from kvcustody.audit.verify.report.verify_report import ReportCheck
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import connect, one_ledger, selection, snapshot
-from kvcustody.console.options import DEFAULT, At, Authority, KeyFile, Ledger, Server, Since, Until
+from kvcustody.console.options import DEFAULT, At, ControlPlane, Ledger, Since, Until
 from kvcustody.console.report.render.html import render_html
 from kvcustody.console.report.render.number_format import count, percent
 from kvcustody.console.report.render.page_model import Facts, Items, Page, Section, Table
@@ -39,6 +39,7 @@ from kvcustody.governance.processing.record import (
     record_of_facts,
 )
 from kvcustody.governance.processing.verify_record import verify_record
+from kvcustody.parameter_groups import grouped
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.times import iso, readable
 
@@ -56,6 +57,7 @@ EPILOG = """Examples:
 """
 
 
+@grouped
 def ropa(
     ctx: typer.Context,
     *,
@@ -95,9 +97,7 @@ def ropa(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-ropa"),
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    plane: ControlPlane,
     as_json: Json = False,
 ) -> None:
     """Export the record of processing activities (GDPR 30): every policy in effect in a period, limits and recipients.
@@ -115,9 +115,9 @@ def ropa(
     chosen = selection(since, until, None, None, None, None)
     stated = ControllerStatement(controller, contact, officer, purposes, subjects, data, transfers)
     named = served_controllers(controller_of or [])
-    if server is not None:
+    if plane.server is not None:
         one_ledger(ctx)
-        with connect(server, key_file, authority) as asked:
+        with connect(plane) as asked:
             text = None if source is None else source.decode(errors="replace")
             body = {"policy": text, "since": chosen.since_us, "until": chosen.until_us, **stated._asdict()}
             more = {"role": role, "as_of": as_of, "controllers": {one.tenant: one.name for one in named}}

@@ -39,6 +39,7 @@ FOUNDATION = frozenset(
         "guarding_thread",
         "http_exchange",
         "ids",
+        "parameter_groups",
         "plurals",
         "signed_document",
         "tenants",
