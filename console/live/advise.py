@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from kvcustody.governance.observability.serving_summary import SeenWorker
 from kvcustody.lab.advise import questions
 from kvcustody.lab.advise.replayed_worker import as_worker, custody_of, trace_findings
 from kvcustody.lab.replay.run.workload_from_options import Choice
-from kvcustody.parameter_groups import grouped
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 EPILOG = """
 Examples:
@@ -33,23 +34,30 @@ Examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(ParameterGroup):
+    """The trace that is replayed, where no worker is asked."""
+
+    trace_format: Annotated[
+        str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
+    ] = None
+    policy: Annotated[str, typer.Option(help="Of a trace: a library policy or a YAML file.")] = (
+        "regulated-saas"
+    )
+    tenants: Annotated[int, typer.Option(min=1, help="Of a trace: how many tenants share it.")] = 8
+    unit: Annotated[str, typer.Option(help="Of a trace: what belongs to one tenant.")] = "session"
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None
+    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Of a trace: blocks of the pool.")] = None
+
+
 @grouped
 def advise(
+    *,
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, as `replay` takes it: no worker is needed.")
     ] = None,
-    *,
     source: Source,
-    trace_format: Annotated[
-        str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(help="Of a trace: a library policy or a YAML file.")
-    ] = "regulated-saas",
-    tenants: Annotated[int, typer.Option(min=1, help="Of a trace: how many tenants share it.")] = 8,
-    unit: Annotated[str, typer.Option(help="Of a trace: what belongs to one tenant.")] = "session",
-    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None,
-    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Of a trace: blocks of the pool.")] = None,
+    load: TraceOptions,
     model: Annotated[
         Path | None, typer.Option(help="Of a trace: the config.json of its model, for the bytes of a token.")
     ] = None,
@@ -66,12 +74,12 @@ def advise(
     is made.
     """
     of: dict[str, str] | None = None
-    if trace is not None or trace_format is not None:
+    if trace is not None or load.trace_format is not None:
         given = [source.ctx.get_parameter_source(name) for name in ("server", "ledger")]
         if any(said is not None and said.name == "COMMANDLINE" for said in given):
             raise ConfigError("a trace is replayed here: leave out --server and --ledger")
-        choice = Choice(trace, trace_format, tenants, unit=read_unit(unit), limit=limit)
-        with replayed_aside(choice, policy, pool_blocks) as (report, _):
+        choice = Choice(trace, load.trace_format, load.tenants, unit=read_unit(load.unit), limit=load.limit)
+        with replayed_aside(choice, load.policy, load.pool_blocks) as (report, _):
             seen = [as_worker(report)]
             findings = trace_findings(report, model, prefill_rate)
             of = {"title": report.title, "origin": report.origin, **report.settings}

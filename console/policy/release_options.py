@@ -106,7 +106,7 @@ def owner_consents(remote: ControlPlane, trust: Path) -> Iterator[OwnerConsents]
 @contextmanager
 def open_workflow(
     store: str, trust: Path, remote: ControlPlane = ControlPlane()
-) -> Iterator[ReleaseWorkflow]:  # noqa: B008 - a constant
+) -> Iterator[ReleaseWorkflow]:
     """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
     the control plane's, which records it itself.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
-from kvcustody.parameter_groups import grouped
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.times import DAY_US, readable
 
@@ -83,6 +84,27 @@ def list_tiers(
     _print_tiers(found["items"], since_us, until_us)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransferFilter(ParameterGroup):
+    """Which decisions are listed."""
+
+    since: Annotated[str | None, typer.Option(help="From this UTC date or moment on.")] = None
+    until: Annotated[str | None, typer.Option(help="Up to this one, not included.")] = None
+    tenant: _Tenant = None
+    tier: Annotated[_Tier | None, typer.Option(help="Only about this tier.")] = None
+    action: Annotated[_Action | None, typer.Option(help="Only stores, or only restores.")] = None
+    choice: Annotated[
+        _Choice | None, typer.Option(help="Only what was moved, or what was left to be computed.")
+    ] = None
+    outcome: Annotated[
+        _Outcome | None, typer.Option(help="Only with this outcome; `none`: nothing was to be moved.")
+    ] = None
+    residency: Annotated[
+        int | None, typer.Option(min=0, help="Restored for this request; 0: stores, which are for none.")
+    ] = None
+    incarnation: _Incarnation = None
+
+
 @app.command(
     name="transfers",
     epilog="Example: `kvcustody tier transfers --tier nvme --outcome failed --since 2026-11-01 --json`",
@@ -90,21 +112,7 @@ def list_tiers(
 @grouped
 def list_transfers(
     *,
-    since: Annotated[str | None, typer.Option(help="From this UTC date or moment on.")] = None,
-    until: Annotated[str | None, typer.Option(help="Up to this one, not included.")] = None,
-    tenant: _Tenant = None,
-    tier: Annotated[_Tier | None, typer.Option(help="Only about this tier.")] = None,
-    action: Annotated[_Action | None, typer.Option(help="Only stores, or only restores.")] = None,
-    choice: Annotated[
-        _Choice | None, typer.Option(help="Only what was moved, or what was left to be computed.")
-    ] = None,
-    outcome: Annotated[
-        _Outcome | None, typer.Option(help="Only with this outcome; `none`: nothing was to be moved.")
-    ] = None,
-    residency: Annotated[
-        int | None, typer.Option(min=0, help="Restored for this request; 0: stores, which are for none.")
-    ] = None,
-    incarnation: _Incarnation = None,
+    sought: TransferFilter,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, the newest.")] = 50,
     cursor: PageCursor = None,
     source: Source,
@@ -114,15 +122,15 @@ def list_transfers(
     found = asked(
         LIST_TRANSFERS,
         source,
-        tier=tier,
-        action=action,
-        choice=choice,
-        outcome=outcome,
-        residency=residency,
-        incarnation=_process(incarnation),
-        since=moment_us(since, "--since"),
-        until=moment_us(until, "--until"),
-        tenant=tenant,
+        tier=sought.tier,
+        action=sought.action,
+        choice=sought.choice,
+        outcome=sought.outcome,
+        residency=sought.residency,
+        incarnation=_process(sought.incarnation),
+        since=moment_us(sought.since, "--since"),
+        until=moment_us(sought.until, "--until"),
+        tenant=sought.tenant,
         limit=limit,
         cursor=cursor,
     )

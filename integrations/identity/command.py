@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 if TYPE_CHECKING:
     from kvcustody.governance.credentials.verification_keys import IssuerKeys
@@ -76,6 +78,24 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
     print(f"open to everybody: {', '.join(found['open_paths']) or 'nothing'}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions(ParameterGroup):
+    """What the key says of its requests."""
+
+    subject: Annotated[str | None, typer.Option(help="Its user; without one, the tenant may assert one.")] = (
+        None
+    )
+    classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None
+    route: Annotated[str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")] = None
+    issuer: Annotated[str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")] = (
+        None
+    )
+    operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False
+    until: Annotated[
+        str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")
+    ] = None
+
+
 @engine_keys.command(
     "issue",
     epilog="Examples:\n\n    kvcustody apikey engine issue acme-ci --tenant acme\n\n"
@@ -83,25 +103,13 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
     "--until 2027-04-01\n\n"
     "    kvcustody apikey engine issue acme-old --tenant acme --key-fd 0 < old-key.txt",
 )
+@grouped
 def issue(
-    name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
     *,
+    name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
     tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")],
     file: _KeyFile = KEY_FILE,
-    subject: Annotated[
-        str | None, typer.Option(help="Its user; without one, the tenant may assert one.")
-    ] = None,
-    classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None,
-    route: Annotated[
-        str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")
-    ] = None,
-    issuer: Annotated[
-        str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")
-    ] = None,
-    operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False,
-    until: Annotated[
-        str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")
-    ] = None,
+    speaks: KeyOptions,
     key_fd: Annotated[
         int | None,
         typer.Option(
@@ -122,12 +130,12 @@ def issue(
     given = {
         "name": name,
         "tenant": tenant,
-        "subject": subject,
-        "classification": classification,
-        "route": route,
-        "issuer": issuer,
-        "operator": operator or None,
-        "until": None if until is None else _date(until),
+        "subject": speaks.subject,
+        "classification": speaks.classification,
+        "route": speaks.route,
+        "issuer": speaks.issuer,
+        "operator": speaks.operator or None,
+        "until": None if speaks.until is None else _date(speaks.until),
     }
     _check_folder(file)
     adopted = None if key_fd is None else _read_key(key_fd)

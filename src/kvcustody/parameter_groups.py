@@ -9,8 +9,7 @@
     def show(name: str, *, period: Period) -> None: ...
 
 1. Typer and the API read a function's signature. `grouped` gives it one in which each field of a group stands, in the
-   group's place and order, with the field's annotation and default. All parameters but a first positional one are
-   passed by name.
+   group's place and order, with the field's annotation and default. The function itself is given all by name.
 2. A field that is a group itself is laid out too. Two parameters of one name are an error at import.
 """
 
@@ -19,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from typing import Any, TypeVar, get_type_hints
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -47,7 +46,8 @@ def grouped(function: Function) -> Function:
     assert len(set(names)) == len(names), f"{function.__qualname__}: two parameters have one name: {names}"
     keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in laid_out]
 
-    def call(**given: Any) -> Any:
+    def call(*places: Any, **given: Any) -> Any:
+        given |= zip(names, places, strict=False)
         made = {name: taken(group, given) for name, group in groups.items()}
         return function(**given, **made)
 
@@ -61,7 +61,8 @@ def _is_group(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, ParameterGroup)
 
 
-def _kinds(group: type[ParameterGroup]) -> dict[str, Any]:
+@cache
+def _kinds(group: type[Any]) -> dict[str, Any]:
     assert is_dataclass(group)
     hints = get_type_hints(group, include_extras=True)
     return {field.name: hints[field.name] for field in fields(group) if field.init}
