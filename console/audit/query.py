@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -254,18 +253,19 @@ def times(
     *,
     tenant: _Tenant = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    oldest_first: OldestFirst = False,
     as_json: Json = False,
 ) -> None:
     """Leaves whose stated time the signed checkpoints around them contradict, and those that came late from a spill.
 
-    A purge goes by the signatures' times for the former, and by the stated one for the latter.
+    Newest first, by the time that they state. A purge goes by the signatures' times for the former, and by the stated one for the latter.
     """
     with reading(ledger) as engine, engine.connect() as connection:
         name = known_tenant(connection, tenant)
         logs = [log.name for log in LedgerProofs(connection).logs()]
         asked = [log for log in logs if name is None or log == log_of(name)]
         every = (odd for log in asked for odd in LedgerTimes(connection).odd(log))
-        found = list(islice(every, limit))
+        found = sorted(every, key=lambda odd: odd.at_us, reverse=not oldest_first)[:limit]
     if as_json:
         print_json({"times": [odd._asdict() for odd in found]})
         return

@@ -113,7 +113,7 @@ def request(
     *,
     what: SelectorOptions,
     actor: Annotated[str, typer.Option(help="Who asks; it is put on record.")],
-    within_seconds: Annotated[
+    deadline_seconds: Annotated[
         int, typer.Option(min=1, max=30 * 86_400, help="Seconds until the deadline: 30 days at most.")
     ] = 3600,
     ledger: Ledger = DEFAULT,
@@ -150,7 +150,7 @@ def request(
         with engine.connect() as connection:
             selector = selector._replace(tenant=known_tenant(connection, what.tenant))
             check_not_restricted(connection, selector, keys)
-        within_us = within_seconds * MICROSECONDS
+        within_us = deadline_seconds * MICROSECONDS
         record_operator_act(
             engine,
             lambda at_us: request_event(selector, erasure, actor, at_us + within_us, at_us),
@@ -159,7 +159,7 @@ def request(
             clear_names=clear,
         )
     if as_json:
-        print_json({"erasure": erasure, "kind": selector.kind, "within_seconds": within_seconds})
+        print_json({"erasure": erasure, "kind": selector.kind, "deadline_seconds": deadline_seconds})
     else:
         say(f"requested: {erasure} ({selector.kind}); see `kvcustody erasure status {erasure}`")
 

@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 _EPILOG = (
     "Examples:\n\n    kvcustody policy segment add policy.yaml --id support-agent --owner acme --to acme-labs"
-    " -c internal --expires 2027-03-31 --issuer apikey --text system-prompt.txt --tokenizer tokenizer.json"
+    " -c internal --until 2027-03-31 --issuer apikey --text system-prompt.txt --tokenizer tokenizer.json"
     " --model model.json --write\n\n"
     "    kvcustody policy segment add policy.yaml --id house --owner acme -c public --issuer apikey"
     " --tokens ids.json --model 5f0c… --block-tokens 16"
@@ -58,7 +58,7 @@ To = Annotated[
 ]
 All = Annotated[bool, typer.Option("--to-all", help="Every admitted tenant may match it.")]
 Level = Annotated[str, typer.Option("--classification", "-c", help="The segment's own classification.")]
-Expires = Annotated[
+Until = Annotated[
     str | None, typer.Option(help="Its end, as 2027-03-31; needed where it reaches beyond its owner.")
 ]
 Issuer = Annotated[
@@ -112,7 +112,7 @@ class SegmentOptions(ParameterGroup):
     model: Model
     to: To = None
     to_all: All = False
-    expires: Expires = None
+    until: Until = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def add_command(
         "digest": f"hmac:{declared.digest}",
     }
     entry |= {"tokens": declared.tokens, "classification": segment.classification}
-    entry |= {} if segment.expires is None else {"expires": segment.expires}
+    entry |= {} if segment.until is None else {"expires": segment.until}
     result = add_segment(source, entry, name=str(file))
     if write:
         replace_file(file, result)

@@ -112,7 +112,7 @@ def ask_worker(
     worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
     *,
     plane: ControlPlane,
-    within_seconds: Annotated[
+    deadline_seconds: Annotated[
         int, typer.Option(min=1, max=7 * 86_400, help="By when, else the worker is `unreachable`.")
     ] = 3600,
     wait: Annotated[
@@ -128,7 +128,7 @@ def ask_worker(
         raise ConfigError("--server is needed: a worker is asked through its control plane")
     with connect(plane) as connection:
         place = f"/v1/workers/{quote(one_segment(worker), safe='')}/scans"
-        order = connection.post(place, {"within_seconds": within_seconds})
+        order = connection.post(place, {"deadline_seconds": deadline_seconds})
         while wait and order["outcome"] in ("waiting", "taken"):
             time.sleep(_LOOK_SECONDS)
             order = connection.get(f"/v1/orphans/orders/{order['order']}")

@@ -11,7 +11,15 @@ import typer
 
 from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, as_answered, make_table, print_json, print_period, say, stdout
-from kvcustody.console.options import DayStart, PageCursor, PeriodEnd, Source, moment_us, period_us
+from kvcustody.console.options import (
+    DayStart,
+    OldestFirst,
+    PageCursor,
+    PeriodEnd,
+    Source,
+    moment_us,
+    period_us,
+)
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
@@ -113,8 +121,9 @@ class TransferFilter(ParameterGroup):
 def list_transfers(
     *,
     sought: TransferFilter,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
     cursor: PageCursor = None,
+    oldest_first: OldestFirst = False,
     source: Source,
     as_json: Json = False,
 ) -> None:
@@ -131,6 +140,7 @@ def list_transfers(
         since=moment_us(sought.since, "--since"),
         until=moment_us(sought.until, "--until"),
         tenant=sought.tenant,
+        order="oldest" if oldest_first else "newest",
         limit=limit,
         cursor=cursor,
     )
@@ -217,7 +227,7 @@ def _print_tiers(items: list[dict[str, Any]], since_us: int, until_us: int) -> N
         tiers.add_row(item["tier"], stored, size(item["stored_bytes"]), ended, living)
     stdout().print(tiers, markup=False)
     if not any(item["transfers"] for item in items):
-        say(f"nothing was decided about moving copies from {title}; give an earlier --from")
+        say(f"nothing was decided about moving copies from {title}; give an earlier --since")
         return
     columns = ("moved", "blocks", "bytes", "took", "partial", "failed", "wrong by", "saved", "left alone")
     table = make_table(title, "tier", "action", "decisions", *columns, left=2)

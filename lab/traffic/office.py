@@ -88,7 +88,7 @@ class Office:
             pause, turn = _TURN_SECONDS, turn + 1
             try:
                 self._erase(deadline_seconds=60)
-                ask(self._service, _caller(YOU), order_scan, self._worker, ScanWanted(within_seconds=60))
+                ask(self._service, _caller(YOU), order_scan, self._worker, ScanWanted(deadline_seconds=60))
                 if turn == _REPORT_TURN:
                     self._report()
                     self._requests()

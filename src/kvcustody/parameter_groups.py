@@ -83,7 +83,7 @@ def parameters_of(group: type[ParameterGroup]) -> Iterator[inspect.Parameter]:
 def taken(group: type[Group], given: dict[str, Any]) -> Group:
     """The group of what was given by the names of its parameters, taken out of `given`."""
     values = {}
-    for name, kind in _kinds(group).items():
+    for name, kind in _kinds(group).items():  # type: ignore[arg-type]  # a class is hashable
         if _is_group(kind):
             values[name] = taken(kind, given)
         elif name in given:

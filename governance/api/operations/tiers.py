@@ -11,7 +11,7 @@ from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceD
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
 from kvcustody.governance.api.parameters import Cursor as CursorText
-from kvcustody.governance.api.parameters import Limit, Since, Tenant, Until
+from kvcustody.governance.api.parameters import Limit, Order, PageOrder, Since, Tenant, Until
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
 from kvcustody.parameter_groups import ParameterGroup, grouped
 
@@ -84,11 +84,12 @@ def listed_transfers(
     caller: CallerDep,
     service: ServiceDep,
     sought: TransferQuery,
+    order: Order = PageOrder.NEWEST,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Decisions about moving copies, newest first: what either way was predicted to take, and what it took."""
-    return LIST_TRANSFERS.answer(service, caller, **sought.values(), cursor=cursor, limit=limit)
+    """Decisions about moving copies: what either way was predicted to take, and what it took."""
+    return LIST_TRANSFERS.answer(service, caller, **sought.values(), order=order, cursor=cursor, limit=limit)
 
 
 def explained(
