@@ -39,7 +39,7 @@ from workloads import workloads
 
 from kvcustody.allocator.prefix.block_priority import END, BlockPriority
 from kvcustody.allocator.prefix.eviction_policy import POLICIES
-from kvcustody.console.replay.run.golden_check import find_traces
+from kvcustody.lab.replay.run.golden_check import find_traces
 
 SKIPPED = ("priority",)  # ranks by what a request declares; traces declare nothing, so it is LRU
 OPTIMUM, DEAD = "offline optimum", "LRU that knows what is dead"

@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kvcustody.clock import SystemClock
+from kvcustody.governance.credentials.api_key_file import add_key
+from kvcustody.governance.credentials.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.ids import SessionId, SubjectId, TenantId
-from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_headers import RequestHeaders

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
 from rich.text import Text
 
 from kvcustody.audit.evidence.processes.running_policies import read_running_policies
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import Json, make_table, print_answer, say, stdout
-from kvcustody.console.opening import connect, one_ledger, reading, service_settings
-from kvcustody.console.options import DEFAULT, Authority, Config, KeyFile, Ledger, Server
+from kvcustody.console.opening import control_plane, reading, service_settings
+from kvcustody.console.options import Config, Source
 from kvcustody.governance.api.models.health import InboxPage
+from kvcustody.parameter_groups import grouped
 from kvcustody.times import readable
 
 EPILOG = (
@@ -23,14 +23,11 @@ EPILOG = (
 _MARKS = {"overdue": "bold red", "soon": "yellow"}
 
 
+@grouped
 def inbox(
-    ctx: typer.Context,
     *,
     config: Config = None,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """What waits for somebody: approvals, consents, missed erasures, and what is about to end.
@@ -38,12 +35,11 @@ def inbox(
     Grants, keys, certificates and the policy itself end. With --server: what you can do something about. Of a ledger
     itself: everything; proposals where the settings (--config) name the trust configuration that they are checked by.
     """
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
             items = plane.items("/v1/inbox")
     else:
-        items = _local(ledger, config)
+        items = _local(source.ledger, config)
     if as_json:
         print_answer(InboxPage, {"items": items})
         return

@@ -23,7 +23,7 @@ from kvcustody.audit.store.database.signed_orders import SignedOrders, authentic
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.command import tell_history
-from kvcustody.console.options import moment_us
+from kvcustody.console.options import AnySource, ControlPlane, moment_us
 from kvcustody.errors import ConfigError
 from kvcustody.files import read_words
 
@@ -176,23 +176,26 @@ def service_settings(config: Path | None, ledger: str | None, **explicit: str | 
 
 
 def connect(
-    server: str,
-    key_file: Path | None,
-    authority: Path | None = None,
-    certificate: Path | None = None,
-    certificate_key: Path | None = None,
+    plane: ControlPlane, certificate: Path | None = None, certificate_key: Path | None = None
 ) -> ControlPlaneConnection:
-    """The connection that the options name; `certificate` is a client's own, with its key."""
+    """The connection that the options name; `certificate` is a client's own, with its key. Raises `ConfigError`."""
     from kvcustody.governance.control_plane.connection import ControlPlaneConnection, read_key_file
 
-    if key_file is None:
+    if plane.server is None:
+        raise ConfigError("--server is needed: a control plane answers this")
+    if plane.key_file is None:
         raise ConfigError("--server needs --api-key-file")
-    key = read_key_file(key_file)
     return ControlPlaneConnection(
-        server,
-        key,
-        authority=authority,
+        plane.server,
+        read_key_file(plane.key_file),
+        authority=plane.authority,
         certificate=certificate,
         certificate_key=certificate_key,
         on_history=tell_history,
     )
+
+
+def control_plane(source: AnySource) -> ControlPlaneConnection:
+    """The connection of a command that names a ledger or a control plane; raises `ConfigError` where both are given."""
+    one_ledger(source.ctx)
+    return connect(source.plane)

@@ -5,6 +5,7 @@ Importing this costs nothing: what opens a ledger or a connection is in `opening
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ import typer
 from kvcustody import times
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
+from kvcustody.parameter_groups import ParameterGroup
 
 DEFAULT = "sqlite:///kvcustody.db"
 _LEDGER = "an SQLite file by its path or URL, or a PostgreSQL server by its URL"
@@ -123,6 +125,74 @@ Tier = Annotated[
 At = Annotated[
     int | None, typer.Option("--as-of", help="The ledger as this checkpoint left it (its root log size).")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPlane(ParameterGroup):
+    """The control plane that is asked instead of a ledger itself; none where `server` is None."""
+
+    server: Server = None
+    key_file: KeyFile = None
+    authority: Authority = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(ParameterGroup):
+    """A ledger, or a control plane that is asked instead."""
+
+    ctx: typer.Context
+    ledger: Ledger = DEFAULT
+    plane: ControlPlane
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectSource(ParameterGroup):
+    """A ledger with its store of subject keys, or a control plane that is asked instead."""
+
+    ctx: typer.Context
+    ledger: Ledger = DEFAULT
+    subject_keys: SubjectStore = None
+    plane: ControlPlane
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActSource(ParameterGroup):
+    """A ledger that an act about a subject is put on record in, or a control plane that is asked for it."""
+
+    ctx: typer.Context
+    ledger: Ledger = DEFAULT
+    subject_keys: SubjectStore = None
+    subject_names: NamesOfSubjects = SubjectNames.SEALED
+    plane: ControlPlane
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSource(ParameterGroup):
+    """The ledger that the settings of a service name, or a control plane that is asked instead."""
+
+    ctx: typer.Context
+    config: Config = None
+    ledger: SettledLedger = None
+    plane: ControlPlane
+
+
+AnySource = Source | SubjectSource | ActSource | ServiceSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Period(ParameterGroup):
+    """From one moment on, up to another one that is not included."""
+
+    since: Since = None
+    until: Until = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastDay(ParameterGroup):
+    """A period that ends now and is a day long, where neither end is said."""
+
+    since: DayStart = None
+    until: PeriodEnd = None
 
 
 def moment_us(text: str | None, option: str = "time") -> int | None:

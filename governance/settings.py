@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -34,7 +34,7 @@ from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.keys.root_key_wrapping import ROOT_KEY_VARIABLE
 from kvcustody.policies.document.problems import PolicyRejected
-from kvcustody.policies.document.yaml_values import read_values
+from kvcustody.policies.document.yaml_document import YamlValues, document_problems, read_values
 
 PREFIX = "KVCUSTODY_"
 SERVICE_PREFIX = "KVCUSTODY_SERVICE_"  # settings of the control plane's own process
@@ -517,16 +517,13 @@ def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
     named = os.environ.get(CONFIG_VARIABLE)
     if path is None and named:
         path = Path(named)
-    layered = {**read_settings_file(path, PREFIX), **explicit}
+    file = read_settings_file(path, PREFIX)
     refuse_misspelt(_variables(Settings.model_fields, PREFIX))
     try:
-        return Settings(**layered)
+        return Settings(**{**file.values, **explicit})
     except ValidationError as error:
-        lines = "; ".join(
-            settings_problem(problem, Settings.model_fields)
-            for problem in error.errors(include_input=False, include_url=False)
-        )
-        raise ConfigError(f"settings: {lines}", problems=lines) from None
+        problems = error.errors(include_input=False, include_url=False)
+        raise settings_error("settings", problems, Settings.model_fields, file, explicit) from None
 
 
 def is_ledger_of(settings: Settings, path: Path) -> bool:
@@ -579,9 +576,26 @@ def settings_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def read_settings_file(path: Path | None, prefix: str) -> dict[str, Any]:
-    """The values of a settings file, less those that the environment overrides; none where there is no file."""
-    return {} if path is None else _below_environment(_read(path), prefix)
+class SettingsFile(NamedTuple):
+    """The values of a settings file, less those that the environment overrides; `read` has the places of YAML."""
+
+    values: dict[str, Any]
+    path: Path | None = None
+    read: YamlValues | None = None
+
+    def place(self, at: tuple[str | int, ...]) -> str | None:
+        """Where the file has a value; None where it does not."""
+        if not at or at[0] not in self.values:
+            return None
+        return str(self.path) if self.read is None else self.read.place(at)
+
+
+def read_settings_file(path: Path | None, prefix: str) -> SettingsFile:
+    """The settings of a file; none where there is no file. Raises `ConfigError`."""
+    if path is None:
+        return SettingsFile({})
+    values, read = _read(path)
+    return SettingsFile(_below_environment(values, prefix), path, read)
 
 
 def _below_environment(values: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -589,25 +603,42 @@ def _below_environment(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if (prefix + name).upper() not in set_here}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a TOML or YAML file; YAML is read as policies are."""
+def _read(path: Path) -> tuple[dict[str, Any], YamlValues | None]:
+    """The mapping in a TOML or YAML file; YAML is read as policies are, and has places."""
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
             raise ConfigError(f"settings file `{path}`: is larger than 1 MiB", path=path)
         content = path.read_bytes()
-        is_toml = path.suffix == ".toml"
-        data = tomllib.loads(content.decode("utf-8-sig")) if is_toml else read_values(content, str(path))
+        read = None if path.suffix == ".toml" else read_values(content, str(path))
+        data = tomllib.loads(content.decode("utf-8-sig")) if read is None else read.value
     except OSError as error:
         raise ConfigError(f"settings file `{path}`: cannot be read ({error.strerror})", path=path) from None
     except PolicyRejected as error:
-        lines = "; ".join(f"{found.line}:{found.column}: {found.message}" for found in error.problems)
-        raise ConfigError(f"settings file `{path}`: {lines}", path=path) from None
+        lines = "; ".join(document_problems(error).splitlines())
+        raise ConfigError(f"settings file: {lines}", path=path) from None
     except (ValueError, RecursionError) as error:  # numerals and dates that are none, too
         first_line = " ".join(str(error).split())[:200]
         raise ConfigError(f"settings file `{path}`: {first_line}", path=path) from None
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigError(f"settings file `{path}`: must be a mapping of settings", path=path)
-    return data
+    return data, read
+
+
+def settings_error(
+    kind: str,
+    problems: Iterable[Any],
+    names: Iterable[str],
+    file: SettingsFile,
+    explicit: Mapping[str, Any],
+) -> ConfigError:
+    """The error over pydantic's problems: what a file has wrong is named with its place there."""
+    lines = []
+    for problem in problems:
+        place = None if problem["loc"][:1] and problem["loc"][0] in explicit else file.place(problem["loc"])
+        said = settings_problem(problem, names)
+        lines.append(said if place is None else f"{place}: {said}")
+    text = "; ".join(lines)
+    return ConfigError(f"{kind}: {text}", problems=text)
 
 
 def settings_problem(problem: Any, names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ PAGES = [
     *(ROOT / name / "README.md" for name in ("benchmarks", "integrations", "tests/engines")),
 ]
 ROOMS = (
-    *("allocator", "audit", "benchmarks", "console", "docs", "examples", "governance", "integrations"),
+    *("allocator", "audit", "benchmarks", "console", "docs", "examples", "governance", "integrations", "lab"),
     *("kernels", "migrations", "packaging", "policies", "testkit", "tests", ".ci"),
 )
 FILES = frozenset(

@@ -17,7 +17,17 @@ from standins.packaged import ROOT, run, wheels  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.system
 
-ROOMS = ("kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations", "console")
+ROOMS = (
+    "kernels",
+    "allocator",
+    "policies",
+    "audit",
+    "migrations",
+    "governance",
+    "lab",
+    "integrations",
+    "console",
+)
 
 
 @pytest.fixture

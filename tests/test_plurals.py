@@ -13,7 +13,7 @@ PRODUCT = Path(__file__).parent.parent
 BARE = re.compile(
     r"\{[^{}\"']+\} (?:more )?(?:gaps|leaves|rows|logs|exceptions|identities|custodies|strata|findings)\b"
 )
-IN_SENTENCES = ("audit/reports", "audit/verify", "console")
+IN_SENTENCES = ("audit/reports", "audit/verify", "console", "lab")
 
 
 @pytest.mark.parametrize(

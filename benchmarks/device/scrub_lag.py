@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvcustody.console.replay.summary import LAG_EDGES_US
+from kvcustody.lab.replay.summary import LAG_EDGES_US
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.console.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.traces.model import TraceRequest
 
 Ints = NDArray[np.int64]
 NEVER = 1 << 60

@@ -16,12 +16,12 @@ import numpy as np
 from streams import Stream, make_stream
 
 from kvcustody.clock import MICROSECONDS
-from kvcustody.console.replay.traces.model import TraceRequest
-from kvcustody.console.replay.traces.readers import open_trace
-from kvcustody.console.replay.traces.seeded_draws import draw
-from kvcustody.console.replay.traces.timeline import arrivals_us, stagger
-from kvcustody.console.replay.workload.generator import Lognormal, WorkloadSpec, generate
-from kvcustody.console.replay.workload.labels import Labeller, load_weights, zipf_weights
+from kvcustody.lab.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.traces.readers import open_trace
+from kvcustody.lab.replay.traces.seeded_draws import draw
+from kvcustody.lab.replay.traces.timeline import arrivals_us, stagger
+from kvcustody.lab.replay.workload.generator import Lognormal, WorkloadSpec, generate
+from kvcustody.lab.replay.workload.labels import Labeller, load_weights, zipf_weights
 
 TENANTS = 16
 DEV_SEED = 7

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
-from kvcustody.console.replay.traces.token_ids import expand
-from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.governance.ledger_protocol import CountingLedger, Ledger
+from kvcustody.lab.replay.traces.token_ids import expand
+from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

@@ -46,6 +46,7 @@ SOURCES = (
     "governance",
     "integrations",
     "kernels",
+    "lab",
     "migrations",
     "policies",
     "src",

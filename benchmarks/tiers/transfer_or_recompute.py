@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from kvcustody.console.replay.traces.readers import open_trace
 from kvcustody.governance.tiers.transfer_rates import LinkWatch, TransferRates
+from kvcustody.lab.replay.traces.readers import open_trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 

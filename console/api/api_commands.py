@@ -21,16 +21,12 @@ import typer
 from kvcustody.console.api.client import ApiReply, Asker, Where, asking
 from kvcustody.console.api.print_answer import finished, one_segment, tell
 from kvcustody.console.command import Json, Yes, confirm
-from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
 from kvcustody.errors import ConfigError
+from kvcustody.parameter_groups import parameters_of, taken
 
 FILE = "commands.json"  # made by the build and by `make setup`, not committed
 _ERASING = "requestErasure"
 _TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool, "string": str}
-As = Annotated[
-    str | None,
-    typer.Option("--as", help="On the ledger itself: act as this enrolled principal.", metavar="NAME"),
-]
 All = Annotated[bool, typer.Option("--all", help="Follow the pages to the last one.")]
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="The act's own key; default: a new one.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")]
@@ -74,8 +70,7 @@ def function_of(command: Command) -> Callable[..., None]:
     """
 
     def run(**given: Any) -> None:
-        own = ("server", "key_file", "authority", "config", "as_name", "ledger")
-        where = Where(*(given.pop(name) for name in own))
+        where = taken(Where, given)
         as_json, out = given.pop("as_json"), given.pop("out")
         follow = {name: given.pop(name, False) for name in ("all_pages", "wait")}
         with asking(where) as asker:
@@ -117,11 +112,8 @@ def _signature(command: Command) -> Iterator[inspect.Parameter]:
         yield _parameter("wait", Wait, False)
     if command.operation == _ERASING:
         yield _parameter("yes", Yes, False)
-    for name, kind in (("out", Out), ("server", Server), ("key_file", KeyFile), ("authority", Authority)):
-        yield _parameter(name, kind, None)
-    yield _parameter("config", Config, None)
-    yield _parameter("ledger", SettledLedger, None)
-    yield _parameter("as_name", As, None)
+    yield _parameter("out", Out, None)
+    yield from parameters_of(Where)
     yield _parameter("as_json", Json, False)
 
 

@@ -12,18 +12,17 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import typer
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.console.opening import connect, one_ledger, reading, service_settings, subject_store
+from kvcustody.console.opening import control_plane, reading, service_settings, subject_store
+from kvcustody.console.options import ActSource, AnySource, ServiceSource, SubjectSource
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Role
@@ -37,19 +36,7 @@ if TYPE_CHECKING:
 _READER = Caller("local", frozenset({Role.AUDITOR}), None, "local")  # rule 2
 
 
-class Source(NamedTuple):
-    """The options that name a ledger, or a control plane that is asked instead."""
-
-    ctx: typer.Context
-    ledger: str | None  # None: the one that the settings of a service name
-    server: str | None
-    key_file: Path | None
-    authority: Path | None
-    subject_keys: str | None = None
-    config: Path | None = None
-
-
-def asked(wanted: ReadOperation, source: Source, **parameters: Any) -> dict[str, Any]:
+def asked(wanted: ReadOperation, source: AnySource, **parameters: Any) -> dict[str, Any]:
     """What the operation answers.
 
     Args:
@@ -60,30 +47,30 @@ def asked(wanted: ReadOperation, source: Source, **parameters: Any) -> dict[str,
     Raises:
         CustodyError: The question is refused, or cannot be answered.
     """
-    if source.server is not None:
-        one_ledger(source.ctx)
-        with connect(source.server, source.key_file, source.authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
             path, query = _request(wanted, parameters)
             return dict(plane.get(path, **query))
     return _of_ledger(wanted, source, parameters)
 
 
-def listed(wanted: ReadOperation, source: Source, **parameters: Any) -> list[dict[str, Any]]:
+def listed(wanted: ReadOperation, source: AnySource, **parameters: Any) -> list[dict[str, Any]]:
     """Every item of the list that the operation answers, as `asked`."""
-    if source.server is not None:
-        one_ledger(source.ctx)
-        with connect(source.server, source.key_file, source.authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
             path, query = _request(wanted, parameters)
             return plane.items(path, **query)
     return list(_of_ledger(wanted, source, parameters)["items"])
 
 
-def _of_ledger(wanted: ReadOperation, source: Source, parameters: dict[str, Any]) -> dict[str, Any]:
+def _of_ledger(wanted: ReadOperation, source: AnySource, parameters: dict[str, Any]) -> dict[str, Any]:
     check_permission(wanted.operation, _READER)
     ledger = source.ledger
     if ledger is None:
+        assert isinstance(source, ServiceSource), "every other source has a ledger by default"
         ledger = service_settings(source.config, None).database_url
-    with LedgerDesk(ledger, source.subject_keys) as desk:
+    keys = source.subject_keys if isinstance(source, SubjectSource | ActSource) else None
+    with LedgerDesk(ledger, keys) as desk:
         return wanted.answer(desk, _READER, **parameters)
 
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import orjson
+import typer
 
 from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.console.command import tell_history
 from kvcustody.console.opening import connect, service_settings
+from kvcustody.console.options import Config, ControlPlane, SettledLedger
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
+from kvcustody.parameter_groups import ParameterGroup
 
 if TYPE_CHECKING:
     from kvcustody.governance.api.local_calls import LocalCalls
@@ -56,24 +59,29 @@ class Asker(Protocol):
         """One request; raises `ServiceError` for whatever is not a success."""
 
 
-class Where(NamedTuple):
+As = Annotated[
+    str | None,
+    typer.Option("--as", help="On the ledger itself: act as this enrolled principal.", metavar="NAME"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where(ParameterGroup):
     """The options that say whom to ask."""
 
-    server: str | None
-    key_file: Path | None
-    authority: Path | None
-    config: Path | None
-    as_name: str | None
-    ledger: str | None = None
+    plane: ControlPlane
+    config: Config = None
+    ledger: SettledLedger = None
+    as_name: As = None
 
 
 @contextmanager
 def asking(where: Where) -> Iterator[Asker]:
     """Whom the options name (rule 1)."""
-    if where.server is not None:
+    if where.plane.server is not None:
         if where.as_name is not None:
             raise ConfigError("--as works on the ledger itself; against a server the key says who asks")
-        with connect(where.server, where.key_file, where.authority) as connection:
+        with connect(where.plane) as connection:
             yield _Remote(connection)
         return
     from kvcustody.console.documents import ConsoleDocuments

@@ -43,7 +43,7 @@ class AuditGroup(TableGroup):
         ),
         "ship": _command("siem:ship", "ship positions.json --shape ocsf --follow | collector"),
         "push": _command(
-            "siem:push", "push ./webhook --url https://siem.example.org/in --key-file hook.key --follow"
+            "siem:push", "push ./webhook --url https://siem.example.org/in --signing-key hook.key --follow"
         ),
         "hold": Lazy("kvcustody.console.audit.retention:hold"),
         "sink": Lazy("kvcustody.console.audit.siem:sink"),

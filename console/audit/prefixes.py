@@ -7,21 +7,13 @@ from typing import Annotated
 import typer
 
 from kvcustody.audit.evidence.query.prefix_value import PrefixValue
-from kvcustody.console.api.asking import Source, asked
+from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, make_table, print_period, stdout
-from kvcustody.console.options import (
-    DEFAULT,
-    Authority,
-    DayStart,
-    KeyFile,
-    Ledger,
-    PeriodEnd,
-    Server,
-    period_us,
-)
+from kvcustody.console.options import DayStart, PeriodEnd, Source, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.answers.showback import LIST_PREFIXES
 from kvcustody.http_exchange import fact_of
+from kvcustody.parameter_groups import grouped
 from kvcustody.times import DAY_US, readable
 
 app = typer.Typer(
@@ -37,17 +29,14 @@ def prefixes() -> None:
 
 
 @app.command(epilog="Example: `kvcustody prefixes top --since 2026-11-01 --tenant acme --json`")
+@grouped
 def top(
-    ctx: typer.Context,
     *,
     since: DayStart = None,
     until: PeriodEnd = None,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the worthiest.")] = 20,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """The requests whose blocks saved later ones most: by tenant and classification, in prefill seconds.
@@ -55,7 +44,6 @@ def top(
     Seconds are by the cost that each worker measured of its own prefills; where none is told, blocks decide.
     """
     since_us, until_us = period_us(since, until, span_us=DAY_US)
-    source = Source(ctx, ledger, server, key_file, authority)
     found = asked(LIST_PREFIXES, source, since=since_us, until=until_us, tenant=tenant, limit=limit)
     rows = [fact_of(PrefixValue, row) for row in found["items"]]
     if as_json:

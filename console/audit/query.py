@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
+from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +35,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.settings import load_settings
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.times import readable
 
@@ -102,68 +103,87 @@ def tail(
                         _line(row, as_json)
 
 
-def query(
-    ledger: Ledger = DEFAULT,
-    tenant: _Tenant = None,
-    since: Annotated[str | None, typer.Option(help="From this time on (ISO 8601, UTC).")] = None,
-    until: Annotated[str | None, typer.Option(help="Before this time.")] = None,
-    kind: _Kind = None,
-    outcome: Annotated[str | None, typer.Option(help="An outcome, effect or result, as `deny`.")] = None,
-    actor: Annotated[str | None, typer.Option(help="Who did it.")] = None,
-    rule: Annotated[str | None, typer.Option(help="A rule that determined it.")] = None,
-    grant: Annotated[str | None, typer.Option(help="A grant or segment that determined it.")] = None,
-    revision: Annotated[int | None, typer.Option(help="A policy revision.")] = None,
-    residency: Annotated[int | None, typer.Option(help="A residency.")] = None,
-    block: Annotated[
-        str | None, typer.Option(help="A block, as `INCARNATION:BLOCK:GENERATION[:POOL]`.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class SoughtEvents(ParameterGroup):
+    """What leaves say that are looked for."""
+
+    tenant: _Tenant = None
+    since: Annotated[str | None, typer.Option(help="From this time on (ISO 8601, UTC).")] = None
+    until: Annotated[str | None, typer.Option(help="Before this time.")] = None
+    kind: _Kind = None
+    outcome: Annotated[str | None, typer.Option(help="An outcome, effect or result, as `deny`.")] = None
+    actor: Annotated[str | None, typer.Option(help="Who did it.")] = None
+    rule: Annotated[str | None, typer.Option(help="A rule that determined it.")] = None
+    grant: Annotated[str | None, typer.Option(help="A grant or segment that determined it.")] = None
+    revision: Annotated[int | None, typer.Option(help="A policy revision.")] = None
+    residency: Annotated[int | None, typer.Option(help="A residency.")] = None
+    block: Annotated[str | None, typer.Option(help="A block, as `INCARNATION:BLOCK:GENERATION[:POOL]`.")] = (
+        None
+    )
     trace: Annotated[
         str | None, typer.Option(help="A W3C trace id, 32 hexadecimal digits: what belongs to its requests.")
-    ] = None,
-    reader: Annotated[str | None, typer.Option(help="The tenant that asked for blocks.")] = None,
-    owner: Annotated[str | None, typer.Option(help="The tenant whose blocks they are.")] = None,
+    ] = None
+    reader: Annotated[str | None, typer.Option(help="The tenant that asked for blocks.")] = None
+    owner: Annotated[str | None, typer.Option(help="The tenant whose blocks they are.")] = None
     generation: Annotated[
         int | None, typer.Option(help="The number of a hand-out: what happened to that block.")
-    ] = None,
-    as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100,
-    cursor: PageCursor = None,
-    oldest_first: OldestFirst = False,
+    ] = None
+
+    def filter(self) -> EventFilter:
+        """The filter, but for the tenant, whose name the ledger knows; raises `ConfigError`."""
+        return EventFilter(
+            since_us=moment_us(self.since, "--since"),
+            until_us=moment_us(self.until, "--until"),
+            kinds=_kinds(self.kind),
+            outcome=self.outcome,
+            actor=self.actor,
+            rule=self.rule,
+            grant=self.grant,
+            revision=self.revision,
+            residency=self.residency,
+            block=_block(self.block),
+            trace=None if self.trace is None else check_trace(self.trace),
+            reader=self.reader,
+            owner=self.owner,
+            generation=self.generation,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafPage(ParameterGroup):
+    """Which page of the leaves that were found."""
+
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100
+    cursor: PageCursor = None
+    oldest_first: OldestFirst = False
+
+
+@grouped
+def query(
     *,
+    ledger: Ledger = DEFAULT,
+    sought: SoughtEvents,
+    as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
+    page: LeafPage,
     as_json: Json = False,
 ) -> None:
     """Find leaves by what they say, newest first, page by page.
 
     With --as-of the same question gives the same answer for ever.
     """
-    wanted = EventFilter(
-        since_us=moment_us(since, "--since"),
-        until_us=moment_us(until, "--until"),
-        kinds=_kinds(kind),
-        outcome=outcome,
-        actor=actor,
-        rule=rule,
-        grant=grant,
-        revision=revision,
-        residency=residency,
-        block=_block(block),
-        trace=None if trace is None else check_trace(trace),
-        reader=reader,
-        owner=owner,
-        generation=generation,
-    )
-    place = None if cursor is None else Cursor.from_text(cursor)
+    wanted = sought.filter()
+    place = None if page.cursor is None else Cursor.from_text(page.cursor)
     with reading(ledger) as engine, engine.connect() as connection:
-        wanted = wanted._replace(tenant=known_tenant(connection, tenant))
-        newest = not oldest_first
-        page = find_by_time(connection, wanted, newest=newest, after=place, limit=limit, as_of=as_of)
-        if not page.rows and page.next is None and cursor is None:
+        wanted = wanted._replace(tenant=known_tenant(connection, sought.tenant))
+        newest = not page.oldest_first
+        found = find_by_time(connection, wanted, newest=newest, after=place, limit=page.limit, as_of=as_of)
+        if not found.rows and found.next is None and page.cursor is None:
             check_said(connection, wanted)
-    following = page.next.to_text() if page.next else None
+    following = found.next.to_text() if found.next else None
     if as_json:
-        print_json({"events": [_facts(row) for row in page.rows], "next": following})
+        print_json({"events": [_facts(row) for row in found.rows], "next": following})
         return
-    _show(page.rows, as_json=False)
+    _show(found.rows, as_json=False)
     if following:
         say(f"more: --cursor {following}")
 
@@ -233,18 +253,19 @@ def times(
     *,
     tenant: _Tenant = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    oldest_first: OldestFirst = False,
     as_json: Json = False,
 ) -> None:
     """Leaves whose stated time the signed checkpoints around them contradict, and those that came late from a spill.
 
-    A purge goes by the signatures' times for the former, and by the stated one for the latter.
+    Newest first, by the time that they state. A purge goes by the signatures' times for the former, and by the stated one for the latter.
     """
     with reading(ledger) as engine, engine.connect() as connection:
         name = known_tenant(connection, tenant)
         logs = [log.name for log in LedgerProofs(connection).logs()]
         asked = [log for log in logs if name is None or log == log_of(name)]
         every = (odd for log in asked for odd in LedgerTimes(connection).odd(log))
-        found = list(islice(every, limit))
+        found = sorted(every, key=lambda odd: odd.at_us, reverse=not oldest_first)[:limit]
     if as_json:
         print_json({"times": [odd._asdict() for odd in found]})
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from kvcustody.console.options import (
     moment_us,
 )
 from kvcustody.errors import ConfigError
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.times import readable
 
@@ -37,7 +39,18 @@ _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
 _Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccountOptions(ParameterGroup):
+    """Who answers for it."""
+
+    actor: Annotated[str, typer.Option(help="Who does it, for the record.")] = ""
+    approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")] = ""
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "retention schedule"
+
+
+@grouped
 def drop(
+    *,
     until: Annotated[str, typer.Option(help="Content from before this time (ISO 8601, UTC) is dropped.")],
     ledger: Ledger = DEFAULT,
     to: Annotated[
@@ -50,11 +63,8 @@ def drop(
     key: Annotated[
         list[str] | None, typer.Option("--key", help="Public key by which the export is verified.")
     ] = None,
-    actor: Annotated[str, typer.Option(help="Who does it, for the record.")] = "",
-    approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")] = "",
-    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "retention schedule",
+    who: AccountOptions,
     jobs: Annotated[int, typer.Option(min=1, help="Parts of --to beside each other, on PostgreSQL.")] = JOBS,
-    *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and drop nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -72,7 +82,7 @@ def drop(
         with reading(ledger) as engine, engine.connect() as connection:
             plans = plan_purge(connection, until_us)
     else:
-        if not actor:
+        if not who.actor:
             raise ConfigError("--actor is needed: who drops the content")
         keys = key_texts(key or [])
         with writing(ledger) as engine, progress_bar() as bar:
@@ -89,9 +99,9 @@ def drop(
                     until_us,
                     exported,
                     keys,
-                    actor=actor,
-                    approver=approver,
-                    reason=reason,
+                    actor=who.actor,
+                    approver=who.approver,
+                    reason=who.reason,
                     progress=show,
                 )
             else:
@@ -101,9 +111,9 @@ def drop(
                     until_us,
                     to,
                     keys,
-                    actor=actor,
-                    approver=approver,
-                    reason=reason,
+                    actor=who.actor,
+                    approver=who.approver,
+                    reason=who.reason,
                     jobs=jobs,
                     progress=show,
                 )

@@ -8,28 +8,26 @@ import typer
 
 from kvcustody.audit.evidence.query.showback import ShowbackRow
 from kvcustody.audit.exports.csv_table import csv_text
-from kvcustody.console.api.asking import Source, asked
+from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, make_table, print_period, say, stdout
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, PeriodEnd, Server, period_us
+from kvcustody.console.options import PeriodEnd, Source, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.answers.showback import GET_SHOWBACK
+from kvcustody.parameter_groups import grouped
 from kvcustody.times import readable
 
 EPILOG = "Example: `kvcustody showback --since 2026-11-01 --until 2026-12-01 --csv > november.csv`"
 _COLUMNS = ShowbackRow._fields
 
 
+@grouped
 def bill(
-    ctx: typer.Context,
     *,
     since: Annotated[str, typer.Option(help="From this UTC date or moment on.")],
     until: PeriodEnd = None,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated on stdout, a row a tenant.")] = False,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.
@@ -38,7 +36,6 @@ def bill(
     has told none. docs/audit/showback.md defines every column.
     """
     since_us, until_us = period_us(since, until)
-    source = Source(ctx, ledger, server, key_file, authority)
     found = asked(GET_SHOWBACK, source, since=since_us, until=until_us, tenant=tenant)
     rows = [{name: row[name] for name in _COLUMNS} for row in found["items"]]
     _print(rows, since_us, until_us, as_json, as_csv)

@@ -51,7 +51,10 @@ _Shape = Annotated[
 _Folder = Annotated[
     Path, typer.Argument(help="The sink's own folder: its position, and batches that were given up.")
 ]
-_Key = Annotated[Path, typer.Option("--key-file", help="The HMAC key that signs batches: at least 24 bytes.")]
+_Key = Annotated[
+    Path,
+    typer.Option("--signing-key", help="The file of the HMAC key that signs batches: at least 24 bytes."),
+]
 _Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
 
@@ -106,7 +109,7 @@ def ship(
 def push(
     folder: _Folder,
     url: Annotated[str, typer.Option(help="Where batches are posted: https, or http on loopback.")],
-    key_file: _Key,
+    signing_key: _Key,
     ledger: Ledger = DEFAULT,
     shape: _Shape = SiemFormat.CLOUDEVENTS.value,
     name: Annotated[str, typer.Option(help="The sink's name.")] = "webhook",
@@ -131,7 +134,7 @@ def push(
                 recorded = True
             return rows
 
-        pump = _pump(engine, folder, name, url, key_file, _shape(engine, shape), leaving)
+        pump = _pump(engine, folder, name, url, signing_key, _shape(engine, shape), leaving)
         before = pump.positions.losses
         if follow:
             _follow(pump)
@@ -231,12 +234,12 @@ def acknowledge(
 
 
 @sink.command(
-    epilog="Example: `kvcustody audit sink retry ./webhook --url https://… --key-file hook.key --actor ops`"
+    epilog="Example: `kvcustody audit sink retry ./webhook --url https://… --signing-key hook.key --actor ops`"
 )
 def retry(
     folder: _Folder,
     url: Annotated[str, typer.Option(help="Where batches are posted.")],
-    key_file: _Key,
+    signing_key: _Key,
     actor: _Actor,
     ledger: Ledger = DEFAULT,
     *,
@@ -244,7 +247,7 @@ def retry(
 ) -> None:
     """Send the batches again that were given up, oldest first."""
     with writing(ledger) as engine:
-        pump = _pump(engine, folder, folder.name, url, key_file, _shape(engine, SiemFormat.CLOUDEVENTS))
+        pump = _pump(engine, folder, folder.name, url, signing_key, _shape(engine, SiemFormat.CLOUDEVENTS))
         record_operator_act(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
         sent = pump.retry_dead()
     if as_json:
@@ -278,14 +281,14 @@ def _pump(
     folder: Path,
     name: str,
     url: str,
-    key_file: Path,
+    signing_key: Path,
     shape: LeafShape,
     leaving: Leaving = lambda rows: rows,
 ) -> DeliveryPump:
     try:
-        key = key_file.read_bytes().strip()
+        key = signing_key.read_bytes().strip()
     except OSError as problem:
-        raise ConfigError(f"--key-file `{key_file}`: {problem.strerror}") from None
+        raise ConfigError(f"--signing-key `{signing_key}`: {problem.strerror}") from None
     made = WebhookSink(name, url, key, content_type=shape.media_type)
     return DeliveryPump(engine, made, folder, _array_of(shape), leaving=leaving)
 

@@ -20,24 +20,13 @@ from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.api.asking import Source, asked, listed
+from kvcustody.console.api.asking import asked, listed
 from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import Json, make_table, print_answer, print_json, say, stdout
 from kvcustody.console.files import read_file, read_words, write_files
-from kvcustody.console.opening import connect, one_ledger, subject_store, writing
-from kvcustody.console.options import (
-    DEFAULT,
-    Authority,
-    KeyFile,
-    Ledger,
-    NamesOfSubjects,
-    OldestFirst,
-    Server,
-    SubjectNames,
-    SubjectStore,
-    moment_us,
-)
+from kvcustody.console.opening import control_plane, subject_store, writing
+from kvcustody.console.options import ActSource, OldestFirst, Source, SubjectNames, SubjectSource, moment_us
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.privacy.cases import CaseModel, CasePage, CaseSummaryModel
 from kvcustody.governance.cases.show_case import summary_of
@@ -49,6 +38,7 @@ from kvcustody.governance.cases.take_step import (
     step_event,
 )
 from kvcustody.governance.service.answers.cases import GET_CASE, LIST_CASES
+from kvcustody.parameter_groups import grouped
 from kvcustody.times import readable
 
 app = typer.Typer(
@@ -69,8 +59,8 @@ _Actor = Annotated[
     "    kvcustody case open --tenant acme --subject ada --right access --channel letter "
     "--server https://ledger.example:8443 --api-key-file dpo.key --json",
 )
+@grouped
 def open_case(
-    ctx: typer.Context,
     *,
     tenant: Annotated[str, typer.Option(help="Whose subject it is.")],
     subject: Annotated[str, typer.Option(help="The person, as the tenant's identity names them.")],
@@ -84,12 +74,7 @@ def open_case(
         Path | None, typer.Option(help="The controller's public holidays: a file with a date a line.")
     ] = None,
     actor: _Actor = None,
-    ledger: Ledger = DEFAULT,
-    subject_keys: SubjectStore = None,
-    subject_names: NamesOfSubjects = SubjectNames.SEALED,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
     """Put a request of a person on record as a case. The answer is due in one month from receipt.
@@ -97,9 +82,8 @@ def open_case(
     A control plane has the zone and the holidays in its settings. The ledger knows the person by a pseudonym.
     """
     at_us = moment_us(received, "--received")
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
             body = {"tenant": tenant, "subject": subject, "right": right.value, "channel": channel}
             made = plane.post("/v1/cases", body | {"received": at_us})
     else:
@@ -107,7 +91,7 @@ def open_case(
         calendar = working_calendar(zone, texts)
         now_us = deadline_us()
         wanted = WantedCase(tenant, subject, right.value, channel, now_us if at_us is None else at_us)
-        with _acting(ledger, actor, subject_keys, subject_names) as act:
+        with _acting(source.ledger, actor, source.subject_keys, source.subject_names) as act:
             with act.engine.connect() as connection:
                 wanted = wanted._replace(tenant=known_tenant(connection, tenant) or "")
             event = opened_event(0, wanted, act.actor, calendar, now_us)
@@ -160,8 +144,8 @@ def _acting(
     "    kvcustody case step 4f1c… erasure --about 3f2a… --actor dana\n\n"
     "    kvcustody case step 4f1c… answer --about letter --file letter.pdf --actor dana"
 )
+@grouped
 def step(
-    ctx: typer.Context,
     case_id: _Case,
     kind: Annotated[StepKind, typer.Argument(help="What was done.", metavar="STEP")],
     *,
@@ -177,12 +161,7 @@ def step(
         Path | None, typer.Option(help="The letter or export that was given: its SHA-256 is recorded.")
     ] = None,
     actor: _Actor = None,
-    ledger: Ledger = DEFAULT,
-    subject_keys: SubjectStore = None,
-    subject_names: NamesOfSubjects = SubjectNames.SEALED,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
     """Take a step of a case: identity, extension, exemption, restriction, third party, recipient, decision, answer.
@@ -191,14 +170,13 @@ def step(
     """
     digest = "" if file is None else hashlib.sha256(read_file(file)).hexdigest()
     wanted = CaseStep(kind.value, outcome, ground, about, reason, digest)
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
             asked = wanted._asdict()
             body = {name: asked[name] for name in ("step", "outcome", "ground", "about", "reason", "digest")}
             made = plane.post(f"/v1/cases/{case_id}/steps", body)
     else:
-        with _acting(ledger, actor, subject_keys, subject_names) as act:
+        with _acting(source.ledger, actor, source.subject_keys, source.subject_names) as act:
             with act.engine.connect() as connection:
                 case = read_case(connection, case_id)
                 taken = wanted._replace(actor=act.actor, at_us=deadline_us())
@@ -216,19 +194,16 @@ def step(
 
 
 @app.command(name="list", epilog="Example: `kvcustody case list --tenant acme --json`")
+@grouped
 def show_list(
-    ctx: typer.Context,
     *,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     oldest_first: OldestFirst = False,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Every case on record, newest first, and how it stands: `open`, `near`, `missed`, `answered` or `late`."""
-    found = listed(LIST_CASES, Source(ctx, ledger, server, key_file, authority), tenant=tenant)
+    found = listed(LIST_CASES, source, tenant=tenant)
     found = found[::-1] if oldest_first else found
     if as_json:
         print_answer(CasePage, {"items": found})
@@ -266,22 +241,18 @@ def _marked(state: str) -> Text:
 
 
 @app.command(epilog="Example: `kvcustody case show 4f1c… --json`")
+@grouped
 def show(
-    ctx: typer.Context,
     case_id: _Case,
     *,
-    ledger: Ledger = DEFAULT,
-    subject_keys: SubjectStore = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: SubjectSource,
     as_json: Json = False,
 ) -> None:
     """One case: its clock, its steps, erasures, legal holds and recipients, and what is still to be done.
 
     Steps that count for nothing are shown with the reason, and so is what the ledger says against a decision.
     """
-    found = asked(GET_CASE, Source(ctx, ledger, server, key_file, authority, subject_keys), case=case_id)
+    found = asked(GET_CASE, source, case=case_id)
     if as_json:
         print_answer(CaseModel, found)
         return
@@ -317,8 +288,8 @@ def show(
     epilog="Examples:\n\n    kvcustody case letter 4f1c… --to 'Ada Lovelace' --from 'Example AG, Bonn' --out letter\n\n"
     "    kvcustody case letter 4f1c… --kind extension --to 'Ada Lovelace' --format text,pdf --template ours.txt"
 )
+@grouped
 def letter(
-    ctx: typer.Context,
     case_id: _Case,
     *,
     to: Annotated[
@@ -332,21 +303,17 @@ def letter(
     ] = None,
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(LETTER_FORMS)}.")] = "text,html",
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-letter"),
-    ledger: Ledger = DEFAULT,
-    subject_keys: SubjectStore = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: SubjectSource,
     as_json: Json = False,
 ) -> None:
     """Write the letter to the person: the answer, the extension or the question who they are.
 
     Record the one that was sent with `case step CASE answer --about letter --file letter.pdf`.
     """
-    found = asked(GET_CASE, Source(ctx, ledger, server, key_file, authority, subject_keys), case=case_id)
+    found = asked(GET_CASE, source, case=case_id)
     today = datetime.now(UTC).date().isoformat()
-    source = "" if template is None else read_words(template)
-    details = LetterDetails(kind, to, sender, date or today, source)
+    own = "" if template is None else read_words(template)
+    details = LetterDetails(kind, to, sender, date or today, own)
     forms = [name.strip() for name in format.split(",") if name.strip()]
     files = letter_files(found, details, forms)
     write_files(out, files)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +64,7 @@ from kvcustody.governance.erasure.selector import Selector, check_selector, sele
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.restriction.orders import check_not_restricted
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.times import readable
 
 app = typer.Typer(
@@ -73,22 +75,45 @@ app = typer.Typer(
 _Id = Annotated[str, typer.Argument(help="The erasure's id, as `request` printed it.", metavar="ERASURE")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SelectorOptions(ParameterGroup):
+    """What is erased."""
+
+    tenant: Annotated[str | None, typer.Option(help="Whose data.")] = None
+    subject: Annotated[str | None, typer.Option(help="Of this subject alone; needs the tenant.")] = None
+    session: Annotated[str | None, typer.Option(help="Of this session alone; needs the tenant.")] = None
+    model: Annotated[str | None, typer.Option(help="A model's digest, in hex.")] = None
+    classification: Annotated[str | None, typer.Option(help="Domains of this classification.")] = None
+    segment: Annotated[str | None, typer.Option(help="The domain of this declared segment.")] = None
+    key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None
+    label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None
+
+    def selector(self) -> Selector:
+        """The checked selector."""
+        selector = Selector(
+            self.tenant,
+            self.subject,
+            self.session,
+            _digest(self.model),
+            self.classification,
+            self.segment,
+            self.key_epoch,
+            _labels(self.label or []),
+        )
+        check_selector(selector)
+        return selector
+
+
 @app.command(
     epilog="Examples:\n\n    kvcustody erasure request --tenant acme --subject ada --actor dpo@acme\n\n"
     "    kvcustody erasure request --tenant acme --classification confidential --actor dpo@acme --yes --json"
 )
+@grouped
 def request(
     *,
-    tenant: Annotated[str | None, typer.Option(help="Whose data.")] = None,
-    subject: Annotated[str | None, typer.Option(help="Of this subject alone; needs the tenant.")] = None,
-    session: Annotated[str | None, typer.Option(help="Of this session alone; needs the tenant.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model's digest, in hex.")] = None,
-    classification: Annotated[str | None, typer.Option(help="Domains of this classification.")] = None,
-    segment: Annotated[str | None, typer.Option(help="The domain of this declared segment.")] = None,
-    key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None,
+    what: SelectorOptions,
     actor: Annotated[str, typer.Option(help="Who asks; it is put on record.")],
-    within_seconds: Annotated[
+    deadline_seconds: Annotated[
         int, typer.Option(min=1, max=30 * 86_400, help="Seconds until the deadline: 30 days at most.")
     ] = 3600,
     ledger: Ledger = DEFAULT,
@@ -103,14 +128,11 @@ def request(
     restricts the processing of anybody whom it covers.
     An erasure that names neither a subject nor a session asks for the name once more, or for `--yes`.
     """
-    selector = Selector(
-        tenant, subject, session, _digest(model), classification, segment, key_epoch, _labels(label or [])
-    )
-    check_selector(selector)
-    if subject is None and session is None:
+    selector = what.selector()
+    if what.subject is None and what.session is None:
         confirm(
-            f"everything of `{tenant}`" if tenant else "everything of every tenant",
-            tenant or "every tenant",
+            f"everything of `{what.tenant}`" if what.tenant else "everything of every tenant",
+            what.tenant or "every tenant",
             yes=yes,
         )
     erasure = uuid.uuid4().hex
@@ -120,15 +142,15 @@ def request(
         writing(ledger) as engine,
     ):
         clear = subject_names is SubjectNames.CLEAR and subject_keys is None
-        if keys is None and not clear and (subject is not None or session is not None):
+        if keys is None and not clear and (what.subject is not None or what.session is not None):
             raise ConfigError(
                 "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
                 "`--subject-names clear` where workers keep names in clear"
             )
         with engine.connect() as connection:
-            selector = selector._replace(tenant=known_tenant(connection, tenant))
+            selector = selector._replace(tenant=known_tenant(connection, what.tenant))
             check_not_restricted(connection, selector, keys)
-        within_us = within_seconds * MICROSECONDS
+        within_us = deadline_seconds * MICROSECONDS
         record_operator_act(
             engine,
             lambda at_us: request_event(selector, erasure, actor, at_us + within_us, at_us),
@@ -137,7 +159,7 @@ def request(
             clear_names=clear,
         )
     if as_json:
-        print_json({"erasure": erasure, "kind": selector.kind, "within_seconds": within_seconds})
+        print_json({"erasure": erasure, "kind": selector.kind, "deadline_seconds": deadline_seconds})
     else:
         say(f"requested: {erasure} ({selector.kind}); see `kvcustody erasure status {erasure}`")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +14,16 @@ from sqlalchemy import Connection
 from kvcustody.audit.evidence.counters.hourly_coverage import recent
 from kvcustody.audit.evidence.counters.read_figures import orphans_by_class
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.live.replayed_worker import as_worker, custody_of, trace_findings
 from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.opening import reading
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
+from kvcustody.console.options import Source
 from kvcustody.console.replay.command import read_unit, replayed_aside
-from kvcustody.console.replay.run.workload_from_options import Choice
 from kvcustody.errors import ConfigError
-from kvcustody.governance.observability import advise as questions
 from kvcustody.governance.observability.serving_summary import SeenWorker
+from kvcustody.lab.advise import questions
+from kvcustody.lab.advise.replayed_worker import as_worker, custody_of, trace_findings
+from kvcustody.lab.replay.run.workload_from_options import Choice
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 EPILOG = """
 Examples:
@@ -32,26 +34,30 @@ Examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(ParameterGroup):
+    """The trace that is replayed, where no worker is asked."""
+
+    trace_format: Annotated[
+        str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
+    ] = None
+    policy: Annotated[str, typer.Option(help="Of a trace: a library policy or a YAML file.")] = (
+        "regulated-saas"
+    )
+    tenants: Annotated[int, typer.Option(min=1, help="Of a trace: how many tenants share it.")] = 8
+    unit: Annotated[str, typer.Option(help="Of a trace: what belongs to one tenant.")] = "session"
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None
+    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Of a trace: blocks of the pool.")] = None
+
+
+@grouped
 def advise(
-    context: typer.Context,
+    *,
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, as `replay` takes it: no worker is needed.")
     ] = None,
-    *,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    trace_format: Annotated[
-        str | None, typer.Option(help="What the trace is, as `replay` has it; `generated` reads no file.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(help="Of a trace: a library policy or a YAML file.")
-    ] = "regulated-saas",
-    tenants: Annotated[int, typer.Option(min=1, help="Of a trace: how many tenants share it.")] = 8,
-    unit: Annotated[str, typer.Option(help="Of a trace: what belongs to one tenant.")] = "session",
-    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None,
-    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Of a trace: blocks of the pool.")] = None,
+    source: Source,
+    load: TraceOptions,
     model: Annotated[
         Path | None, typer.Option(help="Of a trace: the config.json of its model, for the bytes of a token.")
     ] = None,
@@ -68,12 +74,12 @@ def advise(
     is made.
     """
     of: dict[str, str] | None = None
-    if trace is not None or trace_format is not None:
-        given = [context.get_parameter_source(name) for name in ("server", "ledger")]
-        if any(source is not None and source.name == "COMMANDLINE" for source in given):
+    if trace is not None or load.trace_format is not None:
+        given = [source.ctx.get_parameter_source(name) for name in ("server", "ledger")]
+        if any(said is not None and said.name == "COMMANDLINE" for said in given):
             raise ConfigError("a trace is replayed here: leave out --server and --ledger")
-        choice = Choice(trace, trace_format, tenants, unit=read_unit(unit), limit=limit)
-        with replayed_aside(choice, policy, pool_blocks) as (report, _):
+        choice = Choice(trace, load.trace_format, load.tenants, unit=read_unit(load.unit), limit=load.limit)
+        with replayed_aside(choice, load.policy, load.pool_blocks) as (report, _):
             seen = [as_worker(report)]
             findings = trace_findings(report, model, prefill_rate)
             of = {"title": report.title, "origin": report.origin, **report.settings}
@@ -81,11 +87,11 @@ def advise(
     else:
         if model is not None or prefill_rate is not None:
             raise ConfigError("`--model` and `--prefill-rate` are of a trace: workers say their own")
-        with worker_statuses(ledger, server, key_file, authority) as look:
+        with worker_statuses(source) as look:
             seen = look()
         custody = None
-        if server is None:
-            with reading(ledger) as engine, engine.connect() as connection:
+        if source.plane.server is None:
+            with reading(source.ledger) as engine, engine.connect() as connection:
                 custody = _of_ledger(connection)
         found = questions.advise(seen, custody, prefixes=_prefixes_command())
     _show(seen, found, of, as_json)

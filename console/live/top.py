@@ -20,7 +20,7 @@ from rich.text import Text
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.worker_status import worker_statuses
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server
+from kvcustody.console.options import Source
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import (
     SeenWorker,
@@ -31,17 +31,16 @@ from kvcustody.governance.observability.serving_summary import (
     summary,
     tier_servings,
 )
+from kvcustody.parameter_groups import grouped
 from kvcustody.times import SECOND_US
 
 EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-file olive.key`"
 
 
+@grouped
 def top(
     *,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between two looks.")] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="One look, and end.")] = False,
     tenants: Annotated[
@@ -54,7 +53,7 @@ def top(
     Until Ctrl-C, or once with `--once`, with `--json` or where the output is no terminal. Behind each table stands what
     its columns mean.
     """
-    with worker_statuses(ledger, server, key_file, authority) as look:
+    with worker_statuses(source) as look:
         seen = look()
         if as_json:
             print_json(_document(seen, tenants))

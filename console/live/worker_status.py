@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.console.opening import connect, reading
+from kvcustody.console.opening import control_plane, reading
+from kvcustody.console.options import Source
 from kvcustody.errors import CustodyError
 from kvcustody.governance.observability.serving_summary import SeenWorker
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
@@ -19,13 +20,11 @@ _PAGE, _OPEN_MAX = 1000, 10_000
 
 
 @contextmanager
-def worker_statuses(
-    ledger: str, server: str | None, key_file: Any, authority: Any
-) -> Iterator[Callable[[], list[SeenWorker]]]:
+def worker_statuses(source: Source) -> Iterator[Callable[[], list[SeenWorker]]]:
     """What looks up all running workers that said anything, ten seconds old at most."""
     clock = SystemClock()
-    if server is not None:
-        with connect(server, key_file, authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
 
             def ask() -> list[SeenWorker]:
                 latest: dict[str, Any] = {}
@@ -40,7 +39,7 @@ def worker_statuses(
 
             yield ask
         return
-    with reading(ledger) as engine:
+    with reading(source.ledger) as engine:
         fleet = _looking(engine, clock)
 
         def read() -> list[SeenWorker]:

@@ -14,15 +14,16 @@ from kvcustody.audit.evidence.processes import enforcement as recorded
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
-from kvcustody.console.api.asking import Source, asked
+from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, make_table, print_answer, print_json, say, stdout
-from kvcustody.console.opening import connect, writing
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, moment_us
+from kvcustody.console.opening import control_plane, writing
+from kvcustody.console.options import Source, moment_us
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.api.models.policies import EnforcementModel
 from kvcustody.governance.monitoring.enforcement import ENFORCE, MILLIONTHS, MODES, MONITOR
 from kvcustody.governance.monitoring.ordering import enforcement_order
 from kvcustody.governance.service.answers.enforcement import GET_ENFORCEMENT
+from kvcustody.parameter_groups import grouped
 from kvcustody.times import readable
 
 _PLACE = "/v1/policies/enforcement"
@@ -37,12 +38,9 @@ def add_to(app: typer.Typer) -> None:
 _SHOW = "Example:\n\n    kvcustody policy enforcement --ledger sqlite:///kvcustody.db"
 
 
+@grouped
 def show_command(
-    ctx: typer.Context,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     *,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +48,7 @@ def show_command(
 
     Refused tokens were reused and would not have been; what is prefilled again is what enforcing would have cost.
     """
-    found = asked(GET_ENFORCEMENT, Source(ctx, ledger, server, key_file, authority))
+    found = asked(GET_ENFORCEMENT, source)
     if as_json:
         print_answer(EnforcementModel, found)
         return
@@ -100,6 +98,7 @@ _ORDER = (
 )
 
 
+@grouped
 def order_command(
     mode: Annotated[str, typer.Argument(help="monitor, canary or enforce.", metavar="MODE")],
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
@@ -116,11 +115,8 @@ def order_command(
     until: Annotated[
         str | None, typer.Option("--until", help="When everybody is enforced for again (ISO 8601, UTC).")
     ] = None,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
     *,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Order for whom workers enforce their policy; of all others they only record what it would have decided.
@@ -131,12 +127,12 @@ def order_command(
     if mode not in MODES:
         raise ConfigError(f"`{mode}` is none of {', '.join(MODES)}")
     until_us = moment_us(until, "--until") if until is not None else None
-    if server is not None:
+    if source.plane.server is not None:
         body = {"mode": mode, "tenants": tenant or [], "share": share, "until_us": until_us, "reason": reason}
-        with connect(server, key_file, authority) as connection:
+        with control_plane(source) as connection:
             made = connection.post(f"{_PLACE}:order", body)
     else:
-        made = _order_in(ledger, mode, tenant or [], share, until_us, actor, reason)
+        made = _order_in(source.ledger, mode, tenant or [], share, until_us, actor, reason)
     if as_json:
         print_json(made)
     else:

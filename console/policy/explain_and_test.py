@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -16,6 +17,7 @@ from kvcustody.console.policy.sarif_junit import junit
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.console.report.render.number_format import duration
 from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies.document.model import Action, Scope, Tier, Via
 from kvcustody.policies.document.problems import did_you_mean, quote
 from kvcustody.policies.document.token_priorities import KindRange
@@ -81,24 +83,39 @@ PromptKinds = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions(ParameterGroup):
+    """The request that is explained."""
+
+    reader: Reader
+    classification: Level
+    owner: Owner = None
+    action: ActionOption = "reuse"
+    scope: ScopeOption = None
+    via: ViaOption = None
+    at: At = None
+    source: Source = None
+    revoked: Revoked = None
+    tier: TierOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(ParameterGroup):
+    """The prompt whose blocks are explained, with `--evict`."""
+
+    evict: Evict = False
+    tokens: PromptTokens = 4096
+    segment: PromptSegment = None
+    kind: PromptKinds = None
+    marked: PromptMarks = None
+
+
+@grouped
 def explain_command(
-    file: File,
     *,
-    reader: Reader,
-    classification: Level,
-    owner: Owner = None,
-    action: ActionOption = "reuse",
-    scope: ScopeOption = None,
-    via: ViaOption = None,
-    at: At = None,
-    source: Source = None,
-    revoked: Revoked = None,
-    tier: TierOption = None,
-    evict: Evict = False,
-    tokens: PromptTokens = 4096,
-    segment: PromptSegment = None,
-    kind: PromptKinds = None,
-    marked: PromptMarks = None,
+    file: File,
+    access: AccessOptions,
+    prompt: PromptOptions,
     as_json: Json = False,
 ) -> None:
     """Say why one request is permitted or denied: the rules and grants that decided it.
@@ -106,21 +123,26 @@ def explain_command(
     For a deny, also the nearest permit: which term failed, and what it would have to be. For `offload`, also how long
     copies may be in each tier, and which lines say so. Exit 0: permitted; 1: denied.
     """
-    table = load_table(file, revoked=frozenset(revoked or ()))
-    if evict:
-        level = _level(table, classification)
-        spans = [_span(text, "--kind") for text in kind or ()]
-        spans += [_span(text, "--marked")._replace(is_marked=True) for text in marked or ()]
+    table = load_table(file, revoked=frozenset(access.revoked or ()))
+    if prompt.evict:
+        level = _level(table, access.classification)
+        spans = [_span(text, "--kind") for text in prompt.kind or ()]
+        spans += [_span(text, "--marked")._replace(is_marked=True) for text in prompt.marked or ()]
         kept = explain_eviction(
-            table, table.policy.named(reader), level, tokens, segment=segment, kinds=spans
+            table,
+            table.policy.named(access.reader),
+            level,
+            prompt.tokens,
+            segment=prompt.segment,
+            kinds=spans,
         )
         if as_json:
             print_json(kept.data())
         else:
             _print_eviction(kept)
         return
-    in_tier = _tier(tier, action)
-    request = _request(table, reader, owner or reader, classification, at, source, action, scope, via)
+    in_tier = _tier(access.tier, access.action)
+    request = _request(table, access)
     found = explain(table, request)
     if as_json:
         print_json(found.data())
@@ -142,32 +164,35 @@ def _choice(kind: type[E], word: str, option: str) -> E:
     return known[word]
 
 
-def _request(
-    table: DecisionTable,
-    reader: str,
-    owner: str,
-    classification: str,
-    at: str | None,
-    source: str | None,
-    action: str,
-    scope: str | None,
-    via: str | None,
-) -> Request:
+def _request(table: DecisionTable, access: AccessOptions) -> Request:
+    reader, owner = access.reader, access.owner or access.reader
     reader, owner = table.policy.named(reader), table.policy.named(owner)
-    level = _level(table, classification)
-    way = _choice(Via, via, "--via") if via is not None else Via.OWN if reader == owner else Via.GRANT
+    level = _level(table, access.classification)
+    way = (
+        _choice(Via, access.via, "--via")
+        if access.via is not None
+        else Via.OWN
+        if reader == owner
+        else Via.GRANT
+    )
     entry = table.tenant(reader)
     own = Scope.TENANT if entry is None else entry.scope
-    wide = _choice(Scope, scope, "--scope") if scope is not None else own if way is Via.OWN else Scope.TENANT
+    wide = (
+        _choice(Scope, access.scope, "--scope")
+        if access.scope is not None
+        else own
+        if way is Via.OWN
+        else Scope.TENANT
+    )
     return Request(
-        _choice(Action, action, "--action"),
+        _choice(Action, access.action, "--action"),
         reader,
         owner,
         level,
         wide,
         way,
-        day_us(at),
-        source,
+        day_us(access.at),
+        access.source,
     )
 
 

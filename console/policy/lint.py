@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, Prob
 from kvcustody.errors import ConfigError
 from kvcustody.files import read_words
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.policies.document.model import Tier
 from kvcustody.policies.document.problems import Problem, quote
@@ -68,19 +70,34 @@ TiersOption = Annotated[
 Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a finding.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeenOptions(ParameterGroup):
+    """What of the policy is in use, and by whom."""
+
+    tenants: Tenants = None
+    used: Used = None
+    ledger: GivenLedger = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareOptions(ParameterGroup):
+    """What the policy runs on."""
+
+    scrub_rate: Rate = None
+    pool: Pool = None
+    engine: Engine = None
+    tiers: TiersOption = None
+
+
+@grouped
 def lint_command(
-    files: Files,
     *,
+    files: Files,
     style: FormatOption = ProblemFormat.TEXT,
     soon_days: Soon = SOON_DAYS,
     at: At = None,
-    tenants: Tenants = None,
-    used: Used = None,
-    ledger: GivenLedger = None,
-    scrub_rate: Rate = None,
-    pool: Pool = None,
-    engine: Engine = None,
-    tiers: TiersOption = None,
+    seen: SeenOptions,
+    runs: HardwareOptions,
     fail: Strict = False,
     as_json: Json = False,
 ) -> None:
@@ -92,10 +109,10 @@ def lint_command(
     the ledger says what was reused and which tenants ever came; it is only read. Exit 0; 1 where a grant or
     segment can open nothing (KVP716), and with --fail on any finding.
     """
-    known, seen = _lines(tenants), _lines(used)
-    if ledger is not None:
-        known, seen = _from_ledger(ledger, known, seen)
-    rate, now_us, configured = _rate(scrub_rate, pool), day_us(at), _tiers(tiers)
+    known, reused = _lines(seen.tenants), _lines(seen.used)
+    if seen.ledger is not None:
+        known, reused = _from_ledger(seen.ledger, known, reused)
+    rate, now_us, configured = _rate(runs.scrub_rate, runs.pool), day_us(at), _tiers(runs.tiers)
     found: dict[str, tuple[Problem, ...]] = {}
     for path in files:
         table = load_table(path)
@@ -103,10 +120,10 @@ def lint_command(
             table,
             now_us=now_us,
             soon_days=soon_days,
-            used=seen,
+            used=reused,
             known_tenants=known,
             rate=rate,
-            owner=engine,
+            owner=runs.engine,
             tiers=configured,
         )
     problems = [problem for each in found.values() for problem in each]

@@ -23,7 +23,6 @@ from kvcustody.console.policy.release_options import (
     SigningKey,
     acts_as_owner,
     read_document,
-    release_command,
     signer_of,
 )
 from kvcustody.console.policy.review import print_diff
@@ -33,6 +32,7 @@ from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.release.activation_gates import Review
 from kvcustody.governance.release.record import read_stage
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.parameter_groups import grouped
 from kvcustody.policies.workbench.request import instant
 
 _Days = Annotated[int, typer.Option("--days", help="How long the revision is valid.", min=1, max=3650)]
@@ -57,7 +57,7 @@ _PROPOSE = (
 )
 
 
-@release_command
+@grouped
 def propose(
     file: File,
     *,
@@ -77,7 +77,7 @@ def propose(
 _REVIEW = "Example:\n\n    kvcustody policy review 3"
 
 
-@release_command
+@grouped
 def review(
     revision: Revision,
     *,
@@ -96,7 +96,7 @@ def review(
 _APPROVE = "Example:\n\n    kvcustody policy approve 3 --signing-key grace.key --cells sha256:…"
 
 
-@release_command
+@grouped
 def approve(
     revision: Revision,
     *,
@@ -119,7 +119,7 @@ def approve(
 _CONSENT = "Example:\n\n    kvcustody policy consent 3 labs-reads-acme --signing-key acme.key"
 
 
-@release_command
+@grouped
 def consent(
     revision: Revision,
     source: Annotated[str, typer.Argument(help="A grant's or segment's id.", metavar="ID")],
@@ -152,7 +152,7 @@ _ACTIVATE = (
 )
 
 
-@release_command
+@grouped
 def activate(
     revision: Revision,
     *,
@@ -179,7 +179,7 @@ def activate(
 _ROLLBACK = 'Example:\n\n    kvcustody policy rollback 2 --signing-key ada.key --note "labs lost their hits"'
 
 
-@release_command
+@grouped
 def rollback(
     revision: Revision,
     *,
@@ -201,7 +201,7 @@ _REVOKE = (
 )
 
 
-@release_command
+@grouped
 def revoke(
     ids: Annotated[list[str], typer.Argument(help="Grants, segments or groups.", metavar="ID...")],
     *,
@@ -232,7 +232,7 @@ _BREAK = (
 )
 
 
-@release_command
+@grouped
 def break_glass(
     *,
     signing_key: SigningKey,
@@ -263,7 +263,7 @@ def break_glass(
 _HISTORY = "Example:\n\n    kvcustody policy history --json"
 
 
-@release_command
+@grouped
 def history(
     *,
     oldest_first: OldestFirst = False,

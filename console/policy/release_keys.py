@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +18,12 @@ from kvcustody.console.policy.release_options import (
     Revision,
     TrustFile,
     read_public,
-    release_command,
 )
 from kvcustody.console.policy.validate import EXIT_NO
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.files import READABLE, write_file
 from kvcustody.governance.release.trust import read_trust, write_trust
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.policies.bundle.bundle import verify
 
@@ -77,16 +78,24 @@ _TRUST = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrustedKeys(ParameterGroup):
+    """Whose signatures count."""
+
+    author: _Public
+    approver: _Public
+    operator: _Optional = None
+    owner: _Owners = None
+    break_glass: _Optional = None
+    orders: _Optional = None
+
+
+@grouped
 def trust_command(
-    file: Annotated[Path, typer.Argument(help="The trust configuration's new file.", metavar="FILE")],
     *,
+    file: Annotated[Path, typer.Argument(help="The trust configuration's new file.", metavar="FILE")],
     audience: Annotated[str, typer.Option("--audience", help="The name of this deployment.")],
-    author: _Public,
-    approver: _Public,
-    operator: _Optional = None,
-    owner: _Owners = None,
-    break_glass: _Optional = None,
-    orders: _Optional = None,
+    public: TrustedKeys,
     hours: Annotated[
         int, typer.Option("--break-glass-hours", help="The longest that breaking the glass lasts.")
     ] = 4,
@@ -99,15 +108,15 @@ def trust_command(
     keys: list[tuple[str, str, str | None]] = [
         (read_public(path), role, None)
         for role, paths in (
-            ("author", author),
-            ("approver", approver),
-            ("operator", operator or []),
-            ("break-glass", break_glass or []),
-            ("orders", orders or []),
+            ("author", public.author),
+            ("approver", public.approver),
+            ("operator", public.operator or []),
+            ("break-glass", public.break_glass or []),
+            ("orders", public.orders or []),
         )
         for path in paths
     ]
-    for entry in owner or []:
+    for entry in public.owner or []:
         tenant, found, path = entry.partition("=")
         if not (tenant and found and path):
             raise ConfigError(f"`--owner {entry}` is not TENANT=FILE")
@@ -128,7 +137,7 @@ def trust_command(
 _BUNDLE = "Example:\n\n    kvcustody policy bundle 3 --out policy.bundle"
 
 
-@release_command
+@grouped
 def bundle_command(
     revision: Revision,
     *,

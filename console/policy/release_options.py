@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import update_wrapper
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import Engine
@@ -20,7 +19,7 @@ from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json
 from kvcustody.console.opening import connect, reading
-from kvcustody.console.options import Authority, KeyFile, Server
+from kvcustody.console.options import ControlPlane
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.files import private_folder, read_words
@@ -34,6 +33,7 @@ from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.migrations.upgrade import upgrade
+from kvcustody.parameter_groups import ParameterGroup
 from kvcustody.policies.bundle.trust import KeyRole, Signer
 
 SigningKey = Annotated[
@@ -58,21 +58,14 @@ Note = Annotated[str, typer.Option("--note", help="What changes and why; it goes
 TRUST, STORE = Path("trust.toml"), "release"
 
 
-class Remote(NamedTuple):
-    """The control plane that a release command is to ask; none where there is no `server`."""
+@dataclass(frozen=True, kw_only=True)
+class At(ParameterGroup):
+    """Which release a command is about, and how it answers."""
 
-    server: str | None = None
-    key_file: Path | None = None
-    authority: Path | None = None
-
-
-class At(NamedTuple):
-    """Which release a command is about, and how it answers: what `release_command` makes of six options."""
-
-    store: str
-    trust: Path
-    remote: Remote
-    as_json: bool
+    store: Store = STORE
+    trust: TrustFile = TRUST
+    remote: ControlPlane
+    as_json: Json = False
 
     def desk(self) -> AbstractContextManager[ReleaseWorkflow]:
         """The desk over this release."""
@@ -81,7 +74,7 @@ class At(NamedTuple):
     def in_effect(self, state: ReleaseState) -> dict[str, Any] | None:
         """What workers of this ledger run, as the API tells it; None for a folder: its ledger has no workers."""
         if self.remote.server is not None:
-            with connect(self.remote.server, self.remote.key_file, self.remote.authority) as plane:
+            with connect(self.remote) as plane:
                 found: dict[str, Any] = plane.get("/v1/policies/in-effect")
                 return found
         if "://" not in self.store:
@@ -96,39 +89,6 @@ class At(NamedTuple):
         return owner_consents(self.remote, self.trust)
 
 
-_OPTIONS: tuple[tuple[str, Any, Any], ...] = (
-    ("store", Store, STORE),
-    ("trust", TrustFile, TRUST),
-    ("server", Server, None),
-    ("key_file", KeyFile, None),
-    ("authority", Authority, None),
-    ("as_json", Json, False),
-)
-
-
-def release_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `at` stands, for typer, for the options that say which release.
-
-    Typer reads nothing but a function's signature, so the signature is made: written out, the six options and their
-    defaults would stand in each of ten commands, and come to differ.
-    """
-    signature = inspect.signature(command, eval_str=True)
-    own = [part for part in signature.parameters.values() if part.name != "at"]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, kind, default in _OPTIONS
-    ]
-
-    def run(**given: Any) -> None:
-        store, trust, server, key_file, authority, as_json = (given.pop(name) for name, _, _ in _OPTIONS)
-        command(**given, at=At(store, trust, Remote(server, key_file, authority), as_json))
-
-    update_wrapper(run, command)
-    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    run.__annotations__ = {part.name: part.annotation for part in (*own, *options)}
-    return run
-
-
 def acts_as_owner(trust: Path, signer: Signer) -> bool:
     """Whether this key is an owner's, and nothing that reaches further."""
     key = read_trust(trust).keys.get(signer.name)
@@ -136,15 +96,17 @@ def acts_as_owner(trust: Path, signer: Signer) -> bool:
 
 
 @contextmanager
-def owner_consents(remote: Remote, trust: Path) -> Iterator[OwnerConsents]:
+def owner_consents(remote: ControlPlane, trust: Path) -> Iterator[OwnerConsents]:
     """An owner's part in a release at a control plane: consents that wait, grants to take back."""
     assert remote.server is not None
-    with connect(remote.server, remote.key_file, remote.authority) as connection:
+    with connect(remote) as connection:
         yield OwnerConsents(connection, read_trust(trust).audience, SystemClock())
 
 
 @contextmanager
-def open_workflow(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[ReleaseWorkflow]:  # noqa: B008 - a constant
+def open_workflow(
+    store: str, trust: Path, remote: ControlPlane = ControlPlane()
+) -> Iterator[ReleaseWorkflow]:
     """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
     the control plane's, which records it itself.
     """
@@ -154,7 +116,7 @@ def open_workflow(store: str, trust: Path, remote: Remote = Remote()) -> Iterato
                 "--server and --store name two releases: give one of them (KVCUSTODY_SERVER and "
                 "KVCUSTODY_POLICY_RELEASE count as well)"
             )
-        with connect(remote.server, remote.key_file, remote.authority) as connection:
+        with connect(remote) as connection:
             records = WorkflowReleaseStore(connection)
             clock = DeadlineClock(SystemClock())  # the control plane keeps time
             yield ReleaseWorkflow(records, read_trust(trust), clock=clock, ledger=CountingLedger())

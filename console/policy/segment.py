@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.workbench.add_segment import Entry, add_segment
 from kvcustody.tenants import SEPARATOR
@@ -40,7 +42,7 @@ app = typer.Typer(
 )
 _EPILOG = (
     "Examples:\n\n    kvcustody policy segment add policy.yaml --id support-agent --owner acme --to acme-labs"
-    " -c internal --expires 2027-03-31 --issuer apikey --text system-prompt.txt --tokenizer tokenizer.json"
+    " -c internal --until 2027-03-31 --issuer apikey --text system-prompt.txt --tokenizer tokenizer.json"
     " --model model.json --write\n\n"
     "    kvcustody policy segment add policy.yaml --id house --owner acme -c public --issuer apikey"
     " --tokens ids.json --model 5f0c… --block-tokens 16"
@@ -56,7 +58,7 @@ To = Annotated[
 ]
 All = Annotated[bool, typer.Option("--to-all", help="Every admitted tenant may match it.")]
 Level = Annotated[str, typer.Option("--classification", "-c", help="The segment's own classification.")]
-Expires = Annotated[
+Until = Annotated[
     str | None, typer.Option(help="Its end, as 2027-03-31; needed where it reaches beyond its owner.")
 ]
 Issuer = Annotated[
@@ -99,13 +101,41 @@ def _group() -> None:
     """Keeps `add` a command of its own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions(ParameterGroup):
+    """What the policy says of the segment."""
+
+    id_: Id
+    owner: Owner
+    classification: Level
+    issuer: Issuer
+    model: Model
+    to: To = None
+    to_all: All = False
+    until: Until = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixOptions(ParameterGroup):
+    """The prefix that is declared, and how it becomes token ids."""
+
+    text: Text = None
+    tokenizer: Tokenizer = None
+    special_tokens: Special = False
+    tokens: Ids = None
+    block_tokens: BlockTokens = None
+
+
 @app.command(name="add", epilog=_EPILOG)
+@grouped
 def add_command(
-    file: File, *, id_: Id, owner: Owner, classification: Level, issuer: Issuer, model: Model,
-    to: To = None, to_all: All = False, expires: Expires = None, text: Text = None, tokenizer: Tokenizer = None,
-    special_tokens: Special = False, tokens: Ids = None, block_tokens: BlockTokens = None, write: Write = False,
+    *,
+    file: File,
+    segment: SegmentOptions,
+    prefix: PrefixOptions,
+    write: Write = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Declare a segment: make the keyed digest of a prompt prefix and add it to a policy. The text is never shown.
 
     Covers the whole blocks that end at least 8 tokens before the text does, because a tokenizer may merge across its
@@ -115,20 +145,29 @@ def add_command(
     source = policy_text(file)
     policy = load_policy(source, name=str(file))
     policy_tenants = {tenant.id for tenant in policy.tenants}
-    id_of_owner, _, said = owner.partition(SEPARATOR)
-    if said not in ("", issuer):
-        raise ConfigError(f"`--issuer {issuer}` is not that of owner `{owner}`", owner=owner)
-    if policy.named(owner) not in policy_tenants:
-        raise ConfigError(f"tenant `{owner}` is not in policy `{file}`; name one that is", owner=owner)
-    if to_all and to:
+    id_of_owner, _, said = segment.owner.partition(SEPARATOR)
+    if said not in ("", segment.issuer):
+        raise ConfigError(
+            f"`--issuer {segment.issuer}` is not that of owner `{segment.owner}`", owner=segment.owner
+        )
+    if policy.named(segment.owner) not in policy_tenants:
+        raise ConfigError(
+            f"tenant `{segment.owner}` is not in policy `{file}`; name one that is", owner=segment.owner
+        )
+    if segment.to_all and segment.to:
         raise ConfigError("give `--to` or `--to-all`, not both")
-    ids = _token_ids(text, tokenizer, tokens, special=special_tokens)
-    digest, size = _model(model, block_tokens)
-    declared = _declare(issuer, id_of_owner, ids, digest, size)
-    readers: object = "*" if to_all else list(dict.fromkeys([owner, *(to or ())]))
-    entry: Entry = {"id": id_, "owner": owner, "tenants": readers, "digest": f"hmac:{declared.digest}"}
-    entry |= {"tokens": declared.tokens, "classification": classification}
-    entry |= {} if expires is None else {"expires": expires}
+    ids = _token_ids(prefix.text, prefix.tokenizer, prefix.tokens, special=prefix.special_tokens)
+    digest, size = _model(segment.model, prefix.block_tokens)
+    declared = _declare(segment.issuer, id_of_owner, ids, digest, size)
+    readers: object = "*" if segment.to_all else list(dict.fromkeys([segment.owner, *(segment.to or ())]))
+    entry: Entry = {
+        "id": segment.id_,
+        "owner": segment.owner,
+        "tenants": readers,
+        "digest": f"hmac:{declared.digest}",
+    }
+    entry |= {"tokens": declared.tokens, "classification": segment.classification}
+    entry |= {} if segment.until is None else {"expires": segment.until}
     result = add_segment(source, entry, name=str(file))
     if write:
         replace_file(file, result)

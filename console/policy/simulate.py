@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,12 @@ from kvcustody.console.command import Json, make_table, print_json, progress_bar
 from kvcustody.console.opening import tell_marked
 from kvcustody.console.options import GivenLedger
 from kvcustody.console.policy.review import New, Old
-from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
-from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
+from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions
+from kvcustody.lab.replay.report import ReplayReport
+from kvcustody.lab.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.policies.workbench.simulate import Simulation, TenantChange, simulate
 from kvcustody.policies.workbench.validate import load_table
@@ -49,18 +51,33 @@ Tenants = Annotated[int, typer.Option("--tenants", min=1, help="Tenants in the r
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Replay only the first requests.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedOptions(ParameterGroup):
+    """The requests of a ledger."""
+
+    ledger: GivenLedger = None
+    revision: Revision = None
+    block_tokens: BlockTokens = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficOptions(ParameterGroup):
+    """The requests of a trace, or of a generated workload."""
+
+    trace: Trace = None
+    trace_format: TraceFormat = None
+    generated: Generated = False
+    tenants: Tenants = 8
+    limit: Limit = None
+
+
+@grouped
 def simulate_command(
+    *,
     old: Old,
     new: New,
-    *,
-    ledger: GivenLedger = None,
-    revision: Revision = None,
-    block_tokens: BlockTokens = 16,
-    trace: Trace = None,
-    trace_format: TraceFormat = None,
-    generated: Generated = False,
-    tenants: Tenants = 8,
-    limit: Limit = None,
+    record: RecordedOptions,
+    load: TrafficOptions,
     as_json: Json = False,
 ) -> None:
     """Say what a new policy would change, per tenant, in hits, tokens and retention.
@@ -68,17 +85,17 @@ def simulate_command(
     With --ledger, every recorded request is decided again: exact for what was hit, silent about what a wider policy
     would have hit. With --trace or --generated, the same requests run through a governor under each policy.
     """
-    if sum((ledger is not None, trace is not None, generated)) != 1:
+    if sum((record.ledger is not None, load.trace is not None, load.generated)) != 1:
         raise ConfigError("give one of `--ledger`, `--trace` and `--generated`")
-    if ledger is not None:
-        found = _from_ledger(old, new, ledger, revision)
+    if record.ledger is not None:
+        found = _from_ledger(old, new, record.ledger, record.revision)
         if as_json:
-            print_json({"tenants": [change.data(block_tokens) for change in found.tenants],
+            print_json({"tenants": [change.data(record.block_tokens) for change in found.tenants],
                         "unknown_levels": found.unknown_levels})  # fmt: skip
         else:
-            _print(found, block_tokens)
+            _print(found, record.block_tokens)
         return
-    choice = Choice(trace, trace_format, tenants=tenants, limit=limit)
+    choice = Choice(load.trace, load.trace_format, tenants=load.tenants, limit=load.limit)
     rows = compare_replays(*(_replay(policy, choice) for policy in (old, new)))
     if as_json:
         print_json({"tenants": rows})
@@ -166,7 +183,7 @@ def _print_tiers(found: Simulation) -> None:
 
 def _replay(policy: Path, choice: Choice) -> ReplayReport:
     try:
-        from kvcustody.console.replay.run.job import run_job
+        from kvcustody.lab.replay.run.job import run_job
     except ModuleNotFoundError as error:
         message = f"a replay needs `{error.name}`: install kvcustody with the extra `engine`"
         raise ConfigError(message, missing=error.name) from None

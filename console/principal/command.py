@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.opening import connect
-from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
+from kvcustody.console.opening import control_plane
+from kvcustody.console.options import ServiceSource
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
@@ -25,6 +25,7 @@ from kvcustody.console.principal.shared import (
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.parameter_groups import grouped
 
 principals = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +39,7 @@ principals = typer.Typer(
     "    kvcustody principal add acme-dpo --role tenant-admin --tenant acme\n\n"
     "    kvcustody principal add gpu-0 --role worker --server unix:/run/kvcustody/api.sock --api-key-file boot.key"
 )
+@grouped
 def add(
     name: Name,
     role: Annotated[list[Role], typer.Option("--role", help="A role; may be repeated.")],
@@ -45,11 +47,8 @@ def add(
     machine: Annotated[bool, typer.Option("--machine", help="Not a person.")] = False,
     days: Days = None,
     certificate: Bound = None,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Enrol a principal and print its first key. The key is shown once."""
@@ -57,37 +56,35 @@ def add(
     bound = bound_to(certificate)
     if bound is not None and Role.WORKER not in role:
         raise ConfigError("--certificate: a key is bound to a certificate for a worker alone")
-    if server is not None:
+    if source.plane.server is not None:
         body = {"name": name, "roles": role, "tenant": tenant, "kind": kind, "key_days": days}
         body["certificate"] = bound
-        with connect(server, key_file, authority) as connection:
+        with control_plane(source) as connection:
             made = connection.post(
                 "/v1/principals", {key: value for key, value in body.items() if value is not None}
             )
         print_key(made["key"], as_json)
         return
-    with local_book(config, ledger) as (book, by, settings):
+    with local_book(source) as (book, by, settings):
         book.enrol(name, role, tenant=tenant, kind=kind, by=by)
         made = book.issue_key(name, days=days or settings.key_days, certificate=bound, by=by)
         print_key(made._asdict(), as_json)
 
 
 @principals.command("list", epilog="Example: `kvcustody principal list --json`")
+@grouped
 def list_principals(
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """List everybody who was ever enrolled, in the order of names."""
     found: list[dict[str, Any]] = []
-    if server is not None:
-        with connect(server, key_file, authority) as connection:
+    if source.plane.server is not None:
+        with control_plane(source) as connection:
             found = connection.items("/v1/principals")
     else:
-        with local_book(config, ledger) as (book, _, _):
+        with local_book(source) as (book, _, _):
             while rows := book.listed(after=found[-1]["name"] if found else "", limit=1000):
                 found += [_row(row) for row in rows]
     if as_json:
@@ -104,45 +101,41 @@ def list_principals(
     epilog="Examples:\n\n    kvcustody principal disable alice\n\n"
     "    kvcustody principal disable corp:alice --server https://kv.example --api-key-file custodian.key"
 )
+@grouped
 def disable(
     name: Name,
     allow_last: AllowLast = False,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """End a principal, all of its keys and all of its sessions at once. Its name is not given again.
 
     `ISSUER:NAME` is one whom an issuer of tokens keeps: its tokens count no more. --server takes a key custodian.
     """
-    if server is not None:
-        with connect(server, key_file, authority) as connection:
+    if source.plane.server is not None:
+        with control_plane(source) as connection:
             found = connection.post("/v1/principals:disable", {"name": name, "allow_last": allow_last})
     else:
-        with local_book(config, ledger) as (book, by, _):
+        with local_book(source) as (book, by, _):
             found = _row(book.disable(name, allow_last=allow_last, by=by))
     _tell(found, f"disabled: {name}", as_json)
 
 
 @principals.command(epilog="Example: `kvcustody principal enable alice`")
+@grouped
 def enable(
     name: Name,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Let a principal ask again that was disabled. No key or session from before works: issue it a new key."""
-    if server is not None:
-        with connect(server, key_file, authority) as connection:
+    if source.plane.server is not None:
+        with control_plane(source) as connection:
             found = connection.post("/v1/principals:enable", {"name": name})
     else:
-        with local_book(config, ledger) as (book, by, _):
+        with local_book(source) as (book, by, _):
             found = _row(book.enable(name, by=by))
     _tell(found, f"enabled: {name}; it has no key until one is issued", as_json)
 

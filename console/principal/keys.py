@@ -14,8 +14,8 @@ from urllib.parse import quote
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.opening import connect
-from kvcustody.console.options import Authority, Config, KeyFile, Server, SettledLedger
+from kvcustody.console.opening import connect, control_plane
+from kvcustody.console.options import Authority, ControlPlane, KeyFile, ServiceSource
 from kvcustody.console.plugins import add_to_group
 from kvcustody.console.principal.shared import (
     AllowLast,
@@ -28,6 +28,7 @@ from kvcustody.console.principal.shared import (
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.parameter_groups import grouped
 from kvcustody.times import TO_THE_MINUTE, readable
 
 keys = typer.Typer(
@@ -41,6 +42,7 @@ keys = typer.Typer(
     epilog="Examples:\n\n    kvcustody apikey issue alice --days 30\n\n"
     "    kvcustody apikey issue gpu-0 --replace --overlap-days 1 --certificate gpu-0.pem"
 )
+@grouped
 def issue(
     name: Name,
     days: Days = None,
@@ -49,11 +51,8 @@ def issue(
         float, typer.Option(min=0.0, max=30.0, help="With --replace: days that the other keys still work.")
     ] = 1.0,
     certificate: Bound = None,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Issue a key to a principal, and print it. It is shown once.
@@ -61,16 +60,16 @@ def issue(
     With --replace it is bound to the certificate that the key before was bound to, unless --certificate names another.
     """
     bound = bound_to(certificate)
-    if server is not None:
+    if source.plane.server is not None:
         body = {"days": days or 90, "certificate": bound}
         if replace:
             if overlap_days != int(overlap_days):
                 raise ConfigError("--overlap-days: whole days, with --server")
             body["overlap_days"] = int(overlap_days)
-        with connect(server, key_file, authority) as connection:
+        with control_plane(source) as connection:
             print_key(connection.post(_place(name), body), as_json)
         return
-    with local_book(config, ledger) as (book, by, settings):
+    with local_book(source) as (book, by, settings):
         overlap = overlap_days if replace else None
         made = book.issue_key(
             name, days=days or settings.key_days, overlap_days=overlap, certificate=bound, by=by
@@ -84,6 +83,7 @@ def issue(
     "--client-certificate gpu-0.pem --client-key gpu-0.tls"
 )
 def rotate(
+    *,
     server: Annotated[str, typer.Option("--server", envvar="KVCUSTODY_SERVER", help="The control plane.")],
     key_file: KeyFile = None,
     authority: Authority = None,
@@ -103,26 +103,25 @@ def rotate(
     A key that is bound to a client certificate is replaced over the workers' address, by one that is bound to the same.
     """
     body = {"days": days, "overlap_days": overlap_days, "bind": bind}
-    with connect(server, key_file, authority, client_certificate, client_key) as connection:
+    plane = ControlPlane(server=server, key_file=key_file, authority=authority)
+    with connect(plane, client_certificate, client_key) as connection:
         print_key(connection.post("/v1/keys:rotate", body), as_json)
 
 
 @keys.command("list", epilog="Example: `kvcustody apikey list alice --json`")
+@grouped
 def list_keys(
     name: Name,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """List the keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
-    if server is not None:
-        with connect(server, key_file, authority) as connection:
+    if source.plane.server is not None:
+        with control_plane(source) as connection:
             found = connection.get(_place(name))["items"]
     else:
-        with local_book(config, ledger) as (book, _, _):
+        with local_book(source) as (book, _, _):
             book.get(name)
             found = [key._asdict() for key in book.keys(name)]
     _print_keys(found, as_json)
@@ -132,6 +131,7 @@ def list_keys(
     epilog="Examples:\n\n    kvcustody apikey revoke 0f1e2d3c4b5a\n\n    kvcustody apikey revoke --all --of alice\n\n"
     "    kvcustody apikey revoke 0f1e2d3c4b5a --of alice --server https://kv.example --api-key-file custodian.key"
 )
+@grouped
 def revoke(
     prefix: Annotated[
         str | None, typer.Argument(help="The key's public prefix: its 12 digits.", metavar="PREFIX")
@@ -144,21 +144,18 @@ def revoke(
         bool, typer.Option("--all", help="Every key of the principal, and its sessions.")
     ] = False,
     allow_last: AllowLast = False,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Refuse a key from now on, or all keys of a principal. Another's key takes a key custodian, with --server."""
     if every == (prefix is not None) or (every and of is None):
         raise ConfigError("give the PREFIX of one key, or --all --of NAME")
-    if server is not None:
-        with connect(server, key_file, authority) as connection:
+    if source.plane.server is not None:
+        with control_plane(source) as connection:
             _revoke_there(connection, prefix, of, allow_last)
     else:
-        with local_book(config, ledger) as (book, by, _):
+        with local_book(source) as (book, by, _):
             if prefix is None:
                 book.revoke_keys(str(of), allow_last=allow_last, by=by)
             else:
@@ -173,24 +170,22 @@ def revoke(
     epilog="Examples:\n\n    kvcustody apikey keep 0f1e2d3c4b5a --of alice\n\n"
     "    kvcustody apikey keep 0f1e2d3c4b5a --of alice --server https://kv.example --api-key-file custodian.key"
 )
+@grouped
 def keep(
     prefix: Annotated[str, typer.Argument(help="The key's public prefix: its 12 digits.", metavar="PREFIX")],
     of: Annotated[str, typer.Option(help="Whose key it is.", metavar="NAME")],
     days: Annotated[int, typer.Option(min=1, max=366, help="Days until the key ends.")] = 90,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Let a key that its principal made outlive the key that it was made with. Its principal cannot do this itself."""
-    if server is not None:
+    if source.plane.server is not None:
         body = {"name": of, "prefix": prefix, "days": days}
-        with connect(server, key_file, authority) as connection:
+        with control_plane(source) as connection:
             found = connection.post("/v1/principals:keep-key", body)["items"]
     else:
-        with local_book(config, ledger) as (book, by, _):
+        with local_book(source) as (book, by, _):
             book.keep_key(prefix, principal=of, days=days, by=by)
             found = [key._asdict() for key in book.keys(of)]
     _print_keys(found, as_json)

@@ -14,8 +14,9 @@ import typer
 
 from kvcustody.console.command import print_json, say
 from kvcustody.console.opening import service_settings
+from kvcustody.console.options import ServiceSource
+from kvcustody.governance.credentials.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.observability.logs import configure
-from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.service.access.local_administration import open_administration
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.settings import ServiceSettings
@@ -54,9 +55,9 @@ def print_key(made: dict[str, Any], as_json: bool) -> None:
 
 
 @contextmanager
-def local_book(config: Path | None, ledger: str | None) -> Iterator[tuple[Principals, str, ServiceSettings]]:
+def local_book(source: ServiceSource) -> Iterator[tuple[Principals, str, ServiceSettings]]:
     """The book of principals of the ledger that the settings name, by whom it is changed, and the settings."""
     configure("warning", "console")
-    settings = service_settings(config, ledger)
+    settings = service_settings(source.config, source.ledger)
     with open_administration(settings) as administration:
         yield administration.principals, administration.by, settings

@@ -1,3 +1,1 @@
-"""Trace replays: read or generate a workload, label it with tenants, drive the Governor with it, report what
-happened.
-"""
+"""`kvcustody replay`: its options, and how its figures are printed; what it runs is `kvcustody.lab.replay`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,22 +15,23 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from kvcustody.audit.kinds import GENERATED
 from kvcustody.audit.store.database.database_place import SqliteFile, database_place
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
-from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.console.replay.printing import print_comparison, print_golden, print_report
-from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.run import golden_check as golden
-from kvcustody.console.replay.run.workload_from_options import (
+from kvcustody.errors import ConfigError
+from kvcustody.governance.settings import is_ledger_of, load_settings
+from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions, read_policy
+from kvcustody.lab.replay.report import ReplayReport
+from kvcustody.lab.replay.run import golden_check as golden
+from kvcustody.lab.replay.run.workload_from_options import (
     FORMATS,
     Choice,
     block_tokens_of,
     load_workload,
 )
-from kvcustody.console.replay.summary import check_page, write_summary
-from kvcustody.console.replay.tier_row import TierRow
-from kvcustody.console.replay.workload.labels import Unit
-from kvcustody.console.replay.workload.scenarios import SCENARIOS
-from kvcustody.errors import ConfigError
-from kvcustody.governance.settings import is_ledger_of, load_settings
+from kvcustody.lab.replay.summary import check_page, write_summary
+from kvcustody.lab.replay.tier_row import TierRow
+from kvcustody.lab.replay.workload.labels import Unit
+from kvcustody.lab.replay.workload.scenarios import SCENARIOS
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 EPILOG = """
 Examples:
@@ -57,46 +58,80 @@ _POOL_BLOCKS = {
 }
 
 
-def replay(
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions(ParameterGroup):
+    """Which requests are replayed, under which policy and as whom."""
+
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, plain or gzip; none: a generated workload.")
-    ] = None,
-    *,
+    ] = None
     trace_format: Annotated[
         str | None,
         typer.Option(help=f"What the trace is: {', '.join(FORMATS)}.", autocompletion=lambda: list(FORMATS)),
-    ] = None,
+    ] = None
     policy: Annotated[
         str, typer.Option(help="A library policy (regulated-saas, single-org, public-api) or a YAML file.")
-    ] = "regulated-saas",
-    tenants: Annotated[int, typer.Option(help="How many tenants share the requests.")] = 8,
-    seed: Annotated[int, typer.Option(help="Draws the workload, or the labels of a trace.")] = 1,
-    unit: Annotated[
-        str, typer.Option(help="What belongs to one tenant: session, lineage or project.")
-    ] = "session",
+    ] = "regulated-saas"
+    tenants: Annotated[int, typer.Option(help="How many tenants share the requests.")] = 8
+    seed: Annotated[int, typer.Option(help="Draws the workload, or the labels of a trace.")] = 1
+    unit: Annotated[str, typer.Option(help="What belongs to one tenant: session, lineage or project.")] = (
+        "session"
+    )
     skew: Annotated[
         Path | None, typer.Option(help="Client weights (a ServeGen summary); without it Zipf, exponent 1.1.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None,
-    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the pool.")] = None,
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None
+
+    def choice(self) -> Choice:
+        """The workload that the options name; raises `ConfigError`."""
+        return Choice(
+            self.trace,
+            self.trace_format,
+            self.tenants,
+            self.seed,
+            read_unit(self.unit),
+            self.skew,
+            self.limit,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayPool(ParameterGroup):
+    """The pool that they are replayed on."""
+
+    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the pool.")] = None
     block_tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens a block, for a generated workload; a trace has its own.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where the tensors live: cpu or cuda.")] = "cpu",
+    ] = None
+    device: Annotated[str, typer.Option(help="Where the tensors live: cpu or cuda.")] = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRecord(ParameterGroup):
+    """Where a replay is put on record."""
+
     ledger: Annotated[
         str,
         typer.Option(
             help="The ledger, an SQLite file by its path or URL; an existing one is appended to.",
             metavar="PATH|URL",
         ),
-    ] = "kvcustody.db",
-    html: Annotated[Path, typer.Option(help="The summary page to write.")] = Path("kvcustody-summary.html"),
+    ] = "kvcustody.db"
+    html: Annotated[Path, typer.Option(help="The summary page to write.")] = Path("kvcustody-summary.html")
     signing_key: Annotated[
         Path | None,
         typer.Option(
             help="The key that signs the ledger; without it that of the settings, or one beside --ledger."
         ),
-    ] = None,
+    ] = None
+
+
+@grouped
+def replay(
+    *,
+    load: WorkloadOptions,
+    pool: ReplayPool,
+    to: ReplayRecord,
     host_tier: Annotated[
         str | None,
         typer.Option(help="A host tier of so many bytes for what is evicted, as 256MiB; without it: none."),
@@ -122,38 +157,38 @@ def replay(
     explains every figure.
     """
     if show_golden:
-        _golden(as_json, policy)
+        _golden(as_json, load.policy)
         return
-    choice = Choice(trace, trace_format, tenants, seed, read_unit(unit), skew, limit)
+    choice = load.choice()
     if compare_tiers:
         _compare(
             choice,
-            policy,
-            (pool_blocks or pool_blocks_of(trace_format)) // 2,
-            block_tokens,
+            load.policy,
+            (pool.pool_blocks or pool_blocks_of(load.trace_format)) // 2,
+            pool.block_tokens,
             host_tier,
             as_json,
         )
         return
-    check_page(html)
-    size = block_tokens_of(choice, block_tokens)
-    settings, file = load_settings(), _sqlite_file(ledger)
+    check_page(to.html)
+    size = block_tokens_of(choice, pool.block_tokens)
+    settings, file = load_settings(), _sqlite_file(to.ledger)
     options = EnvironmentOptions(
-        policy=policy,
-        pool_blocks=pool_blocks or pool_blocks_of(trace_format),
+        policy=load.policy,
+        pool_blocks=pool.pool_blocks or pool_blocks_of(load.trace_format),
         block_tokens=size,
-        device=device,
+        device=pool.device,
         database=file,
-        signing_key=signing_key or (settings.signing_key_file if is_ledger_of(settings, file) else None),
+        signing_key=to.signing_key or (settings.signing_key_file if is_ledger_of(settings, file) else None),
         signing_key_kind=settings.signing_key_kind,
         ledger_origin=settings.ledger_origin,
         host_tier_bytes=read_bytes(host_tier),
     )
     run_job = import_job()
-    workload = load_workload(choice, size, read_policy(policy).name)
+    workload = load_workload(choice, size, read_policy(load.policy).name)
     with replay_progress() as progress:
         advance = progress(workload.title, workload.requests)
-        report = run_job(workload, options, RunnerOptions(seed=seed), progress=advance)
+        report = run_job(workload, options, RunnerOptions(seed=load.seed), progress=advance)
     if as_json:
         print_json(report.as_json())
     else:
@@ -161,8 +196,8 @@ def replay(
         print_report(report, console)
         key = options.signing_key_file
         signed = f"signed with {key}" if key.exists() else "signed elsewhere"
-        console.print(f"{report.seconds:.1f} s; ledger in {ledger}, {signed}, summary in {html}")
-    write_summary(report, html)  # last: where the page cannot be written, the figures are printed already
+        console.print(f"{report.seconds:.1f} s; ledger in {to.ledger}, {signed}, summary in {to.html}")
+    write_summary(report, to.html)  # last: where the page cannot be written, the figures are printed already
     if isinstance(report.error, KeyboardInterrupt):
         raise typer.Exit(EXIT_INTERRUPTED)
     if report.error is not None:
@@ -256,7 +291,7 @@ def pool_blocks_of(format: str | None) -> int:
 def import_job() -> Callable[..., ReplayReport]:
     """The part that needs torch, which is an extra of the package."""
     try:
-        from kvcustody.console.replay.run.job import run_job
+        from kvcustody.lab.replay.run.job import run_job
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"a replay needs `{error.name}`: pip install 'kvcustody[engine]'", missing=error.name

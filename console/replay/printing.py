@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcustody.console.command import make_table
-from kvcustody.console.replay.report import ReplayReport, pressure_findings
-from kvcustody.console.replay.run.golden_check import Row
-from kvcustody.console.replay.summary import causes, percent, pressure_rows, spread_text, thrashing_text
-from kvcustody.console.replay.tier_row import TierRow
 from kvcustody.governance.tiers.transfer_rates import TierUse
+from kvcustody.lab.replay.report import ReplayReport, pressure_findings
+from kvcustody.lab.replay.run.golden_check import Row
+from kvcustody.lab.replay.summary import causes, percent, pressure_rows, spread_text, thrashing_text
+from kvcustody.lab.replay.tier_row import TierRow
 
 LATE_BY_LOAD = "a replay skips idle time alone: on a busy machine scrubs come after `scrub.within`"
 

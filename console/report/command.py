@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,7 @@ from kvcustody.governance.keys.report_signing_key import (
 )
 from kvcustody.governance.processing.verify_record import is_processing_record
 from kvcustody.governance.release.order_signing import read_signed_orders
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 
 EXIT_NO = 1
@@ -54,68 +56,97 @@ app = typer.Typer(
 )
 
 
-@app.command(
-    epilog="Examples:\n\n    kvcustody report make --framework soc2 --since 2026-01-01 --until 2026-04-01 --out q1\n\n"
-    "    kvcustody report make --framework cc-fdp-rip --as-of 1041 --policy policy.yaml --format json --json"
-)
-def make(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class ReportRequest(ParameterGroup):
+    """Which report of which ledger."""
+
     framework: Annotated[
         str,
         typer.Option(
             help=f"One of: {', '.join(NAMES)}; or a file of your own (.toml).",
             autocompletion=lambda: list(NAMES),
         ),
-    ],
-    ledger: Ledger = DEFAULT,
-    since: Since = None,
-    until: Until = None,
-    as_of: At = None,
+    ]
+    ledger: Ledger = DEFAULT
+    since: Since = None
+    until: Until = None
+    as_of: At = None
     tenant: Annotated[
         str | None, typer.Option(help="One tenant's own report: nothing of other tenants is in it.")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions(ParameterGroup):
+    """How the sample is drawn, and how large it is."""
+
     seed: Annotated[
         str, typer.Option(help="Draws the sample: an auditor's own text, or the value of a public beacon.")
-    ] = "kvcustody",
-    sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25,
+    ] = "kvcustody"
+    sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25
     risk: Annotated[
         float,
         typer.Option(
             min=0, max=50, help="Risk in percent that the sample misleads; with --tolerable, its size."
         ),
-    ] = 0,
+    ] = 0
     tolerable: Annotated[
         float, typer.Option(min=0, max=50, help="The rate of custodies not covered that may be, in percent.")
-    ] = 0,
+    ] = 0
     expected: Annotated[
         int, typer.Option(min=0, max=100, help="How many not covered are expected in the sample.")
-    ] = 0,
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceOptions(ParameterGroup):
+    """What the report says beside the figures of its period."""
+
     extends: Annotated[
         int | None, typer.Option(help="An earlier report's checkpoint: a proof that this one extends it.")
-    ] = None,
-    policy: Annotated[Path | None, typer.Option(help="The policy to prove for the report (YAML).")] = None,
+    ] = None
+    policy: Annotated[Path | None, typer.Option(help="The policy to prove for the report (YAML).")] = None
     responses: Annotated[
         Path | None,
         typer.Option(help="What people answered to exceptions (TOML: id, owner, date, response, ...)."),
-    ] = None,
+    ] = None
     recount: Annotated[
         bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
-    ] = True,
+    ] = True
     threshold: Annotated[
         float,
         typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
-    ] = 99.9,
-    prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = "",
-    format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
+    ] = 99.9
+    prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles(ParameterGroup):
+    """The files of a report."""
+
+    format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS)
     signing_key: Annotated[
         Path | None,
         typer.Option(
             help="The file of the key that signs reports (`report enrol-key`); without it, unsigned."
         ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="The folder to write to; it is made where it is not there.")
-    ] = Path("kvcustody-report"),
+    ] = None
+    out: Annotated[Path, typer.Option(help="The folder to write to; it is made where it is not there.")] = (
+        Path("kvcustody-report")
+    )
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody report make --framework soc2 --since 2026-01-01 --until 2026-04-01 --out q1\n\n"
+    "    kvcustody report make --framework cc-fdp-rip --as-of 1041 --policy policy.yaml --format json --json"
+)
+@grouped
+def make(
+    *,
+    wanted: ReportRequest,
+    drawn: SampleOptions,
+    beside: EvidenceOptions,
+    files: ReportFiles,
     as_json: Json = False,
 ) -> None:
     """Make an evidence report of a period: coverage, sample with proofs, reconciliation, exceptions, limitations.
@@ -123,43 +154,45 @@ def make(
     It is made as of a signed checkpoint (the newest, unless you name one), so that it can be made again later: the
     report states the command and the SHA-256 that it has to give. It states no verdict on any control.
     """
-    formats = [name.strip() for name in format.split(",") if name.strip()]
+    formats = [name.strip() for name in files.format.split(",") if name.strip()]
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
-    if bool(risk) != bool(tolerable) or (expected and not risk):
+        raise ConfigError(f"format `{files.format}` names none of: {', '.join(FORMATS)}", format=files.format)
+    if bool(drawn.risk) != bool(drawn.tolerable) or (drawn.expected and not drawn.risk):
         raise ConfigError(
             "--risk, --tolerable and --expected belong together: a size follows from all of them"
         )
-    chosen = asked_framework(framework)
-    proof = None if policy is None else prove_policy(policy)
-    answers = () if responses is None else read_responses(read_words(responses))
-    with snapshot(ledger) as connection, _telling() as tell:
-        tenant = known_tenant(connection, tenant)
+    chosen = asked_framework(wanted.framework)
+    proof = None if beside.policy is None else prove_policy(beside.policy)
+    answers = () if beside.responses is None else read_responses(read_words(beside.responses))
+    with snapshot(wanted.ledger) as connection, _telling() as tell:
+        tenant = known_tenant(connection, wanted.tenant)
         checkpoint = (
             newest_checkpoint(connection)
-            if as_of is None
-            else LedgerProofs(connection).checkpoint(as_of).size
+            if wanted.as_of is None
+            else LedgerProofs(connection).checkpoint(wanted.as_of).size
         )
-        bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
-        asked = ReportParameters(chosen.id, checkpoint, *bounds, seed, sample, tenant, extends, recount)
+        bounds = period(connection, checkpoint, moment_us(wanted.since), moment_us(wanted.until))
+        asked = ReportParameters(
+            chosen.id, checkpoint, *bounds, drawn.seed, drawn.sample, tenant, beside.extends, beside.recount
+        )
         asked = asked._replace(
-            risk_ppm=round(risk * 10_000),
-            tolerable_ppm=round(tolerable * 10_000),
-            expected=expected,
-            threshold_ppm=round(threshold * 10_000),
-            preparer=prepared_by,
+            risk_ppm=round(drawn.risk * 10_000),
+            tolerable_ppm=round(drawn.tolerable * 10_000),
+            expected=drawn.expected,
+            threshold_ppm=round(beside.threshold * 10_000),
+            preparer=beside.prepared_by,
         )
         report = build_report(
             connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen
         )
-        if signing_key is not None:
-            key = read_report_key(signing_key, recorded_report_keys(connection.engine))
+        if files.signing_key is not None:
+            key = read_report_key(files.signing_key, recorded_report_keys(connection.engine))
             report = signed_report(connection, report, key)
         tell("writing")
-        files = render_all(report, formats)
-    write_files(out, files)
-    _answer(report, out, sorted(files), as_json)
+        rendered = render_all(report, formats)
+    write_files(files.out, rendered)
+    _answer(report, files.out, sorted(rendered), as_json)
 
 
 @app.command(

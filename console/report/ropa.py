@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from kvcustody.audit.verify.report.verify_report import ReportCheck
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import connect, one_ledger, selection, snapshot
-from kvcustody.console.options import DEFAULT, At, Authority, KeyFile, Ledger, Server, Since, Until
+from kvcustody.console.options import DEFAULT, At, ControlPlane, Ledger, Since, Until
 from kvcustody.console.report.render.html import render_html
 from kvcustody.console.report.render.number_format import count, percent
 from kvcustody.console.report.render.page_model import Facts, Items, Page, Section, Table
@@ -39,6 +40,7 @@ from kvcustody.governance.processing.record import (
     record_of_facts,
 )
 from kvcustody.governance.processing.verify_record import verify_record
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.times import iso, readable
 
@@ -56,48 +58,68 @@ EPILOG = """Examples:
 """
 
 
-def ropa(
-    ctx: typer.Context,
-    *,
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(ParameterGroup):
+    """Whose record, of which period."""
+
     policy: Annotated[
         Path | None,
         typer.Option(
             help="A policy (YAML) to put beside those in effect, whoever runs it; needed where none was."
         ),
-    ] = None,
+    ] = None
     role: Annotated[
         str, typer.Option(help=f"Whose record: of a {CONTROLLER} (30(1)) or of a {PROCESSOR} (30(2)).")
-    ] = CONTROLLER,
-    ledger: Ledger = DEFAULT,
-    since: Since = None,
-    until: Until = None,
-    as_of: At = None,
+    ] = CONTROLLER
+    ledger: Ledger = DEFAULT
+    since: Since = None
+    until: Until = None
+    as_of: At = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatementOptions(ParameterGroup):
+    """What the controller or processor states."""
+
     controller: Annotated[
         str, typer.Option(help="Name of the controller (30(1)(a)), or of the processor (30(2)(a)).")
-    ] = "",
+    ] = ""
     controller_of: Annotated[
         list[str] | None,
         typer.Option(
             help="Of a processor: TENANT=NAME of a controller that it acts for; may be given again."
         ),
-    ] = None,
-    contact: Annotated[str, typer.Option(help="Contact details.")] = "",
-    officer: Annotated[str, typer.Option(help="The data-protection officer.")] = "",
-    purposes: Annotated[str, typer.Option(help="Purposes of the processing (30(1)(b)).")] = "",
-    subjects: Annotated[str, typer.Option(help="Categories of data subjects (30(1)(c)).")] = "",
-    data: Annotated[str, typer.Option(help="Categories of personal data.")] = "",
-    transfers: Annotated[str, typer.Option(help="Transfers to third countries (30(1)(e)).")] = "",
-    format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = "html,json",
+    ] = None
+    contact: Annotated[str, typer.Option(help="Contact details.")] = ""
+    officer: Annotated[str, typer.Option(help="The data-protection officer.")] = ""
+    purposes: Annotated[str, typer.Option(help="Purposes of the processing (30(1)(b)).")] = ""
+    subjects: Annotated[str, typer.Option(help="Categories of data subjects (30(1)(c)).")] = ""
+    data: Annotated[str, typer.Option(help="Categories of personal data.")] = ""
+    transfers: Annotated[str, typer.Option(help="Transfers to third countries (30(1)(e)).")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordFiles(ParameterGroup):
+    """The files of a record."""
+
+    format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = "html,json"
     signing_key: Annotated[
         Path | None,
         typer.Option(
             help="The file of the key that signs reports; without it, unsigned. A server signs itself."
         ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-ropa"),
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    ] = None
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-ropa")
+
+
+@grouped
+def ropa(
+    *,
+    ctx: typer.Context,
+    wanted: RecordOptions,
+    says: StatementOptions,
+    to: RecordFiles,
+    plane: ControlPlane,
     as_json: Json = False,
 ) -> None:
     """Export the record of processing activities (GDPR 30): every policy in effect in a period, limits and recipients.
@@ -106,46 +128,59 @@ def ropa(
     processor knows is an option; what is left out stays open in the record and says so. It is of a signed checkpoint,
     where there is one, so that `report verify` can make it again.
     """
-    formats = [name.strip() for name in format.split(",") if name.strip()]
+    formats = [name.strip() for name in to.format.split(",") if name.strip()]
     if not formats or set(formats) - set(FORMATS):
-        raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
-    if role not in ROLES:
-        raise ConfigError(f"--role `{role}` is none of: {', '.join(ROLES)}", role=role)
-    source = None if policy is None else read_file(policy)
-    chosen = selection(since, until, None, None, None, None)
-    stated = ControllerStatement(controller, contact, officer, purposes, subjects, data, transfers)
-    named = served_controllers(controller_of or [])
-    if server is not None:
+        raise ConfigError(f"format `{to.format}` names none of: {', '.join(FORMATS)}", format=to.format)
+    if wanted.role not in ROLES:
+        raise ConfigError(f"--role `{wanted.role}` is none of: {', '.join(ROLES)}", role=wanted.role)
+    source = None if wanted.policy is None else read_file(wanted.policy)
+    chosen = selection(wanted.since, wanted.until, None, None, None, None)
+    stated = ControllerStatement(
+        says.controller, says.contact, says.officer, says.purposes, says.subjects, says.data, says.transfers
+    )
+    named = served_controllers(says.controller_of or [])
+    if plane.server is not None:
         one_ledger(ctx)
-        with connect(server, key_file, authority) as asked:
+        with connect(plane) as asked:
             text = None if source is None else source.decode(errors="replace")
             body = {"policy": text, "since": chosen.since_us, "until": chosen.until_us, **stated._asdict()}
-            more = {"role": role, "as_of": as_of, "controllers": {one.tenant: one.name for one in named}}
+            more = {
+                "role": wanted.role,
+                "as_of": wanted.as_of,
+                "controllers": {one.tenant: one.name for one in named},
+            }
             record = record_of_facts(asked.post("/v1/reports:processing", body | more))
     else:
-        given = None if source is None or policy is None else load_policy(source, name=policy.name)
-        with snapshot(ledger) as connection:
+        given = (
+            None if source is None or wanted.policy is None else load_policy(source, name=wanted.policy.name)
+        )
+        with snapshot(wanted.ledger) as connection:
             named = tuple(
                 one._replace(tenant=known_tenant(connection, one.tenant) or one.tenant) for one in named
             )
-            wanted = _request(connection, role, chosen, as_of, stated, named)
+            request = _request(connection, wanted.role, chosen, wanted.as_of, stated, named)
             try:
-                record = build_record(connection, wanted, given=given)
+                record = build_record(connection, request, given=given)
             except ConfigError as problem:
                 raise (
                     ConfigError(f"--policy is needed: {problem.message}") if given is None else problem
                 ) from None
-            if signing_key is not None:
-                key = read_report_key(signing_key, recorded_report_keys(connection.engine))
+            if to.signing_key is not None:
+                key = read_report_key(to.signing_key, recorded_report_keys(connection.engine))
                 record = signed_record(connection, record, key)
     files = render_record(record, formats)
-    write_files(out, files)
+    write_files(to.out, files)
     if as_json:
         print_json(
-            {"folder": str(out), "files": sorted(files), "digest": record.digest(), "record": record.facts()}
+            {
+                "folder": str(to.out),
+                "files": sorted(files),
+                "digest": record.digest(),
+                "record": record.facts(),
+            }
         )
     else:
-        say(f"{', '.join(sorted(files))} in {out}; SHA-256 of the record {record.digest()}")
+        say(f"{', '.join(sorted(files))} in {to.out}; SHA-256 of the record {record.digest()}")
 
 
 def _request(

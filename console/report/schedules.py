@@ -16,19 +16,10 @@ from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.framework import NAMES
 from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.api.asking import Source, asked, listed
+from kvcustody.console.api.asking import asked, listed
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_answer, printable, say, stdout
-from kvcustody.console.opening import connect, one_ledger, service_settings, writing
-from kvcustody.console.options import (
-    DEFAULT,
-    Authority,
-    Config,
-    KeyFile,
-    Ledger,
-    OldestFirst,
-    Server,
-    SettledLedger,
-)
+from kvcustody.console.opening import control_plane, service_settings, writing
+from kvcustody.console.options import OldestFirst, ServiceSource, Source
 from kvcustody.console.report.document import FORMATS
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.evidence import (
@@ -45,6 +36,7 @@ from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import made_reports
 from kvcustody.governance.service.schedules.schedule_book import Maker, ScheduleBook, WantedSchedule
 from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
+from kvcustody.parameter_groups import grouped
 from kvcustody.plurals import several
 from kvcustody.times import TO_THE_MINUTE, readable
 
@@ -66,17 +58,13 @@ app = typer.Typer(
 
 
 @app.command("list", epilog="Example: `kvcustody report schedules list --json`")
+@grouped
 def list_schedules(
-    ctx: typer.Context,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """List the schedules of reports, and when each is due next."""
-    source = Source(ctx, ledger, server, key_file, authority, config=config)
     items = asked(LIST_SCHEDULES, source)["items"]
     if as_json:
         print_answer(ScheduleList, {"items": items})
@@ -103,8 +91,8 @@ def list_schedules(
     epilog="Examples:\n\n    kvcustody report schedules add --framework soc2 --every monthly --to auditors\n\n"
     "    kvcustody report schedules add --framework gdpr --every quarterly --tenant acme --zone Europe/Berlin"
 )
+@grouped
 def add(
-    ctx: typer.Context,
     *,
     framework: Annotated[str, typer.Option(help=f"One of: {', '.join(NAMES)}.")],
     every: Annotated[Cadence, typer.Option(help="How often: after each week, month or quarter.")],
@@ -120,11 +108,7 @@ def add(
     hour: Annotated[
         int, typer.Option(min=0, max=23, help="Full hour at which a report is due, in that zone.")
     ] = 6,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Have a report made of every week, month or quarter from now on, and handed over."""
@@ -133,15 +117,14 @@ def add(
     formats = tuple(filter(None, (name.strip() for name in format.split(","))))
     if not formats or not set(formats) <= set(FORMATS):
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
-    if server is not None:
-        one_ledger(ctx)
+    if source.plane.server is not None:
         body: dict[str, Any] = {"framework": framework, "every": every.value, "tenant": tenant}
         body |= {"formats": list(formats), "destinations": to or [], "zone": zone, "hour": hour}
         given = {name: value for name, value in body.items() if value is not None}
-        with connect(server, key_file, authority) as plane:
+        with control_plane(source) as plane:
             made = plane.post("/v1/reports/schedules", given)
     else:
-        with _book(config, ledger) as (book, engine, now_us):
+        with _book(source) as (book, engine, now_us):
             with engine.connect() as connection:
                 tenant = known_tenant(connection, tenant)
             maker = Maker(local_name(), (Role.AUDITOR.value,), None)
@@ -151,71 +134,56 @@ def add(
 
 
 @app.command(epilog="Example: `kvcustody report schedules pause 1f0c2a9d5e6b7788`")
+@grouped
 def pause(
-    ctx: typer.Context,
     schedule: _Id,
     *,
     reason: _Reason = "",
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Make nothing more by a schedule until it is resumed. What falls due until then is not made."""
-    _change(ctx, schedule, "pause", reason, config, ledger, server, key_file, authority, as_json)
+    _change(source, schedule, "pause", reason, as_json)
 
 
 @app.command(epilog="Example: `kvcustody report schedules resume 1f0c2a9d5e6b7788`")
+@grouped
 def resume(
-    ctx: typer.Context,
     schedule: _Id,
     *,
     reason: _Reason = "",
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Make reports by a schedule again, from the next period on."""
-    _change(ctx, schedule, "resume", reason, config, ledger, server, key_file, authority, as_json)
+    _change(source, schedule, "resume", reason, as_json)
 
 
 @app.command(
     epilog="Example: `kvcustody report schedules delete 1f0c2a9d5e6b7788 --reason 'the audit is over'`"
 )
+@grouped
 def delete(
-    ctx: typer.Context,
     schedule: _Id,
     *,
     reason: _Reason = "",
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """End a schedule. What it made stays on the list; what waited to be handed over is given up."""
-    _change(ctx, schedule, "delete", reason, config, ledger, server, key_file, authority, as_json)
+    _change(source, schedule, "delete", reason, as_json)
 
 
+@grouped
 def list_reports(
-    ctx: typer.Context,
     *,
     tenant: Annotated[str | None, typer.Option(help="Only reports of this tenant.")] = None,
     oldest_first: OldestFirst = False,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """What a control plane made, newest first: each report's opinion, digest, signature, and how it was handed over."""
-    items = listed(LIST_REPORTS, Source(ctx, ledger, server, key_file, authority), tenant=tenant)
+    items = listed(LIST_REPORTS, source, tenant=tenant)
     items = items[::-1] if oldest_first else items
     if as_json:
         print_answer(MadeReportPage, {"items": items})
@@ -241,25 +209,20 @@ def list_reports(
     stdout().print(table)
 
 
+@grouped
 def retry(
-    ctx: typer.Context,
     report: Annotated[str, typer.Argument(help="The report's id.", metavar="REPORT")],
     *,
-    config: Config = None,
-    ledger: SettledLedger = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Try again what failed for good: making a scheduled report, or handing it over."""
     _check_id(report)
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
             found = plane.post(f"/v1/reports/{report}/retry", {})
     else:
-        with _book(config, ledger) as (book, engine, _):
+        with _book(source) as (book, engine, _):
             book.retry(report, by=local_name())
             with engine.connect() as connection:
                 found = made_reports(connection, only=report, verdicts=SignedVerdicts())[0].data()
@@ -270,9 +233,9 @@ def retry(
 
 
 @contextmanager
-def _book(config: Any, ledger: str | None) -> Iterator[tuple[ScheduleBook, Any, int]]:
+def _book(source: ServiceSource) -> Iterator[tuple[ScheduleBook, Any, int]]:
     """The book of schedules of the ledger itself, its engine, and now; a refusal is one line."""
-    settings, clock = service_settings(config, ledger), SystemClock()
+    settings, clock = service_settings(source.config, source.ledger), SystemClock()
     with writing(settings.database_url) as engine, recorder(engine, clock) as writer:
         try:
             yield ScheduleBook(engine, clock, writer.submit_durable, settings), engine, clock.utc_us()
@@ -281,25 +244,13 @@ def _book(config: Any, ledger: str | None) -> Iterator[tuple[ScheduleBook, Any, 
             raise ConfigError("there is none of this id" if absent else error.detail) from None
 
 
-def _change(
-    ctx: typer.Context,
-    schedule: str,
-    act: str,
-    reason: str,
-    config: Any,
-    ledger: str | None,
-    server: str | None,
-    key_file: Any,
-    authority: Any,
-    as_json: bool,
-) -> None:
+def _change(source: ServiceSource, schedule: str, act: str, reason: str, as_json: bool) -> None:
     _check_id(schedule)
-    if server is not None:
-        one_ledger(ctx)
-        with connect(server, key_file, authority) as plane:
+    if source.plane.server is not None:
+        with control_plane(source) as plane:
             done = plane.post(f"/v1/reports/schedules/{schedule}/{act}", {"reason": reason})
     else:
-        with _book(config, ledger) as (book, _, now_us):
+        with _book(source) as (book, _, now_us):
             done = book.change(schedule, act, by=local_name(), reason=reason).data(now_us)
     _told(done, as_json)
 

@@ -19,16 +19,15 @@ from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
-    Authority,
-    KeyFile,
+    ControlPlane,
     Ledger,
     NamesOfSubjects,
     OldestFirst,
-    Server,
     SubjectNames,
     SubjectStore,
 )
 from kvcustody.errors import ConfigError
+from kvcustody.parameter_groups import grouped
 
 _LOOK_SECONDS = 0.5
 app = typer.Typer(
@@ -108,13 +107,12 @@ def close_dead(
     name="worker",
     epilog="Example: `kvcustody scan worker gpu-0 --server https://kv.example:8443 --api-key-file olive.key --wait`",
 )
+@grouped
 def ask_worker(
     worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
     *,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    within_seconds: Annotated[
+    plane: ControlPlane,
+    deadline_seconds: Annotated[
         int, typer.Option(min=1, max=7 * 86_400, help="By when, else the worker is `unreachable`.")
     ] = 3600,
     wait: Annotated[
@@ -126,17 +124,17 @@ def ask_worker(
 
     It does so at its next pull. The order that waits for it already is given again.
     """
-    if server is None:
+    if plane.server is None:
         raise ConfigError("--server is needed: a worker is asked through its control plane")
-    with connect(server, key_file, authority) as plane:
+    with connect(plane) as connection:
         place = f"/v1/workers/{quote(one_segment(worker), safe='')}/scans"
-        order = plane.post(place, {"within_seconds": within_seconds})
+        order = connection.post(place, {"deadline_seconds": deadline_seconds})
         while wait and order["outcome"] in ("waiting", "taken"):
             time.sleep(_LOOK_SECONDS)
-            order = plane.get(f"/v1/orphans/orders/{order['order']}")
+            order = connection.get(f"/v1/orphans/orders/{order['order']}")
         found = []
         if order["outcome"] == "scanned":
-            shown = plane.get(f"/v1/orphans/scans/{order['incarnation']}/{order['scan']}")
+            shown = connection.get(f"/v1/orphans/scans/{order['incarnation']}/{order['scan']}")
             found = shown["findings"]
     if as_json:
         print_json(order | {"found": found})

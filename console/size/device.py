@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 
-from kvcustody.allocator.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
-from kvcustody.allocator.sizing.engine_blocks import EngineAllocation, engine_blocks
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.replay.options import read_policy
 from kvcustody.console.size.tenants import TenantProfile, fitting, shares
 from kvcustody.console.size.tenants import plot as write_plot
 from kvcustody.errors import ConfigError
+from kvcustody.lab.replay.options import read_policy
+from kvcustody.lab.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
+from kvcustody.lab.sizing.config_file import read_config
+from kvcustody.lab.sizing.engine_blocks import EngineAllocation, engine_blocks
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 EPILOG = """
 Examples:
@@ -30,36 +31,58 @@ Examples:
 """
 
 
-def size(
-    config: Annotated[Path, typer.Argument(help="A Hugging Face config.json.", metavar="CONFIG")],
-    *,
-    gpu_memory: Annotated[str, typer.Option(help="Memory of one device: 80GiB, 80GB, 24576MiB.")],
-    utilisation: Annotated[float, typer.Option(help="Share of it that may be used.")] = 0.9,
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory(ParameterGroup):
+    """The memory of one device, and what else is in it."""
+
+    gpu_memory: Annotated[str, typer.Option(help="Memory of one device: 80GiB, 80GB, 24576MiB.")]
+    utilisation: Annotated[float, typer.Option(help="Share of it that may be used.")] = 0.9
     weights: Annotated[
         str | None, typer.Option(help="Size of the weights on one device; without it, an estimate.")
-    ] = None,
-    workspace: Annotated[str, typer.Option(help="Activations and graphs on one device.")] = "0",
-    headroom: Annotated[str, typer.Option(help="Memory to leave free.")] = "0",
-    block_tokens: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
+    ] = None
+    workspace: Annotated[str, typer.Option(help="Activations and graphs on one device.")] = "0"
+    headroom: Annotated[str, typer.Option(help="Memory to leave free.")] = "0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(ParameterGroup):
+    """How the cache is laid out, and for which contexts."""
+
+    block_tokens: Annotated[int, typer.Option(help="Tokens a block.")] = 16
     kv_dtype: Annotated[
         str | None, typer.Option(help="fp8, int8, nvfp4, bf16, fp16 or fp32; default: the model's.")
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option(help="Devices that share every layer.")] = 1,
+    ] = None
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share every layer.")] = 1
     context: Annotated[
         list[str] | None,
         typer.Option(help="A context length to plan for, as TOKENS or TOKENS:WEIGHT; repeatable."),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantOptions(ParameterGroup):
+    """What tenants get of it."""
+
     policy: Annotated[
         str | None,
         typer.Option(help="A library policy or a YAML file: blocks and tokens by tenant, from its quotas."),
-    ] = None,
+    ] = None
     tenant_profile: Annotated[
         str | None,
         typer.Option(help="How many tenants fit that keep SESSIONSxTOKENS each, as 8x4096."),
-    ] = None,
+    ] = None
     plot: Annotated[
         Path | None, typer.Option(help="With --tenant-profile: tenants by tokens a session, as an SVG file.")
-    ] = None,
+    ] = None
+
+
+@grouped
+def size(
+    *,
+    config: Annotated[Path, typer.Argument(help="A Hugging Face config.json.", metavar="CONFIG")],
+    memory: DeviceMemory,
+    cache: CacheOptions,
+    plan: TenantOptions,
     as_json: Json = False,
 ) -> None:
     """Size the KV cache of a model on a device: exact bytes per token, blocks, tokens and sequences.
@@ -68,46 +91,31 @@ def size(
     recurrent states, cross-attention and the cache's dtype come from the config. A kind of layer that is not known is
     an error that names it. Figures are of one device.
     """
-    if plot is not None and tenant_profile is None:
+    if plan.plot is not None and plan.tenant_profile is None:
         raise ConfigError("`--plot` draws how many tenants fit: give --tenant-profile, as 8x4096")
-    profile = TenantProfile.read(tenant_profile) if tenant_profile is not None else None
+    profile = TenantProfile.read(plan.tenant_profile) if plan.tenant_profile is not None else None
     report = size_pool(
         read_config(config),
-        gpu_memory_bytes=parse_bytes(gpu_memory),
-        utilisation=utilisation,
-        weights_bytes=None if weights is None else parse_bytes(weights),
-        workspace_bytes=parse_bytes(workspace),
-        headroom_bytes=parse_bytes(headroom),
-        block_tokens=block_tokens,
-        kv_dtype=kv_dtype,
-        tensor_parallel=tensor_parallel,
-        context_mix=[_context(item) for item in context] if context else None,
+        gpu_memory_bytes=parse_bytes(memory.gpu_memory),
+        utilisation=memory.utilisation,
+        weights_bytes=None if memory.weights is None else parse_bytes(memory.weights),
+        workspace_bytes=parse_bytes(memory.workspace),
+        headroom_bytes=parse_bytes(memory.headroom),
+        block_tokens=cache.block_tokens,
+        kv_dtype=cache.kv_dtype,
+        tensor_parallel=cache.tensor_parallel,
+        context_mix=[_context(item) for item in cache.context] if cache.context else None,
     )
-    tenants = shares(report, read_policy(policy)) if policy is not None else None
+    tenants = shares(report, read_policy(plan.policy)) if plan.policy is not None else None
     fit = fitting(report, profile) if profile is not None else None
-    if plot is not None and fit is not None:
-        write_plot(plot, report.layout.model_type, fit)
+    if plan.plot is not None and fit is not None:
+        write_plot(plan.plot, report.layout.model_type, fit)
     if as_json:
         more = {"tenants": tenants, "tenant_profile": fit}
         print_json(as_document(report) | {name: value for name, value in more.items() if value is not None})
     else:
         _print(config, report)
         _print_tenants(report, tenants, fit)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; raises `ConfigError`."""
-    try:
-        document = orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read config `{path}`: {error.strerror or error}", path=str(path)) from None
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg})", path=str(path)
-        ) from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got `{type(document).__name__}`", path=str(path))
-    return document
 
 
 def as_document(report: SizingReport) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.opening import reading
 from kvcustody.console.options import GivenLedger
 from kvcustody.console.replay.command import replayed_aside
-from kvcustody.console.replay.run.workload_from_options import Choice
 from kvcustody.errors import ConfigError
+from kvcustody.lab.replay.run.workload_from_options import Choice
 
 EPILOG = """
 Examples:

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcustody.allocator.sizing.blocks_that_fit import SizingReport
-from kvcustody.console.replay.charts import histogram
 from kvcustody.errors import ConfigError
 from kvcustody.files import READABLE, write_file
+from kvcustody.lab.replay.charts import histogram
+from kvcustody.lab.sizing.blocks_that_fit import SizingReport
 from kvcustody.plurals import several
 from kvcustody.policies.document.model import Policy, TenantPolicy
 

@@ -14,10 +14,11 @@ from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.files import write_files
 from kvcustody.console.opening import connect, one_ledger, snapshot, subject_store
-from kvcustody.console.options import DEFAULT, Authority, KeyFile, Ledger, Server, SubjectStore, moment_us
+from kvcustody.console.options import DEFAULT, ControlPlane, Ledger, SubjectStore, moment_us
 from kvcustody.console.report.render.html import render_html
 from kvcustody.console.report.render.number_format import count, moment, percent
 from kvcustody.console.subject.page import page_of
+from kvcustody.parameter_groups import grouped
 from kvcustody.plurals import several
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ def _group() -> None:
     "    kvcustody subject show --tenant acme --subject ada --html ada.html --json\n\n"
     "    kvcustody subject show --tenant acme --subject ada --server https://ledger.example:8443 --api-key-file dpo.key"
 )
+@grouped
 def show(
     ctx: typer.Context,
     *,
@@ -46,15 +48,13 @@ def show(
     subject_keys: SubjectStore = None,
     at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    plane: ControlPlane,
     as_json: Json = False,
 ) -> None:
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
-    if server is not None:
+    if plane.server is not None:
         one_ledger(ctx)
-        with connect(server, key_file, authority) as asked:
+        with connect(plane) as asked:
             about = {"tenant": tenant, "subject": subject, "at": moment_us(at)}
             found = page_of_data(asked.get("/v1/custody/subject", **about))
     else:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.api.asking import Source, asked
+from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, as_answered, make_table, print_json, print_period, say, stdout
 from kvcustody.console.options import (
-    DEFAULT,
-    Authority,
     DayStart,
-    KeyFile,
-    Ledger,
+    OldestFirst,
     PageCursor,
     PeriodEnd,
-    Server,
+    Source,
     moment_us,
     period_us,
 )
@@ -27,6 +25,7 @@ from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.times import DAY_US, readable
 
@@ -72,21 +71,17 @@ _Incarnation = Annotated[
 
 
 @app.command(name="list", epilog="Example: `kvcustody tier list --since 2026-11-01 --tenant acme`")
+@grouped
 def list_tiers(
-    ctx: typer.Context,
     *,
     since: DayStart = None,
     until: PeriodEnd = None,
     tenant: _Tenant = None,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Each tier's copies, and what stores and restores of a period moved, took, saved and were predicted to take."""
     since_us, until_us = period_us(since, until, span_us=DAY_US)
-    source = Source(ctx, ledger, server, key_file, authority)
     found = asked(LIST_TIERS, source, since=since_us, until=until_us, tenant=tenant)
     if as_json:
         print_period(Tiers, "tiers", since_us, until_us, found["items"])
@@ -97,49 +92,55 @@ def list_tiers(
     _print_tiers(found["items"], since_us, until_us)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransferFilter(ParameterGroup):
+    """Which decisions are listed."""
+
+    since: Annotated[str | None, typer.Option(help="From this UTC date or moment on.")] = None
+    until: Annotated[str | None, typer.Option(help="Up to this one, not included.")] = None
+    tenant: _Tenant = None
+    tier: Annotated[_Tier | None, typer.Option(help="Only about this tier.")] = None
+    action: Annotated[_Action | None, typer.Option(help="Only stores, or only restores.")] = None
+    choice: Annotated[
+        _Choice | None, typer.Option(help="Only what was moved, or what was left to be computed.")
+    ] = None
+    outcome: Annotated[
+        _Outcome | None, typer.Option(help="Only with this outcome; `none`: nothing was to be moved.")
+    ] = None
+    residency: Annotated[
+        int | None, typer.Option(min=0, help="Restored for this request; 0: stores, which are for none.")
+    ] = None
+    incarnation: _Incarnation = None
+
+
 @app.command(
     name="transfers",
     epilog="Example: `kvcustody tier transfers --tier nvme --outcome failed --since 2026-11-01 --json`",
 )
+@grouped
 def list_transfers(
-    ctx: typer.Context,
     *,
-    since: Annotated[str | None, typer.Option(help="From this UTC date or moment on.")] = None,
-    until: Annotated[str | None, typer.Option(help="Up to this one, not included.")] = None,
-    tenant: _Tenant = None,
-    tier: Annotated[_Tier | None, typer.Option(help="Only about this tier.")] = None,
-    action: Annotated[_Action | None, typer.Option(help="Only stores, or only restores.")] = None,
-    choice: Annotated[
-        _Choice | None, typer.Option(help="Only what was moved, or what was left to be computed.")
-    ] = None,
-    outcome: Annotated[
-        _Outcome | None, typer.Option(help="Only with this outcome; `none`: nothing was to be moved.")
-    ] = None,
-    residency: Annotated[
-        int | None, typer.Option(min=0, help="Restored for this request; 0: stores, which are for none.")
-    ] = None,
-    incarnation: _Incarnation = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, the newest.")] = 50,
+    sought: TransferFilter,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
     cursor: PageCursor = None,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    oldest_first: OldestFirst = False,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Decisions to move copies or not, newest first: what either way was predicted to take, and what it took."""
     found = asked(
         LIST_TRANSFERS,
-        Source(ctx, ledger, server, key_file, authority),
-        tier=tier,
-        action=action,
-        choice=choice,
-        outcome=outcome,
-        residency=residency,
-        incarnation=_process(incarnation),
-        since=moment_us(since, "--since"),
-        until=moment_us(until, "--until"),
-        tenant=tenant,
+        source,
+        tier=sought.tier,
+        action=sought.action,
+        choice=sought.choice,
+        outcome=sought.outcome,
+        residency=sought.residency,
+        incarnation=_process(sought.incarnation),
+        since=moment_us(sought.since, "--since"),
+        until=moment_us(sought.until, "--until"),
+        tenant=sought.tenant,
+        order="oldest" if oldest_first else "newest",
         limit=limit,
         cursor=cursor,
     )
@@ -153,8 +154,8 @@ def list_transfers(
 
 
 @app.command(epilog="Example: `kvcustody tier explain 17 --worker gpu-0`")
+@grouped
 def explain(
-    ctx: typer.Context,
     residency: Annotated[
         int, typer.Argument(min=0, metavar="RESIDENCY", help="The request's number, as its process counts.")
     ],
@@ -162,10 +163,7 @@ def explain(
     incarnation: _Incarnation = None,
     worker: Annotated[str | None, typer.Option(help="Of this worker's processes alone.")] = None,
     tenant: _Tenant = None,
-    ledger: Ledger = DEFAULT,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Say for one request what its look-up found in which tier, what was chosen and why, and what it took.
@@ -175,14 +173,14 @@ def explain(
     """
     found = asked(
         EXPLAIN_TRANSFERS,
-        Source(ctx, ledger, server, key_file, authority),
+        source,
         residency=residency,
         incarnation=_process(incarnation),
         worker=worker,
         tenant=tenant,
     )
     any_tier = found["any_tier"]
-    one = _only(found["items"], residency, server or ledger, any_tier)
+    one = _only(found["items"], residency, source.plane.server or source.ledger, any_tier)
     lines = lines_of(one) if any_tier else [*lines_of(one)[:1], NO_TIER]
     if as_json:
         [one] = as_answered(ExplainedTransfers, {"items": [one]})["items"]
@@ -229,7 +227,7 @@ def _print_tiers(items: list[dict[str, Any]], since_us: int, until_us: int) -> N
         tiers.add_row(item["tier"], stored, size(item["stored_bytes"]), ended, living)
     stdout().print(tiers, markup=False)
     if not any(item["transfers"] for item in items):
-        say(f"nothing was decided about moving copies from {title}; give an earlier --from")
+        say(f"nothing was decided about moving copies from {title}; give an earlier --since")
         return
     columns = ("moved", "blocks", "bytes", "took", "partial", "failed", "wrong by", "saved", "left alone")
     table = make_table(title, "tier", "action", "decisions", *columns, left=2)

@@ -24,8 +24,8 @@ from kvcustody.plurals import several
 
 if TYPE_CHECKING:
     from kvcustody.console.up.vllm_worker import VllmWorker
-    from kvcustody.console.up.worker import SimulatedWorker
     from kvcustody.governance.service.service import Service
+    from kvcustody.lab.traffic.simulated_worker import SimulatedWorker
 
 EPILOG = """
 Examples:
@@ -148,11 +148,7 @@ def _start(
     said("importing")
     from kvcustody.audit.tlog.signing_key import read_signing_key
     from kvcustody.console.documents import ConsoleDocuments
-    from kvcustody.console.replay.workload.tenant_assignment import tenant_names
-    from kvcustody.console.up.office import Office
     from kvcustody.console.up.place import (
-        VLLM,
-        WORKER,
         claimed,
         enrol_people,
         free_port,
@@ -162,8 +158,10 @@ def _start(
     )
     from kvcustody.console.up.vllm_worker import VllmWorker
     from kvcustody.console.up.witness import witnessed
-    from kvcustody.console.up.worker import SimulatedWorker, lively
     from kvcustody.governance.service.service import open_service
+    from kvcustody.lab.replay.workload.tenant_assignment import tenant_names
+    from kvcustody.lab.traffic.office import VLLM, WORKER, Office
+    from kvcustody.lab.traffic.simulated_worker import SimulatedWorker, lively
 
     place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-up-")))
     spec = lively(tenants, seed)
@@ -240,8 +238,9 @@ def _served(service: Service, stop: threading.Event) -> Iterator[None]:
 
 def _tell(made: _Up, as_json: bool) -> None:
     """Where it is, and how to get in."""
-    from kvcustody.console.up.place import PEOPLE, key_file
+    from kvcustody.console.up.place import key_file
     from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
+    from kvcustody.lab.traffic.office import PEOPLE
 
     if as_json:
         print_json(
@@ -265,8 +264,8 @@ def _tell(made: _Up, as_json: bool) -> None:
 
 
 def _link(made: _Up) -> str:
-    from kvcustody.console.up.place import YOU
     from kvcustody.console.web.sign_in import LINK
+    from kvcustody.lab.traffic.office import YOU
 
     return made.url + LINK + made.service.sign_in_links.make(YOU).token
 

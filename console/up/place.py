@@ -16,10 +16,6 @@ from typing import Any
 
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.clock import SystemClock
-from kvcustody.console.replay.run.model_identity import replay_model
-from kvcustody.console.replay.traces.token_ids import expand
-from kvcustody.console.replay.workload.generator import WorkloadSpec, house_prompt
-from kvcustody.console.replay.workload.tenant_assignment import ISSUER
 from kvcustody.errors import ConfigError
 from kvcustody.files import private_folder, write_file
 from kvcustody.governance.decisions.segment_matcher import declare
@@ -30,27 +26,18 @@ from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.release.trust import write_trust
-from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.settings import CONTROL_PLANE, Settings
 from kvcustody.governance.worker.plugins import open_root_key
+from kvcustody.lab.replay.run.model_identity import replay_model
+from kvcustody.lab.replay.traces.token_ids import expand
+from kvcustody.lab.replay.workload.generator import WorkloadSpec, house_prompt
+from kvcustody.lab.replay.workload.tenant_assignment import ISSUER
+from kvcustody.lab.traffic.office import PEOPLE, WORKER, YOU
 from kvcustody.policies import library
 
-WORKER, VLLM = "simulated", "vllm"
-YOU = "you"
 MARK = "up.toml"
-PEOPLE: dict[str, tuple[frozenset[Role], str | None]] = {
-    YOU: (
-        frozenset({Role.DPO, Role.AUDITOR, Role.OPERATOR, Role.APPROVER, Role.KEY_CUSTODIAN}),
-        None,
-    ),
-    "author": (frozenset({Role.AUTHOR}), None),
-    "owner": (frozenset({Role.TENANT_ADMIN}), "acme"),
-    "dpo-desk": (frozenset({Role.DPO}), None),
-    WORKER: (frozenset({Role.WORKER}), None),
-    VLLM: (frozenset({Role.WORKER}), None),
-}
 SIGNERS: dict[str, tuple[str, str | None]] = {
     "author": ("author", None),
     YOU: ("approver", None),

@@ -24,17 +24,17 @@ from typing import Any
 import httpx
 
 from kvcustody.clock import MICROSECONDS
-from kvcustody.console.replay.traces.model import TraceRequest
-from kvcustody.console.replay.traces.token_ids import expand
-from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
-from kvcustody.console.replay.workload.labels import Label
-from kvcustody.console.replay.workload.tenant_assignment import ISSUER, LabelledPrincipals
 from kvcustody.console.up.vllm_model import CONTEXT_TOKENS, FIRST_WORD, VOCABULARY
 from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.settings import Settings
 from kvcustody.http_exchange import read_bounded
+from kvcustody.lab.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.traces.token_ids import expand
+from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.lab.replay.workload.labels import Label
+from kvcustody.lab.replay.workload.tenant_assignment import ISSUER, LabelledPrincipals
 from kvcustody.policies.document.model import Policy
 
 CONNECTOR = {"kv_connector": "KVCustody", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}

@@ -21,7 +21,7 @@ from kvcustody.console.web.event_sentences import sentence_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.audit import asked_of, is_newest
 from kvcustody.governance.api.http.gate import HISTORY
-from kvcustody.governance.api.operations.audit import wanted_of
+from kvcustody.governance.api.operations.audit import EventQuery
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import not_found
 
@@ -37,7 +37,7 @@ def export(visit: PageRequest) -> Response:
         raise not_found()
     tenant, asked = asked_of(visit)
     mine = visit.service.tenant_of(visit.caller, Permission.READ_CUSTODY, tenant)
-    wanted, newest = wanted_of(mine, asked), is_newest(visit)
+    wanted, newest = EventQuery(**asked).filter(mine), is_newest(visit)
     visit.record("consoleAuditExport", tenant)
     visit.service.export(visit.caller)
     encode = {"csv": _csv, "ndjson": _ndjson}[form]

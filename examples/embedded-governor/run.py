@@ -16,7 +16,7 @@ import torch
 
 from kvcustody import MemoryPlan, identify, load_settings, open_worker
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.console.replay.run.model_identity import replay_model
+from kvcustody.lab.replay.run.model_identity import replay_model
 from kvcustody.policies import library
 
 PROMPT = list(range(1, 97))  # token ids of six blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -15,6 +16,16 @@ from kvcustody.times import moment_us
 Cursor = Annotated[
     str | None, Query(max_length=1024, pattern=r"^[A-Za-z0-9_-]+$", description="`next` of the page before.")
 ]
+
+
+class PageOrder(StrEnum):
+    """The order of a list."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
+Order = Annotated[PageOrder, Query(description="`newest` first, or `oldest` first.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of a page.")]
 Tenant = Annotated[
     str | None,

@@ -14,8 +14,8 @@ from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue
 from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
+from kvcustody.governance.credentials.service_secret import keyed_digest
 from kvcustody.governance.erasure.selector import Selector, selector_of
-from kvcustody.governance.service.access.service_secret import keyed_digest
 from kvcustody.governance.service.problem_details import ProblemError
 
 if TYPE_CHECKING:

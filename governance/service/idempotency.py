@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_answers
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
+from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.problem_details import ProblemError
 
 _NONCE_BYTES = 12

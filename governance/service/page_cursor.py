@@ -18,7 +18,7 @@ import orjson
 from kvcustody.governance.service.problem_details import ProblemError
 
 if TYPE_CHECKING:
-    from kvcustody.governance.service.access.service_secret import ServiceSecret
+    from kvcustody.governance.credentials.service_secret import ServiceSecret
 
 _TAG_BYTES = 32
 _CHARACTERS_MAX = 1024

@@ -39,20 +39,20 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.write.event_writer import Awaited, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, UnsignedOrderError
+from kvcustody.governance.credentials.api_key import KeyHasher
+from kvcustody.governance.credentials.service_secret import open_secret
 from kvcustody.governance.identity.principal import check_tenant_name
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key, recorded_keys
 from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.policies_in_effect import PoliciesInEffect, policies_in_effect
 from kvcustody.governance.release.replay_records import ReleaseState
-from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
 from kvcustody.governance.service.access.sign_in_links import SignInLinks
 from kvcustody.governance.service.fleet.dead_workers import DeadWorkers

@@ -25,18 +25,23 @@ from kvcustody.clock import Clock
 from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.files import private_folder, read_words
+from kvcustody.governance.credentials.json_web_token import (
+    ALGORITHMS,
+    LEEWAY_SECONDS,
+    Algorithm,
+    LeewaySeconds,
+)
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
     LayeredSettings,
     read_settings_file,
     refuse_misspelt,
-    settings_problem,
+    settings_error,
 )
 from kvcustody.time_zones import check_zone
 
 PREFIX = SERVICE_PREFIX
-Algorithm = Literal["RS256", "PS256", "ES256", "EdDSA"]
 
 
 class Issuer(BaseModel):
@@ -48,13 +53,13 @@ class Issuer(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
     audience: Annotated[str, Field(min_length=1, max_length=512)]
     keys: Annotated[str, Field(min_length=1, max_length=1024)]  # a JWKS: a file, or an https address
-    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
+    algorithms: tuple[Algorithm, ...] = ALGORITHMS
     principal_claim: str = "sub"
     roles_claim: str = "roles"
     tenant_claim: str = "tenant"
     roles: dict[str, Role] = Field(default_factory=dict)  # the issuer's name of a role: ours
-    leeway_seconds: Annotated[int, Field(ge=0, le=300)] = 30
-    refresh_seconds: Annotated[int, Field(ge=10, le=86_400)] = 300
+    leeway_seconds: LeewaySeconds = LEEWAY_SECONDS
+    refresh_seconds: Annotated[int, Field(ge=10, le=86_400)] = 300  # of an address; a file is watched
 
     @field_validator("roles")
     @classmethod
@@ -566,14 +571,15 @@ def is_local(host: str) -> bool:
 
 def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceSettings:
     """The settings from arguments, environment and file, in this order; `ConfigError` if wrong."""
-    layered = {**read_settings_file(path, PREFIX), **explicit}
+    file = read_settings_file(path, PREFIX)
     refuse_misspelt({PREFIX + name.upper() for name in ServiceSettings.model_fields})
     try:
-        return ServiceSettings(**layered)
+        return ServiceSettings(**{**file.values, **explicit})
     except ValidationError as error:
         found = error.errors(include_input=False, include_url=False)
-        lines = "; ".join(settings_problem(problem, ServiceSettings.model_fields) for problem in found)
-        raise ConfigError(f"service settings: {lines}", problems=lines) from None
+        raise settings_error(
+            "service settings", found, ServiceSettings.model_fields, file, explicit
+        ) from None
 
 
 def service_settings_table() -> str:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
+from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import BlockEvent, check_event
 from kvcustody.integrations.events.dynamo_wire import DynamoRemoved, DynamoStored, DynamoWire
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -20,10 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcustody.errors import ConfigError
+from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies import library
 from kvcustody.policies.document.problem_codes import CODES
 from kvcustody.policies.document.problems import PolicyRejected
-from kvcustody.policies.document.yaml_values import read_values
+from kvcustody.policies.document.yaml_document import read_values
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -43,24 +45,39 @@ _SALTS_BYTES_MAX = 16 << 20
 _INTERRUPTED = 130
 
 
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions(ParameterGroup):
+    """The stream that is heard."""
+
+    endpoint: Annotated[str, typer.Option(help="Where the engine publishes.")] = "tcp://127.0.0.1:5557"
+    replay: Annotated[
+        str | None, typer.Option(help="Where the engine replays missed batches; without it a gap stays one.")
+    ] = None
+    topic: Annotated[str, typer.Option(help="The engine's topic.")] = ""
+    name: Annotated[str, typer.Option(help="Name of the observed engine, in the ledger too.")] = "observed-0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionOptions(ParameterGroup):
+    """Whose blocks they are."""
+
+    salts: Annotated[
+        Path | None, typer.Option(help="Which tenant has which salts: a YAML file, `acme: [salt, …]`.")
+    ] = None
+    trust_scope: Annotated[
+        bool, typer.Option(help="Take tenants from the stream: for a stream that kvcustody publishes.")
+    ] = False
+    unattributed: Annotated[
+        str | None, typer.Option(help="Classification of blocks without a tenant; default: the highest.")
+    ] = None
+
+
+@grouped
 def observe(
     *,
     policy: Annotated[str, typer.Option(help="The policy whose deadlines count: a file, or a library name.")],
-    endpoint: Annotated[str, typer.Option(help="Where the engine publishes.")] = "tcp://127.0.0.1:5557",
-    replay: Annotated[
-        str | None, typer.Option(help="Where the engine replays missed batches; without it a gap stays one.")
-    ] = None,
-    topic: Annotated[str, typer.Option(help="The engine's topic.")] = "",
-    name: Annotated[str, typer.Option(help="Name of the observed engine, in the ledger too.")] = "observed-0",
-    salts: Annotated[
-        Path | None, typer.Option(help="Which tenant has which salts: a YAML file, `acme: [salt, …]`.")
-    ] = None,
-    trust_scope: Annotated[
-        bool, typer.Option(help="Take tenants from the stream: for a stream that kvcustody publishes.")
-    ] = False,
-    unattributed: Annotated[
-        str | None, typer.Option(help="Classification of blocks without a tenant; default: the highest.")
-    ] = None,
+    stream: StreamOptions,
+    whose: AttributionOptions,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -88,14 +105,14 @@ def observe(
             f"`observe` needs `{error.name}`: pip install 'kvcustody[events]'", module=error.name
         ) from None
     watch = WatchOptions(
-        endpoint,
+        stream.endpoint,
         _table(policy),
-        name,
-        replay,
-        topic,
-        {} if salts is None else read_salts(salts),
-        trust_scope,
-        unattributed,
+        stream.name,
+        stream.replay,
+        stream.topic,
+        {} if whose.salts is None else read_salts(whose.salts),
+        whose.trust_scope,
+        whose.unattributed,
         blocks_max,
         ledger,
         spill,
@@ -122,7 +139,7 @@ def read_salts(path: Path) -> dict[str, str]:
         if path.stat().st_size > _SALTS_BYTES_MAX:
             raise ConfigError(f"salts `{path}`: larger than 16 MiB", path=path)
         content = path.read_bytes()
-        data = read_values(content, str(path), bytes_max=_SALTS_BYTES_MAX, nodes_max=_SALTS_BYTES_MAX)
+        data = read_values(content, str(path), bytes_max=_SALTS_BYTES_MAX, nodes_max=_SALTS_BYTES_MAX).value
     except OSError as error:
         raise ConfigError(f"salts `{path}`: {error.strerror}", path=path) from None
     except PolicyRejected as error:  # its messages quote what may be a salt

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
+from kvcustody.governance.credentials.owner_tags import OwnerTags
+from kvcustody.governance.credentials.router_namespace import NAMESPACE_HEADER, RouterNamespaces
+from kvcustody.governance.credentials.scope_token import Carried, ScopeTokens
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.owner_tags import OwnerTags
-from kvcustody.governance.tokens.router_namespace import NAMESPACE_HEADER, RouterNamespaces
-from kvcustody.governance.tokens.scope_token import Carried, ScopeTokens
-from kvcustody.integrations.identity.api_keys import ApiKeys
 from kvcustody.integrations.identity.authentication import Authenticated, Authenticator
+from kvcustody.integrations.identity.authenticators import ApiKeyAuthenticator, TokenAuthenticator
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import OWN_HEADERS, IdentityDocument
 from kvcustody.integrations.identity.refusal import RequestRefused, malformed, not_found, unauthenticated
@@ -189,19 +189,10 @@ def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders
 def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -> list[Authenticator]:
     found: list[Authenticator] = []
     if document.issuers:
-        from kvcustody.integrations.identity.web_tokens import TokenAuthenticator
-
         found.append(TokenAuthenticator(document.issuers, directory, clock))
     if document.api_keys is not None:
-        asserted = document.api_keys.asserted
-        found.append(
-            ApiKeys(
-                directory / document.api_keys.path,
-                clock,
-                subject_header=asserted.subject,
-                session_header=asserted.session,
-            )
-        )
+        keys = document.api_keys
+        found.append(ApiKeyAuthenticator(directory / keys.path, keys.asserted, clock))
     return found
 
 

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +23,10 @@ from rich.table import Table
 
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 if TYPE_CHECKING:
-    from kvcustody.governance.tokens.verification_keys import IssuerKeys
+    from kvcustody.governance.credentials.verification_keys import IssuerKeys
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,6 +78,24 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
     print(f"open to everybody: {', '.join(found['open_paths']) or 'nothing'}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions(ParameterGroup):
+    """What the key says of its requests."""
+
+    subject: Annotated[str | None, typer.Option(help="Its user; without one, the tenant may assert one.")] = (
+        None
+    )
+    classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None
+    route: Annotated[str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")] = None
+    issuer: Annotated[str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")] = (
+        None
+    )
+    operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False
+    until: Annotated[
+        str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")
+    ] = None
+
+
 @engine_keys.command(
     "issue",
     epilog="Examples:\n\n    kvcustody apikey engine issue acme-ci --tenant acme\n\n"
@@ -83,25 +103,13 @@ def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
     "--until 2027-04-01\n\n"
     "    kvcustody apikey engine issue acme-old --tenant acme --key-fd 0 < old-key.txt",
 )
+@grouped
 def issue(
-    name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
     *,
+    name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
     tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")],
     file: _KeyFile = KEY_FILE,
-    subject: Annotated[
-        str | None, typer.Option(help="Its user; without one, the tenant may assert one.")
-    ] = None,
-    classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None,
-    route: Annotated[
-        str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")
-    ] = None,
-    issuer: Annotated[
-        str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")
-    ] = None,
-    operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False,
-    until: Annotated[
-        str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")
-    ] = None,
+    speaks: KeyOptions,
     key_fd: Annotated[
         int | None,
         typer.Option(
@@ -117,24 +125,24 @@ def issue(
 
     The file holds a digest under a random salt. A running server takes the key within a second of its next request.
     """
-    from kvcustody.integrations.identity import api_keys
+    from kvcustody.governance.credentials.api_key_file import add_key
 
     given = {
         "name": name,
         "tenant": tenant,
-        "subject": subject,
-        "classification": classification,
-        "route": route,
-        "issuer": issuer,
-        "operator": operator or None,
-        "until": None if until is None else _date(until),
+        "subject": speaks.subject,
+        "classification": speaks.classification,
+        "route": speaks.route,
+        "issuer": speaks.issuer,
+        "operator": speaks.operator or None,
+        "until": None if speaks.until is None else _date(speaks.until),
     }
     _check_folder(file)
     adopted = None if key_fd is None else _read_key(key_fd)
     entry: dict[str, object] = {field: value for field, value in given.items() if value is not None}
     _check_names(entry)
     with _writing(file):
-        key = api_keys.add_key(file, entry, key=adopted)
+        key = add_key(file, entry, key=adopted)
     shown = key if adopted is None else None
     if as_json:
         _print_json({"name": name, "tenant": tenant, "path": str(file), "key": shown})
@@ -157,11 +165,11 @@ def revoke(
 
     What its tenant has in the cache stays, under the tenant's deadlines; erasing it is another matter.
     """
-    from kvcustody.integrations.identity import api_keys
+    from kvcustody.governance.credentials.api_key_file import revoke_key
 
     _check_file(file)
     with _writing(file):
-        api_keys.revoke_key(file, name)
+        revoke_key(file, name)
     if as_json:
         _print_json({"name": name, "path": str(file), "status": "revoked"})
     else:
@@ -190,7 +198,7 @@ def list_keys(*, file: _KeyFile = KEY_FILE, as_json: _Json = False) -> None:
 
 def describe(file: Path) -> dict[str, Any]:
     """What an identity document lets in; `ConfigError` with everything wrong with it or the files that it names."""
-    from kvcustody.integrations.identity.api_keys import read_keys
+    from kvcustody.governance.credentials.api_key_file import read_keys
     from kvcustody.integrations.identity.identity_document import load_identity
 
     document = load_identity(file)
@@ -233,7 +241,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 def _verification_keys(path: Path) -> IssuerKeys:
     try:
-        from kvcustody.governance.tokens.verification_keys import read_verification_keys
+        from kvcustody.governance.credentials.verification_keys import read_verification_keys
     except ImportError as error:
         raise ConfigError(
             f"{path}: JSON Web Tokens need `{error.name}`; pip install 'kvcustody[vllm]'", path=path
@@ -242,7 +250,7 @@ def _verification_keys(path: Path) -> IssuerKeys:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    from kvcustody.integrations.identity.api_keys import read_keys
+    from kvcustody.governance.credentials.api_key_file import read_keys
 
     today = datetime.datetime.now(datetime.UTC).date()
     return [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvcustody.governance.tokens.scope_token import USES_MAX
+from kvcustody.governance.credentials.scope_token import USES_MAX
 from kvcustody.integrations.identity.refusal import malformed
 from kvcustody.integrations.identity.routes import Body
 

@@ -15,11 +15,11 @@ from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.opening import connect
+from kvcustody.governance.credentials.api_key_file import read_keys
+from kvcustody.governance.credentials.scope_token import ScopeTokens
+from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.observability.attempts import Attempted, Attempts, AttemptsReporter, events_of
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tokens.scope_token import ScopeTokens
-from kvcustody.governance.tokens.scope_token_secret import open_scope_key
-from kvcustody.integrations.identity.api_keys import read_keys
 from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import IdentityDocument, load_identity
 from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer

@@ -14,14 +14,16 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from kvcustody.errors import IdentityError
+from kvcustody.governance.credentials.json_web_token import (
+    ALGORITHMS,
+    LEEWAY_SECONDS,
+    Algorithm,
+    LeewaySeconds,
+)
+from kvcustody.governance.identity.document_fields import Identifier, RouteName
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.integrations.identity.routes import SCOPED
-from kvcustody.integrations.identity.yaml_models import (
-    Identifier,
-    IdentityDocumentPart,
-    RouteName,
-    read_document,
-)
+from kvcustody.policies.document.yaml_document import YamlModel, read_model
 from kvcustody.tenants import OWN
 
 OWN_HEADERS = "x-kvcustody-"  # every header that begins so is ours: read here, and never passed on
@@ -39,20 +41,19 @@ def _own_header(value: str) -> str:
 HeaderName = Annotated[str, AfterValidator(_own_header)]
 ClaimName = Annotated[str, Field(min_length=1, max_length=256)]
 RelativePath = Annotated[str, Field(min_length=1)]
-Algorithm = Literal["RS256", "ES256", "EdDSA"]
 
 
 Role = Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]
 
 
-class Asserted(IdentityDocumentPart):
+class Asserted(YamlModel):
     """Headers in which an authenticated tenant may say who its user is; absent: it may not."""
 
     subject: HeaderName | None = None
     session: HeaderName | None = None
 
 
-class ClaimNames(IdentityDocumentPart):
+class ClaimNames(YamlModel):
     """The names of the claims that hold each part of a principal."""
 
     tenant: ClaimName
@@ -69,7 +70,7 @@ class ClaimNames(IdentityDocumentPart):
                 yield field, claim
 
 
-class IssuerEntry(IdentityDocumentPart):
+class IssuerEntry(YamlModel):
     """One issuer of JSON Web Tokens. `name` is what the ledger calls it; a short one keeps tokens short."""
 
     issuer: Annotated[str, Field(min_length=1, max_length=512)]
@@ -78,8 +79,8 @@ class IssuerEntry(IdentityDocumentPart):
     claims: ClaimNames
     name: Identifier | None = None
     tenants: tuple[Identifier, ...] | None = None
-    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
-    leeway_seconds: Annotated[int, Field(ge=0, le=300)] = 30
+    algorithms: tuple[Algorithm, ...] = ALGORITHMS
+    leeway_seconds: LeewaySeconds = LEEWAY_SECONDS
     asserted: Asserted = Asserted()
 
     @property
@@ -98,14 +99,14 @@ class IssuerEntry(IdentityDocumentPart):
         return self
 
 
-class ApiKeysEntry(IdentityDocumentPart):
+class ApiKeysEntry(YamlModel):
     """The file of API keys, and what their holders may assert."""
 
     path: RelativePath
     asserted: Asserted = Asserted()
 
 
-class IdentityDocument(IdentityDocumentPart):
+class IdentityDocument(YamlModel):
     """Who may ask, and for what paths. Paths in it are relative to the document."""
 
     form: Literal["kvcustody/identity@1"] = Field(alias="schema")
@@ -133,4 +134,4 @@ class IdentityDocument(IdentityDocumentPart):
 
 def load_identity(path: Path) -> IdentityDocument:
     """The identity document in `path`; `ConfigError` with file, line and column of everything wrong with it."""
-    return read_document(IdentityDocument, path)
+    return read_model(IdentityDocument, path)

@@ -23,8 +23,8 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.scope_token import Carried
 from kvcustody.governance.request import KINDS_MAX, LATENCY_CLASSES, read_kinds
-from kvcustody.governance.tokens.scope_token import Carried
 from kvcustody.integrations.content.custom_params import (
     CUSTOM_PARAMS,
     KINDS,

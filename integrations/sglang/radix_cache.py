@@ -37,8 +37,8 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.credentials.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.governance.request import NO_HINTS
-from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.integrations.content.custom_params import take_custom
 from kvcustody.integrations.sglang.model_identity import LoadedModel
 from kvcustody.integrations.sglang.page_allocator import page_ids

@@ -19,8 +19,8 @@ from typing import Final
 
 from kvcustody.clock import SystemClock
 from kvcustody.errors import CustodyError
+from kvcustody.governance.credentials.scope_token import Rejected
 from kvcustody.governance.settings import load_settings
-from kvcustody.governance.tokens.scope_token import Rejected
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate, open_verifier
 from kvcustody.integrations.identity.middleware import IdentityMiddleware

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.scope_token import ScopeTokens
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker, open_engine_worker
 from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier
 

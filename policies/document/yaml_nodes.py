@@ -114,6 +114,20 @@ def parse(
         return None
 
 
+def write_values(values: dict[str, Any]) -> bytes:
+    """A document of plain values. Every text is quoted: hexadecimal digits can look like a number."""
+    return bytes(yaml.dump(values, Dumper=_Quoting, sort_keys=False).encode())
+
+
+class _Quoting(yaml.SafeDumper):
+    pass
+
+
+_Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
+)
+
+
 def _decode(source: str | bytes, problems: Problems, bytes_max: int) -> str | None:
     try:
         raw = source.encode() if isinstance(source, str) else source

@@ -6,16 +6,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
-
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import YAMLError
 
 from kvcustody.errors import PolicyError
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.workbench.format import fmt, round_trip
+from kvcustody.policies.workbench.format import fmt
+from kvcustody.policies.workbench.round_trip import LayoutErrors, block, lines, one_line, read, write
 
 Entry = dict[str, Any]
 
@@ -39,28 +36,16 @@ def add_segment(text: str, entry: Entry, *, name: str) -> str:
 
 
 def _with(text: str, entry: Entry) -> str:
-    yaml = round_trip()
     try:
-        document = yaml.load(text)
+        document = read(text)
         if not document.get("segments"):
             document.pop("segments", None)
-            document.insert(list(document).index("tenants") + 1, "segments", CommentedSeq())
-        document["segments"].append(_node(entry))
-        out = io.StringIO()
-        yaml.dump(document, out)
-    except (YAMLError, ValueError, TypeError, AttributeError) as error:
+            document.insert(list(document).index("tenants") + 1, "segments", lines())
+        values = {key: one_line(value) if isinstance(value, list) else value for key, value in entry.items()}
+        document["segments"].append(block(values))
+        return write(document)
+    except LayoutErrors as error:
         message = (
             f"segment cannot be written into the document ({type(error).__name__}); add the entry by hand"
         )
         raise PolicyError(message) from error
-    return out.getvalue()
-
-
-def _node(entry: Entry) -> CommentedMap:
-    """A block mapping whose lists of tenants stay on one line."""
-    node = CommentedMap()
-    for key, value in entry.items():
-        node[key] = CommentedSeq(value) if isinstance(value, list) else value
-        if isinstance(value, list):
-            node[key].fa.set_flow_style()
-    return node

@@ -7,17 +7,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import NamedTuple
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.workbench.round_trip import LayoutErrors, read, write
 
-WIDTH = 120
 _ROUNDS = 4
 
 
@@ -34,7 +30,7 @@ def fmt(text: str, *, name: str) -> Formatted:
     before = digest(load_policy(text, name=name))
     try:
         result = _settle(text)
-    except (YAMLError, ValueError, TypeError, AttributeError, NotImplementedError, AssertionError) as error:
+    except LayoutErrors as error:
         return Formatted(text, False, f"it cannot be laid out: {type(error).__name__}")
     if result is None:
         return Formatted(text, False, "its layout does not settle")
@@ -59,19 +55,7 @@ def _settle(text: str) -> str | None:
     return None
 
 
-def round_trip() -> YAML:
-    """A reader and writer that keeps comments and quotes, with the one layout."""
-    yaml = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = WIDTH
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.allow_duplicate_keys = False
-    return yaml
-
-
 def _lay_out(text: str) -> str:
-    yaml = round_trip()
-    out = io.StringIO()
-    yaml.dump(yaml.load(text.removeprefix("\ufeff")), out)
-    lines = [line.rstrip() for line in out.getvalue().split("\n")]
+    laid_out = write(read(text.removeprefix("\ufeff")))
+    lines = [line.rstrip() for line in laid_out.split("\n")]
     return "\n".join(lines).strip("\n") + "\n"

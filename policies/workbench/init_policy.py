@@ -6,18 +6,15 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
-
 from kvcustody.errors import PolicyError
 from kvcustody.policies import library
 from kvcustody.policies.reading.load_policy import load_policy
-from kvcustody.policies.workbench.format import fmt, round_trip
+from kvcustody.policies.workbench.format import fmt
+from kvcustody.policies.workbench.round_trip import block, one_line, quoted, read, write
 
 _WORDS = frozenset({"yes", "off", "true", "false", "null"})
 _TENANT_SECTIONS = ("groups", "segments", "grants")
@@ -29,15 +26,12 @@ def start(template: str, *, name: str | None = None, tenants: Sequence[str] = ()
     Raises `ConfigError` for an unknown template and `PolicyRejected` for a name that the language refuses.
     """
     text = library.source(template)
-    yaml = round_trip()
-    document = yaml.load(text)
+    document = read(text)
     if name is not None:
         document["name"] = _written(name)
     if tenants:
         _rename(document, tenants)
-    out = io.StringIO()
-    yaml.dump(document, out)
-    result = fmt(out.getvalue(), name=f"{name or template}.yaml").text
+    result = fmt(write(document), name=f"{name or template}.yaml").text
     load_policy(result, name=f"{name or template}.yaml")
     return result
 
@@ -50,14 +44,11 @@ def _rename(document: Any, tenants: Sequence[str]) -> None:
     default = document["tenants"].get("default")
     strict = document["profile"] != "shared"
     room = 100 - (_percent(default) if default else 0)
-    entries = CommentedMap()
+    entries = block()
     for tenant in tenants:
         share = f"{min(20, room // (2 * len(tenants)))}%"
-        quota = CommentedMap({"guaranteed": share, "cap": share if strict else "60%"})
-        quota.fa.set_flow_style()
-        entry = CommentedMap({"quota": quota})
-        entry.fa.set_flow_style()
-        entries[_written(tenant)] = entry
+        quota = one_line({"guaranteed": share, "cap": share if strict else "60%"})
+        entries[_written(tenant)] = one_line({"quota": quota})
     if default is not None:
         entries["default"] = default
     document["tenants"] = entries
@@ -71,10 +62,10 @@ def _rename(document: Any, tenants: Sequence[str]) -> None:
         document["rules"].remove(rule)
 
 
-def _written(name: str) -> str:
+def _written(name: str) -> Any:
     """Quoted, unless every YAML version reads it as the same word."""
     plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{2,}", name) and name.lower() not in _WORDS
-    return name if plain else DoubleQuotedScalarString(name)
+    return name if plain else quoted(name)
 
 
 def _percent(default: Any) -> int:

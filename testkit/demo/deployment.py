@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from kvcustody.files import write_file
+from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.from_settings import open_request_gate
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 from kvcustody.testkit.demo.engine import ATTACKER, VICTIM

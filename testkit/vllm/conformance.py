@@ -20,13 +20,13 @@ from vllm.v1.request import Request, RequestStatus
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.governance.credentials.scope_token import ScopeTokens
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker
 from kvcustody.integrations.events.block_event import BlockEvent
 from kvcustody.integrations.vllm.open_custody import OpenedCustody

@@ -15,7 +15,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.request import Request
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
-from kvcustody.governance.tokens.scope_token import VerifiedToken
+from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope
 from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.engine_patch import EngineHandle

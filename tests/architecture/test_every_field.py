@@ -19,7 +19,17 @@ from kvcustody.policies.document import model
 from standins.architecture.parsed import parsed_text
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("allocator", "audit", "console", "governance", "integrations", "kernels", "policies", "testkit")
+ROOMS = (
+    "allocator",
+    "audit",
+    "console",
+    "governance",
+    "integrations",
+    "kernels",
+    "lab",
+    "policies",
+    "testkit",
+)
 SAYS_ONLY = (
     "policies/reading",
     "policies/document",

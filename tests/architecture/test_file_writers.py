@@ -17,6 +17,7 @@ ROOMS = (
     "governance",
     "integrations",
     "kernels",
+    "lab",
     "migrations",
     "policies",
     "testkit",
@@ -103,7 +104,7 @@ ALLOWED = {
     ("governance/service/ingest/reader_processes.py", "main"): "a pipe of the parent's",
     ("governance/service/processes/policy_work.py", "main"): "a pipe of the parent's",
     ("testkit/demo/vllm_engine.py", "launch"): "a child's log, written while it runs",
-    ("integrations/identity/api_keys.py", "_changing"): "a lock without content",
+    ("governance/credentials/api_key_file.py", "_changing"): "a lock without content",
     ("testkit/demo/vllm_process.py", ""): "a pipe of the parent's",
     ("testkit/lmcache/server.py", "__init__"): "a child's log, written while it runs",
 }

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from standins.architecture.parsed import parsed_text
+from standins.architecture.module_graph import sources
+from standins.architecture.parsed import parsed, parsed_text
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS: dict[str, frozenset[str]] = {
@@ -17,11 +18,14 @@ LAYERS: dict[str, frozenset[str]] = {
     "audit": frozenset(),
     "migrations": frozenset({"audit"}),
     "governance": frozenset({"kernels", "allocator", "policies", "audit", "migrations"}),
-    "integrations": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
-    "testkit": frozenset(
-        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations"}
+    "lab": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
+    "integrations": frozenset(
+        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab"}
     ),
-    "console": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance"}),
+    "testkit": frozenset(
+        {"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab", "integrations"}
+    ),
+    "console": frozenset({"kernels", "allocator", "policies", "audit", "migrations", "governance", "lab"}),
 }
 FOUNDATION = frozenset(
     {
@@ -35,6 +39,7 @@ FOUNDATION = frozenset(
         "guarding_thread",
         "http_exchange",
         "ids",
+        "parameter_groups",
         "plurals",
         "signed_document",
         "tenants",
@@ -112,6 +117,8 @@ def test_no_arrow_points_upward(room: str) -> None:
         ("policies", "from kvcustody.audit import events"),
         ("audit", "import kvcustody.governance.governor.governor"),
         ("governance", "from kvcustody.console import main"),
+        ("governance", "from kvcustody.lab.sizing import hf_config"),
+        ("lab", "from kvcustody.console import main"),
         ("governance", "from kvcustody.integrations.vllm import plugin"),
         ("integrations", "from kvcustody.console import main"),
         ("integrations", "from kvcustody.testkit.conformance import kit"),
@@ -141,7 +148,7 @@ class Wall:
             raise ImportError(f"{name} is walled off")
 sys.meta_path.insert(0, Wall())
 import kvcustody.allocator.manager.block_manager, kvcustody.allocator.manager.check_invariants
-import kvcustody.allocator.sizing.blocks_that_fit
+import kvcustody.lab.sizing.blocks_that_fit
 import kvcustody.kernels.scrub, kvcustody.kernels.verify, kvcustody.kernels.copy
 try:
     import kvcustody.governance.governor.governor
@@ -185,3 +192,88 @@ def test_one_file_knows_which_database_it_has() -> None:
     ]
     assert found == ["audit/store/database/dialect.py"]
     assert asks_for_the_dialect('if connection.dialect.name == "sqlite":'), "void: it would not be seen"
+
+
+CREDENTIALS = "kvcustody.governance.credentials."
+# What is imported, or called by a name of `hmac`, and who alone may: module prefixes, each with its reason.
+HOMES: dict[str, dict[str, str]] = {
+    "jwt": {CREDENTIALS: "tokens are verified, and the keys of a JWKS read"},
+    "yaml": {"kvcustody.policies.document.yaml_nodes": "the strict reader, and the writer of plain values"},
+    "ruamel": {
+        "kvcustody.policies.workbench.round_trip": "keeps comments of a policy that was read strictly"
+    },
+    "hmac": {
+        CREDENTIALS: "digests of keys, and bindings, are compared in constant time",
+        "kvcustody.audit.evidence.subjects.subject_key_store": "pseudonyms of subjects",
+        "kvcustody.audit.evidence.subjects.subject_table": "pseudonyms of subjects",
+        "kvcustody.audit.tlog.root_log": "names of logs",
+        "kvcustody.audit.siem.sink": "signatures of webhooks",
+        "kvcustody.governance.decisions.segment_matcher": "digests of declared segments",
+        "kvcustody.governance.keys.locked_buffer": "HKDF",
+        "kvcustody.governance.monitoring.enforcement": "the share of sessions of an order",
+        "kvcustody.governance.service.page_cursor": "tags of cursors",
+        "kvcustody.governance.service.schedules.s3_delivery": "AWS signatures",
+        "kvcustody.governance.tiers.seal.seal_notice": "tags of sealed objects",
+        "kvcustody.integrations.tensorrt_llm.derived_salt": "salts of domains",
+        "kvcustody.integrations.vllm.conformance_record": "tags of conformance records",
+    },
+}
+# Functions that a second implementation of a credential would need, and that no module beside the room defines.
+PERSONS = (b"kvcustody-key", b"kvc-api-key", b"kvc-scope-token")
+
+
+def strangers(name: str, tree: ast.AST) -> list[str]:
+    """What a module imports, or which key's digest it makes, that is another module's to do."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imported = [node.module or ""]
+        else:
+            imported = []
+        for module in imported:
+            homes = HOMES.get(module.split(".")[0])
+            if homes is not None and not name.startswith(tuple(homes)):
+                found.append(f"{name} imports {module}")
+        if isinstance(node, ast.Constant) and node.value in PERSONS and not name.startswith(CREDENTIALS):
+            found.append(f"{name} makes a digest of a key")
+    return found
+
+
+def test_no_module_does_what_another_room_does() -> None:
+    product = {name: path for name, path in sources().items() if not name.startswith("kvcustody.testkit.")}
+    assert len(product) > 800
+    assert [line for name, path in product.items() for line in strangers(name, parsed(path))] == []
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_every_home_is_in_use(library: str) -> None:
+    """A home that imports the library no more would let a second implementation in."""
+    using = {
+        name
+        for name, path in sources().items()
+        for node in ast.walk(parsed(path))
+        if (isinstance(node, ast.Import) and any(a.name.split(".")[0] == library for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == library)
+    }
+    assert [home for home in HOMES[library] if not any(name.startswith(home) for name in using)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import jwt",
+        "from jwt import PyJWS",
+        "def verify():\n    from jwt.algorithms import RSAAlgorithm",
+        "import yaml",
+        "from ruamel.yaml import YAML",
+        "import hmac",
+        "from hmac import compare_digest",
+        'import hashlib\nhashlib.blake2b(b"", person=b"kvcustody-key")',
+    ],
+)
+def test_a_second_implementation_would_be_seen(source: str) -> None:
+    tree = parsed_text(source)
+    assert strangers("kvcustody.governance.service.access.second", tree) != []
+    assert strangers("kvcustody.integrations.identity.second", tree) != []

@@ -9,7 +9,7 @@ from pathlib import Path
 from standins.architecture.parsed import parsed_if_named
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("audit", "governance", "integrations", "console", "testkit")
+ROOMS = ("audit", "governance", "integrations", "console", "lab", "testkit")
 WRITERS = {"EventWriter", "TracedWriter", "RemoteLedger", "recorder"}
 # Opened by their `with`, or by a stack's `enter_context`: the end is recorded by the writer itself.
 MANAGED = {
@@ -17,7 +17,7 @@ MANAGED = {
     "console/audit/signing.py": "`audit rotate-key`",
     "console/report/keys.py": "`report enrol-key` and `report rotate-key`",
     "console/report/schedules.py": "`report schedules` and `report retry`",
-    "console/replay/run/environment.py": "what a replay that was killed left behind",
+    "lab/replay/run/environment.py": "what a replay that was killed left behind",
     "governance/keys/checkpoint_signing_key.py": "`audit sign`",
     "console/case/command.py": "`case open`, `case step`",
     "console/policy/release_options.py": "`policy propose` and the other steps",
@@ -32,7 +32,7 @@ MANAGED = {
 WITH_MEMORY = {
     "governance/worker/open_foundation.py": "governance/worker/worker.py",
     "governance/control_plane/opening.py": "governance/worker/engine_worker.py",
-    "console/replay/run/environment.py": "console/replay/run/job.py",
+    "lab/replay/run/environment.py": "lab/replay/run/job.py",
     "testkit/conformance/cases/evidence.py": "",  # a ledger of the kit's own, thrown away
 }
 

@@ -16,6 +16,7 @@ ROOMS = (
     "governance",
     "integrations",
     "kernels",
+    "lab",
     "migrations",
     "policies",
     "src",

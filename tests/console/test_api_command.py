@@ -18,6 +18,7 @@ from kvcustody.console.api.generate_commands import command_name, commands
 from kvcustody.console.command_table import every_command
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.main import app
+from kvcustody.console.options import ControlPlane
 from kvcustody.errors import ServiceError
 from kvcustody.governance.api.app import create_api, create_app
 from kvcustody.governance.observability.logs import configure
@@ -228,7 +229,7 @@ def test_what_needs_no_parameter_is_answered_by_the_ledger_itself(
     ]
     assert len(asked) > 30
     refused: dict[str, str] = {}
-    with asking(Where(None, None, None, None, None)) as asker:
+    with asking(Where(plane=ControlPlane())) as asker:
         for command in asked:
             try:
                 assert asker.ask("GET", command.path, query={}, headers={}, body=None).status == 200

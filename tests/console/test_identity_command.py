@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.errors import IdentityError
-from kvcustody.integrations.identity.api_keys import ApiKeys, read_keys
+from kvcustody.governance.credentials.api_key_file import EngineKeys, read_keys
 
 KEYS = "api-keys.yaml"
 DOCUMENT = """\
@@ -37,7 +37,7 @@ def run(*arguments: str, stdin: str | None = None) -> Any:
 
 
 def speaks_for(key: str) -> str:
-    return ApiKeys(Path(KEYS), SystemClock()).authenticate(key).tenant
+    return EngineKeys(Path(KEYS), SystemClock()).find(key).tenant
 
 
 def test_a_new_key_opens_for_its_tenant_and_is_shown_once() -> None:

@@ -123,7 +123,7 @@ def test_a_deadline_that_has_passed_stays_passed_when_the_wall_clock_is_set_back
 ) -> None:
     ledger = ("--ledger", f"sqlite:///{tmp_path}/ledger.db")
     serve(worker, "ada")
-    who = ("--tenant", "org", "--subject", "ada", "--actor", "dpo", "--within-seconds", "1")
+    who = ("--tenant", "org", "--subject", "ada", "--actor", "dpo", "--deadline-seconds", "1")
     asked = json.loads(run("erasure", "request", *who, *ledger, "--json"))["erasure"]
     time.sleep(1.2)
     path = tmp_path / "time.json"

@@ -6,11 +6,11 @@ import pytest
 
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor import erase_in_pools as erasure
 from kvcustody.governance.governor.governor import Governor
+from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from standins.console.erasure_schedule import erasure_schedule
 from standins.erasure.histories import Histories
 from standins.simulation.governed import MODEL, POLICY, governor, person

@@ -35,7 +35,7 @@ from standins.robust.custody_world import CustodyWorld
 from standins.service.control_plane_world import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("audit", "governance", "integrations", "console", "policies", "testkit")
+ROOMS = ("audit", "governance", "integrations", "console", "lab", "policies", "testkit")
 SIGNED = {kind.__name__: kind for kind in KINDS if KINDS[kind].name in SIGNED_ORDERS}
 _OF_TYPE: dict[Any, Any] = {int: 1, str: "x", str | None: None, tuple[str, ...]: ()}
 

@@ -72,12 +72,12 @@ def test_both_file_formats(tmp_path: Path, suffix: str) -> None:
         pytest.param(
             f"block_tokens: {'9' * 5000}", "settings file", id="a numeral that Python does not read"
         ),
-        ("worker_name: off", "1:14: implicit boolean `off` is not allowed"),
+        ("worker_name: off", "1:14: KVP201 implicit boolean `off` is not allowed"),
         ("block_tokens: 010", "integer `010` is ambiguous"),
         ("block_tokens: 1:30", "sexagesimal number `1:30` is not allowed"),
         ("block_tokens: 1_6", "integer `1_6` is ambiguous"),
         ("clean_reserve_share: .5", "floating-point number `.5` is not allowed"),
-        ("block_tokens: 16\nblock_tokens: 32", "2:1: key `block_tokens` is already on line 1"),
+        ("block_tokens: 16\nblock_tokens: 32", "2:1: KVP111 key `block_tokens` is already on line 1"),
         ("a: &a 1\nb: *a", "anchor `&a` is not allowed"),
         pytest.param("[" * 1000, "settings file", id="deep"),
     ],

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
-from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.run import job
-from kvcustody.console.replay.run.runner import Runner
-from kvcustody.console.replay.run.workload_from_options import Choice, load_workload
 from kvcustody.governance.governor.governor import Governor
+from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions
+from kvcustody.lab.replay.report import ReplayReport
+from kvcustody.lab.replay.run import job
+from kvcustody.lab.replay.run.runner import Runner
+from kvcustody.lab.replay.run.workload_from_options import Choice, load_workload
 from kvcustody.policies import library
 from kvcustody.policies.document.model import Policy, Scope
 from kvcustody.policies.table.compile import compile_policy

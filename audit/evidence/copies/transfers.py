@@ -72,7 +72,7 @@ class RecordedTransfer(NamedTuple):
 
 
 class TransferPage(NamedTuple):
-    """Some decisions, newest first, and where the next page begins (None: there is none)."""
+    """Some decisions in their order, and where the next page begins (None: there is none)."""
 
     transfers: tuple[RecordedTransfer, ...]
     next: tuple[int, int, int] | None
@@ -139,8 +139,12 @@ def transfers(
     *,
     after: tuple[int, int, int] | None = None,
     limit: int = 100,
+    newest: bool = True,
 ) -> TransferPage:
-    """Decisions, newest first (of one tenant: as its log has them); `after` is the place of the page before's last."""
+    """Decisions, newest first or oldest first (of one tenant: in its log's order).
+
+    `after` is the place of the last one on the page before.
+    """
     column = transfer_decisions.c
     place: tuple[ColumnElement[int], ...] = (column.at_us, column.log, column.idx)
     query: Select[Any] = select(incarnations.c.uuid, *(column[name] for name in _DECISION), *place)
@@ -148,10 +152,13 @@ def transfers(
     order = place
     if wanted.tenant is not None:
         order = (column.idx,)
-        query = query.where(column.idx < after[2]) if after is not None else query
-    elif after is not None:
+        if after is not None:
+            query = query.where(column.idx < after[2] if newest else column.idx > after[2])
+    elif after is not None and newest:
         query = query.where(column.at_us <= after[0], tuple_(*place) < after)
-    ordered = query.order_by(*(part.desc() for part in order)).limit(limit + 1)
+    elif after is not None:
+        query = query.where(column.at_us >= after[0], tuple_(*place) > after)
+    ordered = query.order_by(*(part.desc() if newest else part.asc() for part in order)).limit(limit + 1)
     rows = connection.execute(ordered).all()
     last = rows[limit - 1] if len(rows) > limit else None
     following = None if last is None else (int(last[-3]), int(last[-2]), int(last[-1]))

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvcustody.governance.api.http.bounded_protocol import BoundedProtocol
 from kvcustody.governance.api.http.exchange import CERTIFICATE, Receive, Scope, Send
-from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_of
+from kvcustody.governance.credentials.certificate_thumbprint import thumbprint_of
 
 
 class CertifiedProtocol(BoundedProtocol):

@@ -20,3 +20,14 @@ def page(
     start = int(position[0]) if position else 0
     following = service.cursors.write(question, [start + limit]) if start + limit < len(items) else None
     return {"items": list(items[start : start + limit]), "next": following}
+
+
+def newest_page(
+    service: Service, question: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
+) -> dict[str, Any]:
+    """As `page`, the last items first. What is added at the end meanwhile moves no item to another page."""
+    position = service.cursors.read(question, cursor)
+    end = min(int(position[0]), len(items)) if position else len(items)
+    start = max(0, end - limit)
+    following = service.cursors.write(question, [start]) if start else None
+    return {"items": list(items[start:end])[::-1], "next": following}

@@ -33,7 +33,7 @@ _MEANINGS = {
     "controller": "Who is the controller: name and address.",
     "data": "Which categories of personal data there are.",
     "days": "Days until the key ends.",
-    "deadline_seconds": "Seconds until the erasure must be proven.",
+    "deadline_seconds": "Seconds until the erasure must be proven, or the scan answered.",
     "digest": "SHA-256 of the letter or export that was given.",
     "destinations": "Where its reports are handed over, by name (`listReportDestinations`).",
     "erasure": "The erasure's id.",
@@ -137,7 +137,6 @@ _MEANINGS = {
     "utc_us": "The worker's clock now, UTC µs; left out for a process that has ended.",
     "via": "By what the reader would reach it.",
     "width": "Hashes of the tile; a full tile has 256.",
-    "within_seconds": "Seconds until the scan must be answered.",
     "worker": "The worker's name.",
     "zone": "The time zone whose weeks, months or quarters count.",
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvcustody.governance.api.models.base import Model, TenantName, Utc, example
-from kvcustody.governance.service.access.certificate_thumbprint import PATTERN
+from kvcustody.governance.credentials.certificate_thumbprint import PATTERN
 from kvcustody.governance.service.access.roles import Role
 
 _ALICE = {

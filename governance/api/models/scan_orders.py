@@ -24,9 +24,9 @@ ScanOrderPage = page_of(ScanOrderModel, "ScanOrders")
 class ScanWanted(Model):
     """By when the worker is to have scanned."""
 
-    model_config = example({"within_seconds": 3600})
+    model_config = example({"deadline_seconds": 3600})
 
-    within_seconds: Annotated[int, Field(strict=True, ge=1, le=7 * 86_400)] = 3600
+    deadline_seconds: Annotated[int, Field(strict=True, ge=1, le=7 * 86_400)] = 3600
 
 
 class ScansOwed(Model):

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -47,6 +48,7 @@ from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 READ = Permission.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
@@ -121,40 +123,74 @@ def add_audit(api: Api) -> None:
     api.add(tiles, tile, media="application/octet-stream", problems=("not-found",))
 
 
+@dataclass(frozen=True, kw_only=True)
+class EventQuery(ParameterGroup):
+    """What leaves say that are looked for."""
+
+    tenant: Tenant = None
+    since: Since = None
+    until: Until = None
+    kind: Kind = None
+    outcome: Text = None
+    actor: Text = None
+    rule: Text = None
+    grant: Text = None
+    revision: Number = None
+    residency: Number = None
+    incarnation: Incarnation = None
+    block: Block = None
+    trace: Trace = None
+    reader: Text = None
+    owner: Text = None
+    generation: Number = None
+
+    def values(self) -> dict[str, Any]:
+        """What is asked for, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def filter(self, mine: str | None) -> EventFilter:
+        """The filter, behind the wall of a tenant or (None) in all logs."""
+        asked = self.values()
+        names = (
+            "outcome",
+            "actor",
+            "rule",
+            "grant",
+            "revision",
+            "residency",
+            "incarnation",
+            "trace",
+            "reader",
+        )
+        return EventFilter(
+            logs=None if mine is None else (log_of(mine),),
+            since_us=self.since,
+            until_us=self.until,
+            kinds=() if self.kind is None else (str(self.kind),),
+            block=None if self.block is None else _block(self.block),
+            owner=self.owner,
+            generation=self.generation,
+            **{name: asked[name] for name in names},
+        )
+
+
+@grouped
 def found_events(
+    *,
     caller: CallerDep,
     service: ServiceDep,
-    tenant: Tenant = None,
-    since: Since = None,
-    until: Until = None,
-    kind: Kind = None,
-    outcome: Text = None,
-    actor: Text = None,
-    rule: Text = None,
-    grant: Text = None,
-    revision: Number = None,
-    residency: Number = None,
-    incarnation: Incarnation = None,
-    block: Block = None,
-    trace: Trace = None,
-    reader: Text = None,
-    owner: Text = None,
-    generation: Number = None,
+    sought: EventQuery,
     order: EventOrder = EventOrder.LOG,
     as_of: AsOf = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
     """Leaves by what they say: log by log, each in the order of time, or of all logs together by time."""
-    mine = service.tenant_of(caller, READ, tenant)
-    asked = {
-        "tenant": mine, "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule,
-        "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
-        "trace": trace, "reader": reader, "owner": owner, "generation": generation, "order": order, "as_of": as_of,
-    }  # fmt: skip
+    mine = service.tenant_of(caller, READ, sought.tenant)
+    asked = sought.values() | {"tenant": mine, "order": order, "as_of": as_of}
     question = CursorBinding("listEvents", caller.name, asked)
     position = service.cursors.read(question, cursor)
-    wanted = wanted_of(mine, asked)
+    wanted = sought.filter(mine)
     after = None if position is None else Place(*position)
     with service.reading(mine) as connection, absent_is_absent():
         if order is EventOrder.LOG:
@@ -186,34 +222,11 @@ def found_events(
     return Response(answer_bytes(EventPage, answer), media_type="application/json")
 
 
-def summary(
-    caller: CallerDep,
-    service: ServiceDep,
-    tenant: Tenant = None,
-    since: Since = None,
-    until: Until = None,
-    kind: Kind = None,
-    outcome: Text = None,
-    actor: Text = None,
-    rule: Text = None,
-    grant: Text = None,
-    revision: Number = None,
-    residency: Number = None,
-    incarnation: Incarnation = None,
-    block: Block = None,
-    trace: Trace = None,
-    reader: Text = None,
-    owner: Text = None,
-    generation: Number = None,
-) -> dict[str, Any]:
+@grouped
+def summary(*, caller: CallerDep, service: ServiceDep, sought: EventQuery) -> dict[str, Any]:
     """What there is among the leaves of a filter: how many, of which sort, and when."""
-    mine = service.tenant_of(caller, READ, tenant)
-    asked = {
-        "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule, "grant": grant,
-        "revision": revision, "residency": residency, "incarnation": incarnation, "block": block, "trace": trace,
-        "reader": reader, "owner": owner, "generation": generation,
-    }  # fmt: skip
-    wanted = wanted_of(mine, asked)
+    mine = service.tenant_of(caller, READ, sought.tenant)
+    wanted = sought.filter(mine)
     with service.reading(mine) as connection:
         found = summarize(connection, wanted)
     return {
@@ -231,20 +244,6 @@ def summary(
         "column_us": found.column_us,
         "columns": [column._asdict() for column in found.columns],
     }
-
-
-def wanted_of(mine: str | None, asked: Mapping[str, Any]) -> EventFilter:
-    """The filter of what somebody asks for by name, behind the wall of a tenant or (None) in all logs."""
-    kind, block = asked["kind"], asked["block"]
-    return EventFilter(
-        logs=None if mine is None else (log_of(mine),),
-        since_us=asked["since"],
-        until_us=asked["until"],
-        kinds=() if kind is None else (str(kind),),
-        block=None if block is None else _block(block),
-        **{name: asked[name] for name in ("outcome", "actor", "rule", "grant", "revision", "residency")},
-        **{name: asked[name] for name in ("incarnation", "trace", "reader", "owner", "generation")},
-    )
 
 
 def logs(

@@ -27,7 +27,7 @@ from kvcustody.audit.evidence.query import custody as queries
 from kvcustody.audit.evidence.query.live_residencies import live_residencies
 from kvcustody.audit.evidence.query.showback import crossed_reuse
 from kvcustody.audit.reports.subject_access import subject_page
-from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.pagination import newest_page, page
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import (
@@ -46,7 +46,16 @@ from kvcustody.governance.api.models.custody import (
     facts,
 )
 from kvcustody.governance.api.operations.audit import Kind
-from kvcustody.governance.api.parameters import MOMENT, MOMENT_SCHEMA, Limit, Since, Tenant, Until
+from kvcustody.governance.api.parameters import (
+    MOMENT,
+    MOMENT_SCHEMA,
+    Limit,
+    Order,
+    PageOrder,
+    Since,
+    Tenant,
+    Until,
+)
 from kvcustody.governance.api.parameters import Cursor as CursorText
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
@@ -334,16 +343,18 @@ def findings(
     caller: CallerDep,
     service: ServiceDep,
     tenant: Tenant = None,
+    order: Order = PageOrder.NEWEST,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Orphan findings, oldest first."""
+    """Orphan findings, and what became of each."""
     mine = service.tenant_of(caller, READ, tenant)
     with service.reading(mine) as connection:
         found = queries.findings(connection, tenant=mine)
-    return page(
-        service, CursorBinding("listFindings", caller.name, {"tenant": mine}), facts(found), cursor, limit
-    )
+    question = CursorBinding("listFindings", caller.name, {"tenant": mine, "order": order})
+    if order is PageOrder.NEWEST:
+        return newest_page(service, question, facts(found), cursor, limit)
+    return page(service, question, facts(found), cursor, limit)
 
 
 def history(

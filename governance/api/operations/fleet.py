@@ -272,7 +272,7 @@ def order_scan(
 
     The order that already waits for this worker is given again.
     """
-    made = service.scans.orders.ask(worker, caller.name, what.within_seconds)
+    made = service.scans.orders.ask(worker, caller.name, what.deadline_seconds)
     service.changed()
     return made._asdict()
 

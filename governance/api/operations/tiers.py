@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -10,8 +11,9 @@ from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceD
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
 from kvcustody.governance.api.parameters import Cursor as CursorText
-from kvcustody.governance.api.parameters import Limit, Since, Tenant, Until
+from kvcustody.governance.api.parameters import Limit, Order, PageOrder, Since, Tenant, Until
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
+from kvcustody.parameter_groups import ParameterGroup, grouped
 
 Residency = Annotated[
     int | None,
@@ -41,53 +43,53 @@ def tiers(
     return LIST_TIERS.answer(service, caller, tenant=tenant, since=since, until=until)
 
 
-def listed_transfers(
-    caller: CallerDep,
-    service: ServiceDep,
-    tenant: Tenant = None,
+@dataclass(frozen=True, kw_only=True)
+class TransferQuery(ParameterGroup):
+    """Which decisions are listed."""
+
+    tenant: Tenant = None
     tier: Annotated[
         str | None, Query(pattern=r"^(host|nvme|remote)$", description="Only about this tier.")
-    ] = None,
+    ] = None
     action: Annotated[
         str | None, Query(pattern=r"^(store|restore)$", description="Only stores, or only restores.")
-    ] = None,
+    ] = None
     choice: Annotated[
         str | None,
         Query(
             pattern=r"^(transfer|recompute|none)$",
             description="`transfer`: what was moved; `recompute`: what was left to be computed.",
         ),
-    ] = None,
+    ] = None
     outcome: Annotated[
         str | None,
         Query(
             pattern=r"^(done|partial|failed|none)$",
             description="What came of it; `none`: nothing was to be moved.",
         ),
-    ] = None,
-    residency: Residency = None,
-    incarnation: Incarnation = None,
-    since: Since = None,
-    until: Until = None,
+    ] = None
+    residency: Residency = None
+    incarnation: Incarnation = None
+    since: Since = None
+    until: Until = None
+
+    def values(self) -> dict[str, Any]:
+        """What is asked for, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@grouped
+def listed_transfers(
+    *,
+    caller: CallerDep,
+    service: ServiceDep,
+    sought: TransferQuery,
+    order: Order = PageOrder.NEWEST,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Decisions about moving copies, newest first: what either way was predicted to take, and what it took."""
-    return LIST_TRANSFERS.answer(
-        service,
-        caller,
-        tenant=tenant,
-        tier=tier,
-        action=action,
-        choice=choice,
-        outcome=outcome,
-        residency=residency,
-        incarnation=incarnation,
-        since=since,
-        until=until,
-        cursor=cursor,
-        limit=limit,
-    )
+    """Decisions about moving copies: what either way was predicted to take, and what it took."""
+    return LIST_TRANSFERS.answer(service, caller, **sought.values(), order=order, cursor=cursor, limit=limit)
 
 
 def explained(

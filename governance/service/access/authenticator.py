@@ -18,8 +18,8 @@ import structlog
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.errors import credential_refused as refused
+from kvcustody.governance.credentials.api_key import SERVICE_MARK, prefix_of
 from kvcustody.governance.observability.attempts import network_of, reason_of
-from kvcustody.governance.service.access.api_key import MARK, prefix_of
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.oidc_token import OidcTokens, VerifiedClaims
 from kvcustody.governance.service.access.principal_table import KeySource, PrincipalRecord
@@ -78,7 +78,7 @@ class ServiceAuthenticator:
     def known(self, authorization: str | None, certificate: str | None = None) -> Caller | None:
         """Who is asking, where that was proven a moment ago; None: ask `caller`. No I/O."""
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.startswith(f"{MARK}_"):
+        if scheme.lower() != "bearer" or not key.startswith(f"{SERVICE_MARK}_"):
             return None
         prefix = prefix_of(key)
         if prefix is None:
@@ -124,7 +124,7 @@ class ServiceAuthenticator:
         scheme, _, credential = authorization.partition(" ")
         if scheme.lower() != "bearer" or not credential or len(credential) > _CHARACTERS_MAX:
             raise refused("not a bearer credential")
-        if credential.startswith(f"{MARK}_"):
+        if credential.startswith(f"{SERVICE_MARK}_"):
             return self._by_key(credential, certificate)
         proven = self._tokens.verify(credential, certificate)
         if self._principals.ended(proven.principal):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import Clock
-from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.credentials.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_table import IssuedKey
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role

@@ -5,17 +5,15 @@ A role that the settings do not name gives nothing. Roles that nobody may hold t
 
 from __future__ import annotations
 
-import hmac
 from typing import Any, NamedTuple
 
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.errors import credential_refused as refused
+from kvcustody.governance.credentials.claims import claim_at, claim_name, claim_names
+from kvcustody.governance.credentials.issuer_keys import keys_at
+from kvcustody.governance.credentials.json_web_token import TokenVerifier, TrustedIssuer
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
-from kvcustody.governance.service.access.jwks import KeySet
 from kvcustody.governance.service.access.roles import OF_TENANTS, Role, check_roles
 from kvcustody.governance.service.settings import Issuer
-from kvcustody.governance.tokens.claims import claim_at, claim_name, claim_names
-from kvcustody.governance.tokens.json_web_token import TokenVerifier, TrustedIssuer
 
 
 class VerifiedClaims(NamedTuple):
@@ -38,7 +36,7 @@ class OidcTokens:
                     entry.audience,
                     entry.algorithms,
                     entry.leeway_seconds,
-                    KeySet(entry, clock).find,
+                    keys_at(entry.keys, entry.name, entry.refresh_seconds, clock),
                     entry,
                 )
                 for entry in issuers
@@ -51,21 +49,8 @@ class OidcTokens:
 
         `certificate`: the thumbprint of the client certificate that came with it.
         """
-        entry, claims = self._verifier.verify(token)
-        _check_bound(claims, certificate)
+        entry, claims = self._verifier.verify(token, certificate)
         return _proven(claims, entry)
-
-
-def _check_bound(claims: dict[str, Any], certificate: str | None) -> None:
-    """A token that is bound to somebody's key is no bearer's: only a certificate can be checked here (RFC 8705)."""
-    if "cnf" not in claims:
-        return
-    bound = claims["cnf"]
-    stated = bound.get("x5t#S256") if isinstance(bound, dict) and len(bound) == 1 else None
-    if not isinstance(stated, str) or certificate is None:
-        raise refused("token is bound to a key that was not shown")
-    if not hmac.compare_digest(stated.encode(), certificate.encode()):
-        raise refused("token is bound to another certificate")
 
 
 def _proven(claims: dict[str, Any], entry: Issuer) -> VerifiedClaims:

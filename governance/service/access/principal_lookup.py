@@ -19,12 +19,12 @@ from kvcustody.audit.evidence.query.issuers import named_tenant
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_keys, service_principals
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.governance.service.access.api_key import KeyHasher, session_of
+from kvcustody.governance.credentials.api_key import KeyHasher, session_of
+from kvcustody.governance.credentials.certificate_thumbprint import certificate_matches
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
     ApiKeyRecord,
     PrincipalRecord,
-    certificate_matches,
     key_of,
     principal_of,
     session_end,

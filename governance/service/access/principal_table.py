@@ -5,7 +5,6 @@ A role that this release does not know, as one of a later release, gives nothing
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import structlog
 from sqlalchemy import Connection, and_, select
 
 from kvcustody.audit.store.schema.service import service_keys, service_sessions
-from kvcustody.governance.service.access.api_key import session_of, source_of
+from kvcustody.governance.credentials.api_key import session_of, source_of
 from kvcustody.governance.service.access.roles import Role
 
 _log = structlog.get_logger(__name__)
@@ -125,8 +124,3 @@ def session_end(connection: Connection, stored: str, now_us: int) -> int | None:
     query = select(service_sessions.c.expires_us).where(service_sessions.c.digest == digest)
     expires_us = connection.scalar(query)
     return None if expires_us is not None and now_us < expires_us else min(expires_us or now_us, now_us)
-
-
-def certificate_matches(bound: str | None, certificate: str | None) -> bool:
-    """Whether a connection with this certificate may use a key that is bound so; constant time where it is bound."""
-    return bound is None or (certificate is not None and hmac.compare_digest(bound, certificate))

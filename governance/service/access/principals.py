@@ -34,14 +34,14 @@ from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_keys, service_principals, service_sessions
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
-from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
-from kvcustody.governance.service.access.api_key import (
+from kvcustody.governance.credentials.api_key import (
     KeyHasher,
     made_with,
     session_of,
     with_source,
     without_source,
 )
+from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,

@@ -21,8 +21,8 @@ from sqlalchemy import Connection, Engine, delete, insert, or_, select, update
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_sessions
 from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest, same
 from kvcustody.governance.service.access.principal_table import valid_keys
-from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest, same
 
 _TOUCH_US = 60 * MICROSECONDS  # how exactly idleness is known
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}\.((?:[0-9a-f]{12})?)")

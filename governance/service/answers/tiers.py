@@ -57,17 +57,18 @@ def _transfers(
     tenant: str | None,
     since: int | None,
     until: int | None,
+    order: str,
     cursor: str | None,
     limit: int,
     **filters: Any,
 ) -> dict[str, Any]:
     mine = whose(desk, caller, tenant)
     wanted = TransferFilter(mine, since_us=since, until_us=until, **filters)
-    question = CursorBinding("listTransfers", caller.name, wanted._asdict())
+    question = CursorBinding("listTransfers", caller.name, wanted._asdict() | {"order": str(order)})
     position = desk.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), int(position[1]), int(position[2]))
     with desk.reading(mine) as connection:
-        found = transfers(connection, wanted, after=after, limit=limit)
+        found = transfers(connection, wanted, after=after, limit=limit, newest=order == "newest")
     following = None if found.next is None else desk.cursors.write(question, list(found.next))
     return {"items": [one._asdict() for one in found.transfers], "next": following}
 

@@ -22,9 +22,9 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.clock import MICROSECONDS
 from kvcustody.deadline_clock import DeadlineClock
+from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
-from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun

@@ -59,7 +59,7 @@ class ScanOrders:
         self._clock = clock
         self._lock = threading.Lock()
 
-    def ask(self, worker: str, actor: str, within_seconds: int) -> ScanOrder:
+    def ask(self, worker: str, actor: str, deadline_seconds: int) -> ScanOrder:
         """Ask a worker for a full scan, or give the order that waits (rule 1).
 
         Raises `not-found` for a worker that never was, `conflict` for one without a process that asks for orders.
@@ -80,7 +80,7 @@ class ScanOrders:
                 "worker": worker,
                 "actor": actor,
                 "at_us": now_us,
-                "deadline_us": now_us + within_seconds * MICROSECONDS,
+                "deadline_us": now_us + deadline_seconds * MICROSECONDS,
             }
             connection.execute(insert(service_scan_orders).values(**row))
             return self._get(connection, order, now_us)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from kvcustody.allocator.sizing.attention_layers import every_layer
-from kvcustody.allocator.sizing.hf_config_fields import ModelConfig
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.transformers.classic.buffer import region_bytes
+from kvcustody.lab.sizing.attention_layers import every_layer
+from kvcustody.lab.sizing.hf_config_fields import ModelConfig
 
 _USUAL_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 # Cross-attention has a cache of its own; a layer with index keys is a kind without a governed form.

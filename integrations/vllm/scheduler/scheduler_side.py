@@ -39,13 +39,13 @@ from vllm.v1.request import RequestStatus
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.credentials.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import LATENCY_CLASSES, NO_HINTS, read_kinds
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.content.custom_params import KINDS, LATENCY, MARKS, TRACE
 from kvcustody.integrations.vllm import open_custody as opening

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvcustody.audit.kinds import Event
+from kvcustody.governance.credentials.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.request import NO_HINTS, Hints
-from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.testkit.conformance.deployment import KeepingLedger
 from kvcustody.testkit.conformance.engine_protocol import (
     ABORTED,

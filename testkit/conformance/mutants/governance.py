@@ -16,14 +16,14 @@ import numpy as np
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubQueue
 from kvcustody.allocator.pool.block_state import CACHED, NEVER_US
+from kvcustody.governance.credentials import scope_token
+from kvcustody.governance.credentials.spent_tokens import SpentTokens
 from kvcustody.governance.decisions import access_plan as plan
 from kvcustody.governance.decisions.access_plan import PlanCache
 from kvcustody.governance.decisions.reuse_decision import ReuseDecider
 from kvcustody.governance.external import erase_in_engine as port_erasure
 from kvcustody.governance.identity.domain_spec import DomainSpec, tenant_owner
 from kvcustody.governance.keys.domain_key_cache import DomainKeys
-from kvcustody.governance.tokens import scope_token
-from kvcustody.governance.tokens.spent_tokens import SpentTokens
 from kvcustody.testkit.conformance.mutants.runner import Mutant, constant, patch, together, without
 
 # -- keys and identity -------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import Any
 from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.audit.kinds import CustodyEnded, Event, ReceiptRecorded
+from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS
-from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.testkit.conformance.deployment import KeepingLedger
 from kvcustody.testkit.conformance.engines.toy_engine import ToyEngine, ToyRequest
 from kvcustody.testkit.conformance.mutants.runner import Mutant, patch

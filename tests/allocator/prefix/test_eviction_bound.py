@@ -24,7 +24,7 @@ from workloads import workloads
 
 from kvcustody.allocator.prefix.block_priority import END, BlockPriority
 from kvcustody.allocator.prefix.eviction_policy import POLICIES, Lru, Priority
-from kvcustody.console.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.traces.model import TraceRequest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 

@@ -11,7 +11,7 @@ import pytest
 from kvcustody.audit.exports.csv_table import csv_text
 
 PRODUCT = Path(__file__).resolve().parents[3]
-ROOMS = ("allocator", "audit", "console", "governance", "integrations", "policies", "src/kvcustody")
+ROOMS = ("allocator", "audit", "console", "governance", "integrations", "lab", "policies", "src/kvcustody")
 
 
 @pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"])

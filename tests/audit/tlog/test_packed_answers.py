@@ -22,7 +22,7 @@ from kvcustody.audit.tlog.witness.rfc3161_timestamp import TimestampAuthority, T
 from kvcustody.audit.tlog.witness.state import WitnessError
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
-from kvcustody.governance.service.access import jwks
+from kvcustody.governance.credentials import issuer_keys
 from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key
 from kvcustody.http_exchange import deadline_transport, exchange, read_bounded
 
@@ -98,7 +98,7 @@ def read_timestamp(place: str) -> None:
 
 
 def read_jwks(place: str) -> None:
-    jwks._fetched(f"http://{place}/keys")
+    issuer_keys._fetched(f"http://{place}/keys")
 
 
 def read_s3(place: str) -> None:

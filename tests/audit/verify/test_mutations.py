@@ -89,10 +89,10 @@ from kvcustody.audit.verify.ledger.not_evidence import NOT_EVIDENCE, ROWS
 from kvcustody.audit.verify.ledger.table_classes import TableClass, table_classes
 from kvcustody.audit.write.fold import fold
 from kvcustody.clock import SystemClock
+from kvcustody.governance.credentials.api_key import KeyHasher
 from kvcustody.governance.release.record import ReleaseAction, make_record
 from kvcustody.governance.release.signer import FileSigner
 from kvcustody.governance.release.store import SqlStore
-from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.signed_document import digest

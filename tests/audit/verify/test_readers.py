@@ -16,7 +16,7 @@ import pytest
 from kvcustody.audit.store.schema.all_tables import projections
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("audit", "governance", "console", "integrations", "testkit")
+ROOMS = ("audit", "governance", "console", "lab", "integrations", "testkit")
 EVIDENCE = {table.name for table in projections()} | {"events"}
 JOINED = {"read", "read_opened"}  # of `evidence_columns`: each row with its leaf
 CONDITIONS = {"has_leaf", "is_leaf_of", *JOINED}

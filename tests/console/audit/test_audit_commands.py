@@ -307,7 +307,7 @@ def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: We
     )
     assert run("audit ship positions.json").stdout == ""
     (place / "hook.key").write_text("k" * 40)
-    target = f"audit push hook --url {receiver.url} --key-file hook.key --json"
+    target = f"audit push hook --url {receiver.url} --signing-key hook.key --json"
     assert answer(run(target))["delivered"] == 48 + 2
     assert {event["specversion"] for event in receiver.bodies()[0]} == {"1.0"}
     run("audit sink detach hook --actor ops --reason down")
@@ -342,7 +342,7 @@ def test_a_restored_ledger_is_told_by_exit_status_and_stderr(
     ):
         source.backup(to)
     (place / "hook.key").write_text("k" * 40)
-    target = f"audit push hook --url {receiver.url} --key-file hook.key"
+    target = f"audit push hook --url {receiver.url} --signing-key hook.key"
     run(target), run("audit ship positions.json")
     run("audit ship positions.json"), run(target)
     for name in ("kvcustody.db", "kvcustody.db-wal", "kvcustody.db-shm"):

@@ -120,7 +120,7 @@ def test_push_says_what_a_receiver_refuses_and_ends_with_one(
     (tmp_path / "hook.key").write_text("k" * 40)
     with WebhookReceiver() as receiver:
         receiver.status = 400
-        push = follow("push", "hook", "--url", receiver.url, "--key-file", "hook.key")
+        push = follow("push", "hook", "--url", receiver.url, "--signing-key", "hook.key")
         assert "refused the batch (400)" in line_with(push, "stderr", "webhook:")
         push.send_signal(signal.SIGTERM)
         assert push.wait(SECONDS_MAX) == 1

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
-from kvcustody.console.replay.run.model_identity import replay_model
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import create_root_key, open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.lab.replay.run.model_identity import replay_model
 from kvcustody.policies import library
 from kvcustody.policies.reading.load_policy import load_policy
 
@@ -78,7 +78,7 @@ def test_a_worker_recognises_what_was_declared(folder):
 
 def test_without_write_the_entry_is_printed_and_nothing_changes(folder):
     before = Path("p.yaml").read_text()
-    shown = add(*COMMON, *SIZED, "--tokens", "ids.json", "--to", "acme-labs", "--expires", "2027-03-31")
+    shown = add(*COMMON, *SIZED, "--tokens", "ids.json", "--to", "acme-labs", "--until", "2027-03-31")
     assert Path("p.yaml").read_text() == before and "not written: add --write" in shown
     entry = "\n".join(line for line in shown.splitlines() if line.startswith("  "))
     Path("p.yaml").write_text(before.replace("segments:\n", f"segments:\n{entry}\n", 1))
@@ -104,7 +104,7 @@ def test_a_text_with_its_tokenizer(folder):
             "--model",
             "model.json",
             "--to-all",
-            "--expires",
+            "--until",
             "2027-03-31",
             "--write",
             "--json",
@@ -134,7 +134,7 @@ def asdict_of(identity):
         ([*COMMON, "--model", MODEL, "--tokens", "ids.json"], "`--block-tokens` is missing"),
         ([*COMMON, "--model", "ids.json", "--tokens", "ids.json"], "is not a model identity"),
         ([*COMMON, *SIZED, "--tokens", "ids.json", "--to", "acme-labs"], "KVP412"),
-        ([*COMMON, *SIZED, "--tokens", "ids.json", "--to", "nobody", "--expires", "2027-01-01"], "KVP401"),
+        ([*COMMON, *SIZED, "--tokens", "ids.json", "--to", "nobody", "--until", "2027-01-01"], "KVP401"),
         ([*COMMON, *SIZED, "--tokens", "ids.json", "--to", "acme-labs", "--to-all"], "not both"),
         (["--id", "x", "--owner", "nobody", "-c", "internal", "--issuer", "a", *SIZED, "--tokens", "ids.json"],
          "is not in policy"),

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the worker's blocks are tensors")
 
-from kvcustody.console.replay.run.runner import RETRY_US
-from kvcustody.console.replay.workload.generator import WorkloadSpec
-from kvcustody.console.up import worker as up_worker
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.settings import Settings
+from kvcustody.lab.replay.run.runner import RETRY_US
+from kvcustody.lab.replay.workload.generator import WorkloadSpec
+from kvcustody.lab.traffic import simulated_worker as up_worker
 from kvcustody.policies import library
 
 REQUESTS, WAIT_SECONDS = 60, 120.0

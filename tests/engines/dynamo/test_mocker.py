@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dynamo._core import run_mocker_trace_replay
 
-from kvcustody.console.replay.workload.generator import GeneratedWorkload, WorkloadSpec, generate
+from kvcustody.lab.replay.workload.generator import GeneratedWorkload, WorkloadSpec, generate
 
 SPEC = WorkloadSpec(tenants=4, conversations=60, span_seconds=120.0)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
+from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
 from kvcustody.integrations.events import incoming
 from standins.engines.mooncake.store_world import Client, Master
 

@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import ConfigError, IdentityError, KeyringError
-from kvcustody.governance.identity.principal import Principal
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.request import Hints
-from kvcustody.governance.tokens import scope_token
-from kvcustody.governance.tokens import scope_token_bytes as scope_record
-from kvcustody.governance.tokens.scope_token import (
+from kvcustody.governance.credentials import scope_token
+from kvcustody.governance.credentials import scope_token_bytes as scope_record
+from kvcustody.governance.credentials.scope_token import (
     FUTURE_MS_MAX,
     SALT_CHARACTERS_MAX,
     Rejected,
     ScopeTokens,
     VerifiedToken,
 )
-from kvcustody.governance.tokens.scope_token_secret import open_scope_key
-from kvcustody.governance.tokens.spent_tokens import SpentTokens
+from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.credentials.spent_tokens import SpentTokens
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.request import Hints
 from kvcustody.ids import SessionId, SubjectId, TenantId
 
 ALICE = Principal("https://idp.example", TenantId("acme"), SubjectId("alice"), route="/v1/completions")
@@ -371,7 +371,8 @@ def test_a_key_file_open_to_others_or_linked_is_refused(tmp_path: Path) -> None:
 
 def test_tokens_need_no_torch() -> None:
     program = (
-        "import sys; import kvcustody.governance.tokens.scope_token, kvcustody.governance.tokens.scope_token_secret;"
+        "import sys; import kvcustody.governance.credentials.scope_token;"
+        "import kvcustody.governance.credentials.scope_token_secret;"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -77,7 +77,7 @@ def test_what_a_row_names_is_there(row: RequirementRow) -> None:
     [
         {"lives": ("allocator/pool/puddle.py",)},
         {"metrics": ("kv_cache_puddles",)},
-        {"tests": ("allocator/test_sizing.py::test_puddles",)},
+        {"tests": ("lab/test_sizing.py::test_puddles",)},
         {"tests": ("allocator/test_puddles.py::test_bytes_per_token",)},
         {"vllm": "partly"},
         {"vllm": "absent: "},

@@ -42,13 +42,15 @@ def ledger(decided: DecidedWorld) -> Iterator[Engine]:
     engine.dispose()
 
 
-def every(ledger: Engine, wanted: TransferFilter, limit: int) -> list[RecordedTransfer]:
+def every(
+    ledger: Engine, wanted: TransferFilter, limit: int, *, newest: bool = True
+) -> list[RecordedTransfer]:
     """Page after page."""
     found: list[RecordedTransfer] = []
     after, pages = None, 0
     with ledger.connect() as connection:
         while pages == 0 or after is not None:
-            page = transfers(connection, wanted, after=after, limit=limit)
+            page = transfers(connection, wanted, after=after, limit=limit, newest=newest)
             assert len(page.transfers) <= limit
             found += page.transfers
             after, pages = page.next, pages + 1
@@ -66,6 +68,17 @@ def test_the_world_has_what_there_is_to_ask(decided: DecidedWorld) -> None:
         ("store", "not measured yet"), ("store", "pays"), ("store", "does not pay"),
     }  # fmt: skip
     assert {one.tenant for one in decided.of("restore")} == {"acme", "beta"}
+
+
+@pytest.mark.parametrize("limit", [7, 1000])
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_oldest_first_is_newest_first_turned_round(
+    decided: DecidedWorld, ledger: Engine, limit: int, tenant: str | None
+) -> None:
+    wanted = TransferFilter(tenant)
+    newest = every(ledger, wanted, limit)
+    assert len(newest) > 7
+    assert every(ledger, wanted, limit, newest=False) == newest[::-1]
 
 
 @pytest.mark.parametrize("limit", [7, 1000])

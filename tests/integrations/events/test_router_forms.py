@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
 from kvcustody.integrations.events import incoming
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cleared, scope_of
 from kvcustody.integrations.events.dynamo_wire import DynamoWire, screen

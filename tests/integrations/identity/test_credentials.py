@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError
-from kvcustody.governance.tokens.scope_token import VerifiedToken
-from kvcustody.governance.tokens.verification_keys import read_verification_keys
-from kvcustody.integrations.identity import api_keys
-from kvcustody.integrations.identity.api_keys import add_key, key_digest, read_keys, revoke_key
+from kvcustody.governance.credentials import api_key
+from kvcustody.governance.credentials.api_key import digest_of
+from kvcustody.governance.credentials.api_key_file import add_key, read_keys, revoke_key
+from kvcustody.governance.credentials.scope_token import VerifiedToken
+from kvcustody.governance.credentials.verification_keys import read_verification_keys
 from standins.integrations.door_world import ISSUER, Deployment, ask, part, unsigned
 
 
@@ -129,7 +130,7 @@ def test_keys_are_compared_by_digest_in_constant_time(
         compared.append((one, other))
         return hmac.compare_digest(one, other)
 
-    monkeypatch.setattr(api_keys, "hmac", type("Hmac", (), {"compare_digest": staticmethod(watch)}))
+    monkeypatch.setattr(api_key, "hmac", type("Hmac", (), {"compare_digest": staticmethod(watch)}))
     for key in (deployment.acme, deployment.acme[:-1] + "~", "u" * 50):
         who(deployment, key)
     assert len(compared) == 3, "known and unknown keys take one comparison each"
@@ -219,6 +220,8 @@ PROVE_NOTHING: dict[str, Callable[[Deployment], str]] = {
     "tenant is a list": _claims(org=["acme"]),
     "tenant is malformed": _claims(org="acme "),
     "tenant is empty": _claims(org=""),
+    "bound to a certificate": _claims(cnf={"x5t#S256": "mine"}),
+    "bound to a key": _claims(cnf={"jkt": "mine"}),
     "tenant of another issuer": _claims(org="initech"),
     "subject is malformed": _claims(sub="a\u200bb"),
     "route is malformed": _claims(app_route="hr"),
@@ -309,4 +312,4 @@ def test_weak_private_and_foreign_keys_are_refused(deployment: Deployment) -> No
 
 
 def test_a_key_digest_depends_on_the_files_salt() -> None:
-    assert key_digest("00" * 32, "k" * 20) != key_digest("01" * 32, "k" * 20)
+    assert digest_of("k" * 20, bytes(32)) != digest_of("k" * 20, bytes(31) + b"\1")

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette._utils import get_route_path
 
-from kvcustody.governance.tokens.scope_token import VerifiedToken
+from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, route_path

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.from_settings import check_issuers
 from kvcustody.integrations.identity.identity_document import IdentityDocument
-from kvcustody.integrations.identity.yaml_models import parse_document
+from kvcustody.policies.document.yaml_document import parse_model
 from kvcustody.tenants import OWN
 from standins.integrations.door_world import DOCUMENT
 
@@ -42,7 +42,7 @@ MISTAKES = [
 def test_a_mistake_is_reported_with_its_place(old: str, new: str, expected: str) -> None:
     assert DOCUMENT.count(old) == 1
     with pytest.raises(ConfigError) as caught:
-        parse_document(IdentityDocument, DOCUMENT.replace(old, new).encode(), "identity.yaml")
+        parse_model(IdentityDocument, DOCUMENT.replace(old, new).encode(), "identity.yaml")
     assert f"identity.yaml:{expected}" in caught.value.message
 
 
@@ -51,7 +51,7 @@ def test_every_mistake_is_reported_at_once_and_no_value_is_quoted() -> None:
         "audience: kvcustody", "audience: [s3cret]"
     )
     with pytest.raises(ConfigError) as caught:
-        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+        parse_model(IdentityDocument, text.encode(), "identity.yaml")
     assert len(caught.value.message.splitlines()) == 2
     assert "s3cret" not in caught.value.message
 
@@ -64,7 +64,7 @@ def test_a_number_however_long_is_reported_with_its_place(digits: int, says: str
     text = DOCUMENT.replace("audience: kvcustody", f"audience: kvcustody\n    leeway_seconds: {'9' * digits}")
     text = text.replace("name: idp", "name: api keys")
     with pytest.raises(ConfigError) as caught:
-        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+        parse_model(IdentityDocument, text.encode(), "identity.yaml")
     lines = caught.value.message.splitlines()
     assert lines[0].startswith("identity.yaml:7:5: ")  # and the other mistake with it
     assert len(lines) == 2 and lines[1].startswith("identity.yaml:10:") and says in lines[1]
@@ -72,15 +72,15 @@ def test_a_number_however_long_is_reported_with_its_place(digits: int, says: str
 
 def test_a_document_that_lets_nobody_in_is_refused() -> None:
     with pytest.raises(ConfigError, match="nobody could get in"):
-        parse_document(IdentityDocument, b"schema: kvcustody/identity@1\n", "identity.yaml")
+        parse_model(IdentityDocument, b"schema: kvcustody/identity@1\n", "identity.yaml")
 
 
 @pytest.mark.parametrize("field", ["open_paths", "served_paths"])
 def test_a_path_to_the_engine_cannot_be_opened(field: str) -> None:
     text = f"{DOCUMENT}{field}: [/health, /v1/completions]\n"
     with pytest.raises(ConfigError, match="may not name a path to the engine"):
-        parse_document(IdentityDocument, text.encode(), "identity.yaml")
-    parse_document(IdentityDocument, text.replace(", /v1/completions", "").encode(), "identity.yaml")
+        parse_model(IdentityDocument, text.encode(), "identity.yaml")
+    parse_model(IdentityDocument, text.replace(", /v1/completions", "").encode(), "identity.yaml")
 
 
 def test_two_issuers_of_one_name_are_refused() -> None:
@@ -88,20 +88,20 @@ def test_two_issuers_of_one_name_are_refused() -> None:
     for second in (entry, entry.replace("realm", "other")):
         text = DOCUMENT.replace("routes:", second + "routes:")
         with pytest.raises(ConfigError, match="two are alike"):
-            parse_document(IdentityDocument, text.encode(), "identity.yaml")
+            parse_model(IdentityDocument, text.encode(), "identity.yaml")
 
 
 def test_an_issuer_that_is_no_identifier_needs_a_name() -> None:
     text = DOCUMENT.replace("    name: idp\n", "").replace("example/realm", "example/realm?x=1")
     with pytest.raises(ConfigError, match="give it a `name`"):
-        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+        parse_model(IdentityDocument, text.encode(), "identity.yaml")
 
 
 def test_what_is_nobodys_has_an_issuer_that_nobody_else_is(tmp_path: Path) -> None:
     """Else a tenant `anonymous` of that issuer would be whoever reached transformers without an identity."""
     text = DOCUMENT.replace("name: idp", f"name: {OWN}")
     with pytest.raises(ConfigError, match="the issuer of what is nobody's"):
-        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+        parse_model(IdentityDocument, text.encode(), "identity.yaml")
     with pytest.raises(ConfigError, match="the issuer of what is nobody's"):
         add_key(tmp_path / "keys.yaml", {"name": "nobody", "tenant": "anonymous", "issuer": OWN})
 
@@ -125,5 +125,5 @@ def test_a_door_for_two_issuers_needs_a_policy_that_lists_them(tmp_path: Path) -
 def test_the_documented_example_is_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "operate" / "identity.md").read_text()
     example = page.split("```yaml\n")[1].split("```")[0]
-    document = parse_document(IdentityDocument, example.encode(), "docs/operate/identity.md")
+    document = parse_model(IdentityDocument, example.encode(), "docs/operate/identity.md")
     assert document.issuers and document.api_keys is not None

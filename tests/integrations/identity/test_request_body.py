@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
+from kvcustody.governance.credentials.scope_token import Rejected, VerifiedToken
 from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity import request_body as body_module
 from kvcustody.integrations.identity.authenticate_request import RequestGate

@@ -21,9 +21,9 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from kvcustody.errors import CustodyError
+from kvcustody.governance.credentials.scope_token import VerifiedToken
+from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.settings import load_settings
-from kvcustody.governance.tokens.scope_token import VerifiedToken
-from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.identity.from_settings import open_verifier
 from kvcustody.integrations.vllm.middleware import ScopeMiddleware
 from standins.integrations.door_world import Deployment

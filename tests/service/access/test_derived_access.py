@@ -12,8 +12,8 @@ import pytest
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.operations import event_stream
+from kvcustody.governance.credentials.api_key import prefix_of
 from kvcustody.governance.service.access import principals as book_module
-from kvcustody.governance.service.access.api_key import prefix_of
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.access.sessions import Sessions

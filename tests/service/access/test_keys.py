@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import func, select
 
 from kvcustody.audit.store.schema.ledger import events
-from kvcustody.governance.service.access import api_key
-from kvcustody.governance.service.access.api_key import KeyHasher, prefix_of
+from kvcustody.governance.credentials import api_key
+from kvcustody.governance.credentials.api_key import KeyHasher, prefix_of
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
@@ -70,7 +70,7 @@ def test_changes_of_principals_are_on_record(service: Service, client, people) -
 
 
 def _forge(prefix: str, secret: str) -> str:
-    body = f"{api_key.MARK}_{prefix}_{secret}"
+    body = f"{api_key.SERVICE_MARK}_{prefix}_{secret}"
     return f"{body}_{zlib.crc32(body.encode()):08x}"
 
 

@@ -11,8 +11,8 @@ import pytest
 from kvcustody.clock import SystemClock
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages import health as health_page
+from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.service.service import Service
-from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from standins.service.control_plane_world import ControlPlane

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, IdentityError
-from kvcustody.governance.service.access import jwks
-from kvcustody.governance.service.access.jwks import KeySet
+from kvcustody.governance.credentials import issuer_keys
+from kvcustody.governance.credentials.issuer_keys import KeysAtAddress, keys_at
+from kvcustody.governance.credentials.verification_keys import parse_verification_keys
 from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import Issuer
-from kvcustody.governance.tokens.verification_keys import parse_verification_keys
 from standins.service.web_signers import Signer, ec_signer, ed25519_signer, rsa_signer
 
 ISSUER, AUDIENCE = "https://id.example", "kvcustody"
@@ -49,6 +49,10 @@ def issuer(tmp_path: Path) -> Issuer:
 @pytest.fixture
 def tokens(issuer: Issuer) -> OidcTokens:
     return OidcTokens((issuer,), VirtualClock(utc_us=1_790_000_000 * 10**6))
+
+
+def at_address(clock: VirtualClock) -> KeysAtAddress:
+    return KeysAtAddress("https://id.example/keys", "id", 300, clock)
 
 
 def claims(**more: Any) -> dict[str, Any]:
@@ -155,8 +159,8 @@ def test_a_server_of_keys_that_trickles_costs_its_deadline_alone(
         asked.append(how)
         raise TimeoutError
 
-    monkeypatch.setattr(jwks, "exchange", late)
-    keys = KeySet(issuer.model_copy(update={"keys": "https://id.example/keys"}), VirtualClock())
+    monkeypatch.setattr(issuer_keys, "exchange", late)
+    keys = at_address(VirtualClock())
     assert keys.find("r1") == [] and keys.find("r1") == []
     assert [how["deadline_seconds"] for how in asked] == [5.0]
 
@@ -276,10 +280,10 @@ def test_a_slow_issuer_and_an_unsigned_token_stall_no_good_token(
     """Control: the unsigned token does make the service ask, and is held while the issuer is silent."""
     server = SlowIssuer(RSA)
     server.let_go.set()
-    monkeypatch.setattr(jwks, "exchange", server)
-    monkeypatch.setattr(jwks, "_ASKING_SECONDS", 60.0)
+    monkeypatch.setattr(issuer_keys, "exchange", server)
+    monkeypatch.setattr(issuer_keys, "_ASKING_SECONDS", 60.0)
     clock = VirtualClock()
-    keys = KeySet(issuer.model_copy(update={"keys": "https://id.example/keys"}), clock)
+    keys = at_address(clock)
     assert keys.find("r1"), "the first token waits for the first answer"
     server.let_go.clear()
     server.asked.clear()
@@ -307,9 +311,9 @@ def test_tokens_with_unknown_keys_cannot_take_every_thread(
 ) -> None:
     """Without the bound every thread of the pool waits, and the last line waits with them."""
     server = SlowIssuer(RSA)
-    monkeypatch.setattr(jwks, "exchange", server)
-    monkeypatch.setattr(jwks, "_ASKING_SECONDS", 60.0)
-    keys = KeySet(issuer.model_copy(update={"keys": "https://id.example/keys"}), VirtualClock())
+    monkeypatch.setattr(issuer_keys, "exchange", server)
+    monkeypatch.setattr(issuer_keys, "_ASKING_SECONDS", 60.0)
+    keys = at_address(VirtualClock())
     refused = threading.Semaphore(0)
 
     def unsigned_token() -> None:
@@ -320,7 +324,7 @@ def test_tokens_with_unknown_keys_cannot_take_every_thread(
     for attacker in attackers:
         attacker.start()
     try:
-        for _ in attackers[jwks._WAITING_MAX :]:
+        for _ in attackers[issuer_keys._WAITING_MAX :]:
             assert refused.acquire(timeout=30)
     finally:
         server.let_go.set()
@@ -359,29 +363,48 @@ def test_a_tenant_may_be_the_one_organization_of_a_token(issuer: Issuer) -> None
             tenant(value)
 
 
-def test_unknown_names_make_us_ask_again_but_not_often(issuer: Issuer) -> None:
+def test_unknown_names_make_us_ask_again_but_not_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SlowIssuer(RSA)
+    server.let_go.set()
+    monkeypatch.setattr(issuer_keys, "exchange", server)
     clock = VirtualClock()
-    keys = KeySet(issuer, clock)
-    asked: list[int] = []
-    keys._ask = lambda: asked.append(clock.now_us())  # type: ignore[method-assign]
+    keys = at_address(clock)
     for _ in range(1000):
         keys.find("unknown")
-    assert len(asked) == 0, "the file was read a moment ago"
+    assert server.questions == 1
     clock.advance(11 * 10**6)
     keys.find("unknown")
-    assert len(asked) == 1
+    assert server.questions == 2
     clock.advance(301 * 10**6)
-    assert keys.find("r1") and len(asked) == 2
+    assert keys.find("r1")
+    keys._asker.shutdown()
+    assert server.questions == 3
 
 
-def test_rotated_keys_are_taken_over_and_old_ones_end(issuer: Issuer) -> None:
-    clock = VirtualClock()
-    keys, fresh = KeySet(issuer, clock), ed25519_signer("new")
-    Path(issuer.keys).write_text(json.dumps({"keys": [fresh.jwk()]}))
-    clock.advance(11 * 10**6)
-    assert [key.kid for key in keys.find("new")] == ["new"] and keys.find("r1") == []
-    Path(issuer.keys).write_text("broken")
+def test_an_address_that_answers_no_more_holds_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, server = VirtualClock(), SlowIssuer(RSA)
+    server.let_go.set()
+    monkeypatch.setattr(issuer_keys, "exchange", server)
+    keys = at_address(clock)
+    assert [key.kid for key in keys.find("r1")] == ["r1"]
+    server.body = b"broken"
     clock.advance(600 * 10**6)
-    assert keys.find("new"), "the last answer holds for a while"
+    assert keys.find("r1"), "the last answer holds for a while"
     clock.advance(3700 * 10**6)
-    assert keys.find("new") == [], "and then no more"
+    assert keys.find("r1") == [], "and then no more"
+
+
+def test_rotated_keys_of_a_file_are_taken_over_and_a_broken_file_vouches_for_nobody(issuer: Issuer) -> None:
+    clock = VirtualClock()
+    find, fresh = keys_at(issuer.keys, "id", 300, clock), ed25519_signer("new")
+    assert find("r1"), "void: the key was never there"
+    Path(issuer.keys).write_text(json.dumps({"keys": [fresh.jwk()]}))
+    clock.advance(10**6)
+    assert [key.kid for key in find("new")] == ["new"] and find("r1") == []
+    Path(issuer.keys).write_text("broken")
+    clock.advance(10**6)
+    with pytest.raises(IdentityError):
+        find("new")
+    Path(issuer.keys).write_text(json.dumps({"keys": [fresh.jwk()]}))
+    clock.advance(10**6)
+    assert find("new")

@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kvcustody.errors import ConfigError, CustodyError, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
-from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
+from kvcustody.governance.credentials.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.service.problem_details import ProblemError
 from standins.service.control_plane_world import ControlPlane, opened
 

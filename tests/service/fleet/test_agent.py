@@ -262,7 +262,7 @@ def test_a_worker_that_cannot_be_reached_is_named(
     with plane.worker() as worker, plane.connect("olive") as operator:
         with pytest.raises(ServiceError, match="Nothing here"):
             operator.post("/v1/workers/nobody/scans", {})
-        order = operator.post("/v1/workers/gpu-0/scans", {"within_seconds": 1})["order"]
+        order = operator.post("/v1/workers/gpu-0/scans", {"deadline_seconds": 1})["order"]
         until(lambda: order_of(plane, order)["outcome"] == "unreachable")  # it takes no step
         later = operator.post("/v1/workers/gpu-0/scans", {})["order"]
         until(lambda: order_of(plane, later)["outcome"] == "scanned", worker)  # control: it does

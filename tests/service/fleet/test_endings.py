@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
-from kvcustody.governance.service.access.api_key import prefix_of
+from kvcustody.governance.credentials.api_key import prefix_of
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service

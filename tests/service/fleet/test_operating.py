@@ -54,6 +54,29 @@ def test_a_scan_finds_a_hole_once(client, people, worker) -> None:
     assert gone.status_code == 404
 
 
+def test_findings_are_paged_newest_first_or_oldest_first(client, people, worker) -> None:
+    for _ in range(3):
+        worker.sequence += 2
+        ship(client, people["worker"], worker, worker.batch(worker.request("acme")))
+        scanned(client, people)
+
+    def paged(order: str) -> list[dict[str, object]]:
+        seen, cursor = [], ""
+        while True:
+            query = f"?limit=2&order={order}" + (f"&cursor={cursor}" if cursor else "")
+            page = client("GET", f"/v1/orphans/findings{query}", people["auditor"]).json()
+            seen += page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                return seen
+
+    newest, oldest = paged("newest"), paged("oldest")
+    assert len(newest) >= 3 and newest == oldest[::-1]
+    assert [item["at_us"] for item in newest] == sorted((item["at_us"] for item in newest), reverse=True)
+    unsaid = client("GET", "/v1/orphans/findings", people["auditor"]).json()["items"]
+    assert unsaid == newest
+
+
 def test_scans_are_paged_newest_first(client, people, worker) -> None:
     numbers = [scanned(client, people)["scan"] for _ in range(3)]
     seen, cursor = [], ""

@@ -14,9 +14,9 @@ from typing import Any
 
 from kvcustody.clock import SystemClock
 from kvcustody.files import write_file
+from kvcustody.governance.credentials.api_key_file import ISSUER, add_key
+from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
-from kvcustody.integrations.identity.api_keys import ISSUER, add_key
 from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.middleware import IdentityMiddleware

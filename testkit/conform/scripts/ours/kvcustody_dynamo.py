@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
+from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
 from kvcustody.integrations.dynamo.relay import ScopedRelay
 from kvcustody.integrations.events.block_event import EventScope, stored
 from kvcustody.integrations.events.publisher import EventPublisher

@@ -17,6 +17,7 @@ from typing import Any
 from kvcustody.clock import SystemClock
 from kvcustody.errors import CustodyError
 from kvcustody.files import write_file
+from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
@@ -26,7 +27,6 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
 from kvcustody.integrations.lmcache.sealed_serde import SealedDeserializer, SealedSerializer, make_serde

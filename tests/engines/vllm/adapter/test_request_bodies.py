@@ -22,7 +22,7 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 from vllm.v1.request import Request
 
-from kvcustody.governance.tokens.scope_token import VerifiedToken
+from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED
 from standins.integrations.door_world import Deployment, ask, make_signers

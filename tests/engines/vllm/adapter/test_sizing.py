@@ -48,9 +48,9 @@ try:
 except ImportError:  # before 0.33
     from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 
-from kvcustody.allocator.sizing.attention_layers import Attention
-from kvcustody.allocator.sizing.engine_blocks import engine_blocks
-from kvcustody.allocator.sizing.hf_config import KvDtype, parse_config
+from kvcustody.lab.sizing.attention_layers import Attention
+from kvcustody.lab.sizing.engine_blocks import engine_blocks
+from kvcustody.lab.sizing.hf_config import KvDtype, parse_config
 
 MEMORY = 1 << 30
 KINDS = {

@@ -16,6 +16,7 @@ ROOMS = (
     "migrations",
     "governance",
     "integrations",
+    "lab",
     "console",
     "testkit",
 )

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 
 from kvcustody.clock import MICROSECONDS
-from kvcustody.console.replay.traces.model import TraceRequest
-from kvcustody.console.replay.traces.seeded_draws import draw
-from kvcustody.console.replay.workload.labels import ErasureLabel, Label
+from kvcustody.lab.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.traces.seeded_draws import draw
+from kvcustody.lab.replay.workload.labels import ErasureLabel, Label
 
 
 def erasure_schedule(

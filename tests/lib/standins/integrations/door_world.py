@@ -15,9 +15,9 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
+from kvcustody.governance.credentials.api_key_file import add_key
+from kvcustody.governance.credentials.scope_token import Rejected, ScopeTokens, VerifiedToken
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.scope_token import Rejected, ScopeTokens, VerifiedToken
-from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.middleware import IdentityMiddleware

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.owner_tags import OwnerTags
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.tokens.owner_tags import OwnerTags
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from standins.engines.vllm.scheduler_rig import Rig, prompt
 

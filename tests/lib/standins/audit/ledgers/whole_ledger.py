@@ -54,7 +54,7 @@ from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.audit.write.fold import fold
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.credentials.api_key import KeyHasher
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
 from standins import builders

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, removed, stored
 
 ISSUER = "https://idp.example"

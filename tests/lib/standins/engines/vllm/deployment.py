@@ -20,11 +20,11 @@ from kvcustody.audit.kinds import Event
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.clock import SystemClock
+from kvcustody.governance.credentials.api_key_file import add_key
+from kvcustody.governance.credentials.scope_token import ScopeTokens
+from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.monitoring.ordering import enforcement_order
-from kvcustody.governance.tokens.scope_token import ScopeTokens
-from kvcustody.governance.tokens.scope_token_secret import open_scope_key
-from kvcustody.integrations.identity.api_keys import add_key
 from standins import builders
 
 CLOCK = SystemClock()

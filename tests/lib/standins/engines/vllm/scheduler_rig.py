@@ -34,10 +34,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.clock import VirtualClock
+from kvcustody.governance.credentials.scope_token import ScopeTokens
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.integrations.vllm import installed, plugin
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.connector import GovernedConnector

@@ -1,0 +1,215 @@
+"""One replay from end to end: open the stand, drive the workload, close, and report what the ledger proves.
+
+1. However the replay ends, the Governor is closed, the ledger flushed, and the report covers what ran; `error` says
+   what stopped it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts, conservation
+from kvcustody.audit.evidence.coverage.summary import CoverageRow, coverage
+from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.errors import CustodyError, LedgerError
+from kvcustody.governance.custody_events import worker_stopped
+from kvcustody.governance.observability.metrics import worker_status
+from kvcustody.governance.observability.stats import PoolStats, Stats
+from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions
+from kvcustody.lab.replay.report import ORPHANS, ReplayCoverage, ReplayIdentity, ReplayReport, Spread
+from kvcustody.lab.replay.run.environment import WORKER, ReplayEnvironment, open_environment, shape_for
+from kvcustody.lab.replay.run.runner import Runner, duration_us
+from kvcustody.lab.replay.summary import AGE_EDGES_US, LAG_EDGES_US
+from kvcustody.lab.replay.workload.model import Workload
+from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
+
+FLUSH_SECONDS = 30.0
+OUTAGE_SECONDS = 2.0
+
+
+def run_job(
+    workload: Workload,
+    options: EnvironmentOptions,
+    runner_options: RunnerOptions,
+    *,
+    progress: Callable[[], None] = lambda: None,
+) -> ReplayReport:
+    """Replay `workload` and report."""
+    started = time.monotonic()
+    proved: _Proofs | None = None
+    try:
+        with open_environment(
+            options, workload.house_prompt, origin=workload.origin, past_us=duration_us(workload)
+        ) as stand:
+            population = LabelledPrincipals(stand.policy, workload.tenants)
+            runner = Runner(
+                stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options
+            )
+            begin_us = stand.clock.now_us()
+            error = _run(runner, workload, progress)
+            virtual_seconds = (stand.clock.now_us() - begin_us) / 1e6
+            running = stand.governor.stats()
+            offloading = stand.governor.offload
+            tiers = [] if offloading is None else offloading.transfers.uses()
+            identities = _scanned(stand)
+            stand.governor.close()
+            pool = stand.governor.stats().pools[0]
+            proved, proof_error = _prove(stand, pool, stand.governor.counts())
+            error = error or proof_error
+    except LedgerError as problem:
+        if proved is None:
+            raise
+        error = error or problem  # closing could not keep everything: the figures stand all the same (rule 1)
+    _fill(runner, stand, running, options.block_tokens)
+    return ReplayReport(
+        title=workload.title,
+        origin=workload.origin,
+        settings=_settings(workload, stand, options),
+        tenants=runner.results,
+        samples=runner.samples,
+        coverage=proved.coverage,
+        identities=proved.identities + identities,
+        scrub_lag=proved.lag,
+        retention_age={name: ages.spread() for name, ages in stand.observer.age.items()},
+        age_histogram=stand.observer.ages.histogram(AGE_EDGES_US),
+        lag_histogram=stand.observer.scrub_lag.histogram(LAG_EDGES_US),
+        residue_checked_blocks=stand.cache.checked_blocks,
+        residue_bytes=stand.cache.residue_bytes,
+        read_tokens=stand.cache.read_tokens,
+        wrong_tokens=stand.cache.wrong_tokens,
+        drift_blocks=pool.total - pool.by_state["clean"],
+        expired_residencies=running.pools[0].expired_residencies,
+        evicted_blocks=running.pools[0].evicted,
+        status=worker_status(running, options.block_tokens, stand.cache.memory.bytes_per_block),
+        charged=running.charged,
+        lineages=runner.lineages,
+        tiers=tiers,
+        seconds=time.monotonic() - started,
+        virtual_seconds=virtual_seconds,
+        error=error,
+    )
+
+
+def _run(runner: Runner, workload: Workload, progress: Callable[[], None]) -> BaseException | None:
+    """Drive the workload; what stops it is returned, because the figures until then still count (rule 1)."""
+    try:
+        runner.run(workload.jobs, workload.span_us, workload.origin_us, progress)
+    except (CustodyError, KeyboardInterrupt) as error:
+        return error
+    return None
+
+
+def _outage(writer: EventWriter) -> str:
+    """Why the ledger does not hold everything that was submitted; empty where it does. Spilled is not held."""
+    begun = time.monotonic()
+    down_since: float | None = None
+    while time.monotonic() - begun < FLUSH_SECONDS:
+        if writer.flush(0.2) and writer.status().healthy:
+            return ""
+        status = writer.status()
+        if status.healthy:
+            down_since = None
+        elif down_since is None:
+            down_since = time.monotonic()
+        elif time.monotonic() - down_since > OUTAGE_SECONDS:
+            break
+    status = writer.status()
+    kept = "; what is missing is in the spill, and the next process adds it" if status.spilled_bytes else ""
+    return (status.cause or "the ledger is slow") + kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Proofs:
+    coverage: ReplayCoverage
+    lag: Spread
+    identities: list[ReplayIdentity]
+
+
+def _prove(
+    stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts
+) -> tuple[_Proofs, CustodyError | None]:
+    """What the ledger says of this replay, once everything is in it."""
+    now_us = stand.clock.now_us()
+    cause = "end of the replay"
+    stand.writer.submit([worker_stopped(now_us, WORKER, cause, pool.allocated, pool.scrubbed, counts.tiers)])
+    nothing = _Proofs(ReplayCoverage(), Spread(0, None, None, None), [])
+    cause = _outage(stand.writer)
+    if cause:
+        return nothing, LedgerError(f"the ledger is incomplete: {cause}; coverage is not shown", cause=cause)
+    with stand.engine.connect() as connection:
+        found = coverage(connection, incarnation=stand.writer.incarnation)
+        equations = conservation(connection, stand.writer.incarnation, counts)
+    total = found.total
+    identities = [ReplayIdentity(row.name, row.left, row.right, "ledger; pool; device") for row in equations]
+    lag = Spread(total.ended, found.lag_us_p50, found.lag_us_p99, found.lag_us_max)
+    broken = [row.name for row in equations if row.difference]
+    proofs = _Proofs(_coverage(total), lag, identities)
+    return proofs, LedgerError(f"conservation does not hold: {'; '.join(broken)}") if broken else None
+
+
+def _coverage(total: CoverageRow) -> ReplayCoverage:
+    return ReplayCoverage(
+        due=total.due,
+        in_time=total.in_time,
+        late=total.late,
+        failed=total.failed,
+        missing=total.missing,
+        unproven=total.unproven,
+        overdue=total.overdue,
+        disputed=total.disputed,
+        reread_blocks=total.reread_blocks,
+        bytes_by_level=(
+            ("launched", total.launched_bytes),
+            ("retired", total.retired_bytes),
+            ("sampled", total.sampled_bytes),
+            ("full", total.full_bytes),
+        ),
+    )
+
+
+def _scanned(stand: ReplayEnvironment) -> list[ReplayIdentity]:
+    """Scan once more, on record: a report of the ledger says of the scan what this replay says."""
+    problems = stand.governor.check()
+    findings = stand.governor.scan_and_recover().findings
+    return [
+        ReplayIdentity(ORPHANS, len(findings), 0, "allocator; running requests; holds"),
+        ReplayIdentity("broken invariants = 0", len(problems), 0, "recomputed from the state arrays"),
+    ]
+
+
+def _fill(runner: Runner, stand: ReplayEnvironment, running: Stats, block_tokens: int) -> None:
+    """Add to the runner's rows what the Governor and the events say of each tenant."""
+    for row in runner.results:
+        tally = running.tenants.get(row.tenant)
+        if tally is not None:
+            row.denials.update(tally.denials)
+            row.deferrals.update(tally.deferred)
+            row.recomputed_blocks = tally.recomputed_blocks
+            row.shared_hit_tokens = tally.granted_hit_blocks * block_tokens
+        row.ended_blocks.update(stand.observer.ended.get(row.tenant, {}))
+        row.scrubbed_blocks = stand.observer.scrubbed[row.tenant]
+
+
+def _settings(workload: Workload, stand: ReplayEnvironment, options: EnvironmentOptions) -> dict[str, str]:
+    shape = shape_for(options.block_tokens)
+    memory = stand.cache.memory
+    size = memory.blocks * memory.bytes_per_block / (1 << 20)
+    return {
+        "policy": f"{stand.policy.name} (profile {stand.policy.profile.value})",
+        "pool": f"{memory.blocks:,} blocks of {options.block_tokens} tokens, {size:,.0f} MiB on {options.device}",
+        "KV layout": f"{shape.layers} layers, {shape.kv_heads} kv heads of {shape.head_dim}, float16",
+        "ledger": str(options.database),
+        **_tier_settings(options),
+        **dict(workload.notes),
+    }
+
+
+def _tier_settings(options: EnvironmentOptions) -> dict[str, str]:
+    if not options.host_tier_bytes:
+        return {}
+    return {
+        "host tier": f"{options.host_tier_bytes / (1 << 20):,.0f} MiB, sealed; computing again is taken to do "
+        f"{options.recompute_tokens_per_second:,.0f} tokens/s"
+    }

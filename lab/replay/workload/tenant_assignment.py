@@ -1,0 +1,60 @@
+"""From labels to principals: which tenant of the policy a label's rank stands for."""
+
+from __future__ import annotations
+
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.ids import SessionId, SubjectId, TenantId
+from kvcustody.lab.replay.workload.labels import Label
+from kvcustody.policies.document.model import Policy
+
+ISSUER = "replay"
+
+
+def tenant_names(policy: Policy, count: int) -> list[str]:
+    """Names by rank, heaviest first: the policy's own tenants in its order, then invented ones
+    (`tenant-009`).
+    """
+    listed = [tenant.id for tenant in policy.tenants[:count]]
+    return listed + [f"tenant-{rank + 1:03d}" for rank in range(len(listed), count)]
+
+
+class LabelledPrincipals:
+    """Principals by label; one object a (tenant, subject, session, classification), as an engine would cache
+    them.
+    """
+
+    def __init__(self, policy: Policy, tenants: int) -> None:
+        self.names = tenant_names(policy, tenants)
+        self._readable = [self._readable_by(policy, name) for name in self.names]
+        self._known: dict[Label, Principal] = {}
+
+    def principal(self, label: Label) -> Principal:
+        """The principal behind a labelled request: every claim counts as verified."""
+        principal = self._known.get(label)
+        if principal is None:
+            principal = self._known[label] = Principal(
+                issuer=ISSUER,
+                tenant=TenantId(self.names[label.tenant]),
+                subject=SubjectId(label.subject),
+                session=SessionId(f"s-{label.session}"),
+                classification=label.classification,
+            )
+        return principal
+
+    def readable(self, tenant: int) -> tuple[int, ...]:
+        """The tenants, by rank, whose K/V this one may come to read: its own, and what grants and segments
+        open.
+        """
+        return self._readable[tenant]
+
+    def _readable_by(self, policy: Policy, name: str) -> tuple[int, ...]:
+        found = {name}
+        for grant in (*policy.grants, *policy.group_grants()):
+            if grant.reader == name:
+                found.add(grant.owner)
+        for segment in policy.segments:  # a segment's blocks are computed by whoever sends it first
+            if segment.tenants is None:
+                found.update(self.names)
+            elif name in segment.tenants:
+                found.update(segment.tenants)
+        return tuple(rank for rank, other in enumerate(self.names) if other in found)

@@ -1,0 +1,66 @@
+"""How many blocks an engine with one page size makes of the same memory: vLLM's way with layers of several kinds.
+
+    found = engine_blocks(layout, block_tokens=16, kv_bytes=60 << 30)
+    found.blocks, found.bytes_per_block, found.tables
+
+Our own pools give each group what it needs; vLLM has one pool of equal blocks, from which every group takes. Pages that
+are smaller are padded or hold more tokens, and kinds with more layers have several block tables.
+
+- The figures are vLLM's own (0.32): `tests/engines/vllm/adapter/test_sizing.py` compares them by architecture.
+- Beside recurrent layers the engine makes blocks of so many tokens that a state fits into a page, in steps of
+  `KERNEL_TOKENS`, and pads the state to it. A block size that is larger already stays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.lab.sizing.attention_layers import Attention
+from kvcustody.lab.sizing.hf_config import KvLayout, LayerGroup
+
+KERNEL_TOKENS = 16
+
+
+class EngineAllocation(NamedTuple):
+    """Blocks of an engine's one pool. `tables`: block tables that each sequence has, one a group of layers."""
+
+    blocks: int
+    block_tokens: int
+    bytes_per_block: int
+    tables: int
+    layers_per_table: int
+
+
+def engine_blocks(layout: KvLayout, *, block_tokens: int, kv_bytes: int) -> EngineAllocation:
+    """vLLM's blocks for this layout."""
+    block_tokens = _room_for_states(layout.groups, block_tokens)
+    if _is_one_table(layout.groups):
+        size = sum(group.bytes_per_block(block_tokens) for group in layout.groups)
+        return EngineAllocation(kv_bytes // size, block_tokens, size, 1, layout.layers)
+    pages = [group.bytes_per_block(block_tokens) // group.layers for group in layout.groups]
+    page = max(pages)
+    counts = [group.layers for group in layout.groups]
+    fewest, most = min(counts), max(counts)
+    together = most if most < fewest * 1.5 else fewest
+    tables = sum(-(-count // together) for count in counts)
+    size = page * together
+    return EngineAllocation(kv_bytes // size, block_tokens, size, tables, together)
+
+
+def _room_for_states(groups: tuple[LayerGroup, ...], block_tokens: int) -> int:
+    """The block size at which the smallest page of tokens holds the largest state."""
+    state = max(group.state_bytes for group in groups)
+    tokens = [group.bytes_per_token // group.layers for group in groups if group.bytes_per_token]
+    if not state or not tokens:
+        return block_tokens
+    needed = -(-state // (KERNEL_TOKENS * min(tokens))) * KERNEL_TOKENS
+    return max(block_tokens, needed)
+
+
+def _is_one_table(groups: tuple[LayerGroup, ...]) -> bool:
+    """Layers that need the same tokens share a table, whatever they keep of each."""
+    kinds = {Attention.FULL if group.attention in _ALL_TOKENS else group.name for group in groups}
+    return len(kinds) == 1
+
+
+_ALL_TOKENS = (Attention.FULL, Attention.LATENT, Attention.INDEXER)

@@ -1,0 +1,129 @@
+"""What people ask of the control plane of `kvcustody up` while it runs: erasures, scans of the worker, a report and
+a schedule of more, two requests of persons. Somebody comes with a key that is nobody's, too.
+
+1. They are asked for as through the API, by the principal who would: on record, durable before anything happens.
+2. Subjects are those of the workload. Of the two requests one came in long ago and is past its deadline. One erasure is
+   asked for when the engine is about to stall, by a deadline that it then misses: so it is seen how that stands out.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from itertools import cycle
+
+import structlog
+
+from kvcustody.audit.evidence.cases.case_record import StepKind, SubjectRight
+from kvcustody.errors import CustodyError
+from kvcustody.governance.api.models.erasures import ErasureRequest
+from kvcustody.governance.api.models.evidence import FrameworkName, ScheduleRequest
+from kvcustody.governance.api.models.privacy.cases import CaseRequest, StepRequest
+from kvcustody.governance.api.models.scan_orders import ScanWanted
+from kvcustody.governance.api.operations.erasures import request as request_erasure
+from kvcustody.governance.api.operations.fleet import order_scan
+from kvcustody.governance.api.operations.privacy.cases import open_case, take_step
+from kvcustody.governance.api.operations.reports_and_checks import make_schedule
+from kvcustody.governance.api.page_calls import ask
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.reports import report_parameters, start_report
+from kvcustody.governance.service.schedules.calendar_periods import Cadence
+from kvcustody.governance.service.service import Service
+from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.times import DAY_US
+
+WORKER, VLLM = "simulated", "vllm"
+YOU = "you"
+PEOPLE: dict[str, tuple[frozenset[Role], str | None]] = {
+    YOU: (
+        frozenset({Role.DPO, Role.AUDITOR, Role.OPERATOR, Role.APPROVER, Role.KEY_CUSTODIAN}),
+        None,
+    ),
+    "author": (frozenset({Role.AUTHOR}), None),
+    "owner": (frozenset({Role.TENANT_ADMIN}), "acme"),
+    "dpo-desk": (frozenset({Role.DPO}), None),
+    WORKER: (frozenset({Role.WORKER}), None),
+    VLLM: (frozenset({Role.WORKER}), None),
+}
+_log = structlog.get_logger(__name__)
+_FIRST_SECONDS, _TURN_SECONDS = 8.0, 40.0
+_REPORT_TURN = 2
+_SUBJECTS = 64
+_MISSES_EVERY = 4  # stalls
+
+
+class Office:
+    """Asks on a thread of its own until it is told to stop."""
+
+    def __init__(self, service: Service, spec: WorkloadSpec, tenants: list[str], worker: str) -> None:
+        self._service, self._worker = service, worker
+        labels = generate(spec).labels[:_SUBJECTS]
+        self._subjects = cycle([(tenants[label.tenant], label.subject) for label in labels])
+        self._stop = threading.Event()
+        self._stalls = 0
+        self._thread = threading.Thread(target=self._run, name="kvcustody-office", daemon=True)
+
+    def start(self) -> None:
+        """Ask from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; a second time changes nothing."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def stalls(self) -> None:
+        """The engine is about to stall (rule 2)."""
+        self._stalls += 1
+        if self._stalls % _MISSES_EVERY == 1:
+            with suppress(CustodyError):
+                self._erase(deadline_seconds=1)
+
+    def _run(self) -> None:
+        pause, turn = _FIRST_SECONDS, 0
+        while not self._stop.wait(pause):
+            pause, turn = _TURN_SECONDS, turn + 1
+            try:
+                self._erase(deadline_seconds=60)
+                ask(self._service, _caller(YOU), order_scan, self._worker, ScanWanted(deadline_seconds=60))
+                if turn == _REPORT_TURN:
+                    self._report()
+                    self._requests()
+                with ControlPlaneConnection(
+                    f"http://{self._service.settings.listen}", "nobodys-key"
+                ) as wrong:
+                    wrong.get("/v1/whoami")
+            except CustodyError as error:  # the tenant has sent nothing yet, or the service ends
+                _log.info("not asked for", reason=error.message)
+
+    def _erase(self, *, deadline_seconds: int) -> None:
+        tenant, subject = next(self._subjects)
+        what = ErasureRequest(tenant=tenant, subject=subject, deadline_seconds=deadline_seconds)
+        ask(self._service, _caller("dpo-desk"), request_erasure, what)
+
+    def _requests(self) -> None:
+        service, caller = self._service, _caller("dpo-desk")
+        for days in (2, 40):
+            tenant, subject = next(self._subjects)
+            received = service.clock.utc_us() - days * DAY_US
+            what = CaseRequest(
+                tenant=tenant, subject=subject, right=SubjectRight.ERASURE, channel="mail", received=received
+            )
+            case = ask(service, caller, open_case, what)["case_id"]
+        confirmed = StepRequest(step=StepKind.IDENTITY, outcome="confirmed")
+        ask(service, caller, take_step, case, confirmed)
+
+    def _report(self) -> None:
+        service, caller = self._service, _caller(YOU)
+        schedule = ScheduleRequest(framework=FrameworkName("soc2"), every=Cadence.MONTHLY)
+        ask(service, caller, make_schedule, schedule)
+        asked = report_parameters(service, "gdpr", None, since_us=None, until_us=None, as_of=None)
+        start_report(service, caller.name, asked, service.documents.formats(), party=caller.party)
+
+
+def _caller(name: str) -> Caller:
+    roles, tenant = PEOPLE[name]
+    return Caller(name, roles, tenant, "local")

@@ -1,0 +1,178 @@
+"""The simulated worker of `kvcustody up`: a real pool, Governor and control-plane agent under generated traffic, now.
+
+1. It is a worker as any: identity, policy, keys, evidence and erasures go the way of an engine's. Its leaves say
+   `simulated`, so no page takes it for people's traffic.
+2. Now and then something goes wrong as it does in engines, so that its traces can be seen: the engine stalls, and what
+   ends meanwhile is scrubbed late; a step of the device hangs, and its blocks wait in quarantine until it retires.
+3. It ends between two steps: everything that runs is released, scrubbed and handed to the ledger.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvcustody.audit.kinds import SIMULATED
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.errors import CustodyError
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker.worker import MemoryPlan, open_worker
+from kvcustody.lab.replay.options import RunnerOptions
+from kvcustody.lab.replay.run.environment import shape_for
+from kvcustody.lab.replay.run.marked_tensors import PatternCache
+from kvcustody.lab.replay.run.model_identity import replay_model
+from kvcustody.lab.replay.run.runner import Runner
+from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.lab.replay.workload.model import Job
+from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
+
+POOL_BLOCKS = 2048
+_TRIES_OF_CLOSING_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """When something goes wrong (rule 2): seconds between two, and seconds that one lasts. 0: never."""
+
+    stall_every: float = 75.0
+    stall_seconds: float = 6.0
+    hang_every: float = 60.0
+    hang_seconds: float = 40.0
+
+
+class _StoppedError(Exception):
+    """Somebody asked the worker to end."""
+
+
+class PacedClock:
+    """Boot time that cannot be skipped: it is waited for, and whoever waits is told to end where that is asked."""
+
+    def __init__(self, stop: threading.Event, between: Callable[[], None]) -> None:
+        self._clock = SystemClock()
+        self._stop = stop
+        self._between = between
+
+    def now_us(self) -> int:
+        """Boot time."""
+        return self._clock.now_us()
+
+    def skip_to(self, at_us: int) -> None:
+        """Wait until then."""
+        if self._stop.wait(max(0, at_us - self.now_us()) / MICROSECONDS):
+            raise _StoppedError
+        self._between()
+
+
+class SimulatedWorker:
+    """A worker on a thread of its own; `error` is why it ended by itself, None where it runs or was told to end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        spec: WorkloadSpec,
+        *,
+        faults: Faults | None = None,
+        stalls: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`stalls` is called before the engine stalls."""
+        self._settings, self._spec = settings, spec
+        self._faults = faults or Faults()
+        self._stalls = stalls
+        self._stop = threading.Event()
+        self._governor: Governor | None = None
+        self._next = {"stall": self._faults.stall_every / 2, "hang": self._faults.hang_every / 2}
+        self._began_us = SystemClock().now_us()
+        self._hanging: list[tuple[float, int]] = []
+        self.error: BaseException | None = None
+        self.serving = threading.Event()
+        self.requests = 0
+        self._thread = threading.Thread(target=self._run, name="kvcustody-simulated", daemon=True)
+
+    def start(self) -> None:
+        """Open it and serve; `serving` is set once it does, or has failed."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End in order (rule 3); a second time changes nothing."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(_TRIES_OF_CLOSING_SECONDS)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except _StoppedError:
+            pass
+        except CustodyError as error:
+            self.error = error
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.serving.set()
+
+    def _serve(self) -> None:
+        torch.set_num_threads(1)  # its writes are small: waking threads costs more than they save
+        size = self._spec.block_tokens
+        cache = PatternCache(POOL_BLOCKS, shape_for(size), device="cpu", clock=SystemClock())
+        plan = MemoryPlan(lambda _: cache.memory, POOL_BLOCKS, 1, cache.memory.bytes_per_block)
+        clock = PacedClock(self._stop, self._between)
+        with open_worker(self._settings, plan, origin=SIMULATED) as worker:
+            governor = self._governor = worker.governor
+            population = LabelledPrincipals(governor.table.policy, self._spec.tenants)
+            self._began_us = clock.now_us()
+            self.serving.set()
+            options = RunnerOptions(seed=self._spec.seed)
+            span_us = round(self._spec.span_seconds * MICROSECONDS)
+            try:
+                while True:
+                    runner = Runner(governor, cache, clock, replay_model(size), population, options=options)
+                    runner.run(self._jobs(), span_us)
+            finally:
+                for _, fence in self._hanging:
+                    governor.retire(fence)
+
+    def _jobs(self) -> Iterator[Job]:
+        """The workload's requests, each counted as it comes."""
+        made = generate(self._spec)
+        for request, label in zip(made.requests, made.labels, strict=True):
+            if request.at_us <= self._spec.span_seconds * MICROSECONDS:
+                self.requests += 1
+                yield request, label
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------------
+
+    def _between(self) -> None:
+        """Between two steps, on the thread that owns the state: begin and end what goes wrong (rule 2)."""
+        at, governor, faults = self._seconds(), self._governor, self._faults
+        if governor is None:
+            return
+        for due, fence in [one for one in self._hanging if one[0] <= at]:
+            governor.retire(fence)
+            self._hanging.remove((due, fence))
+        if faults.hang_every and at >= self._next["hang"] and governor.running:
+            self._next["hang"] = at + faults.hang_every
+            self._hanging.append((at + faults.hang_seconds, governor.fence(list(governor.running))))
+        if faults.stall_every and at >= self._next["stall"]:
+            self._next["stall"] = at + faults.stall_every
+            self._stalls()
+            if self._stop.wait(faults.stall_seconds):
+                raise _StoppedError
+
+    def _seconds(self) -> float:
+        return (SystemClock().now_us() - self._began_us) / MICROSECONDS
+
+
+def lively(tenants: int, seed: int) -> WorkloadSpec:
+    """Two hours of conversations, about two requests a second, with the times to think of impatient people."""
+    spec = WorkloadSpec(seed=seed, tenants=tenants, conversations=4800, span_seconds=7200.0)
+    return replace(spec, think_seconds=replace(spec.think_seconds, median=8))
