@@ -6,7 +6,8 @@ the word. What both do in words of their own is a method here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -125,6 +126,11 @@ class Dialect:
         )
         return int(connection.exec_driver_sql(query).scalar() or 0)
 
+    @contextmanager
+    def any_text(self, connection: Connection) -> Iterator[None]:
+        """Text that is not UTF-8 is read all the same inside, its bytes as lone surrogates; a server has none."""
+        yield
+
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
         """What a writer's connection keeps in memory; a server's memory is its own."""
 
@@ -198,6 +204,15 @@ class _Sqlite(Dialect):
             for name in ("page_count", "page_size")
         )
         return pages * size
+
+    @contextmanager
+    def any_text(self, connection: Connection) -> Iterator[None]:
+        driver: Any = connection.connection.driver_connection
+        driver.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+        try:
+            yield
+        finally:
+            driver.text_factory = str
 
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
         connection.connection.cursor().execute(f"PRAGMA cache_size=-{kibibytes}")

@@ -284,12 +284,9 @@ def listed_scan_orders(
     question = CursorBinding("listScanOrders", caller.name, {})
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
-    found = service.scans.orders.listed(before=before, limit=limit + 1)
-    following = None
-    if len(found) > limit:
-        last = found[limit - 1]
-        following = service.cursors.write(question, [last.at_us, last.order])
-    return {"items": [item._asdict() for item in found[:limit]], "next": following}
+    found, more = service.scans.orders.listed(before=before, limit=limit)
+    following = service.cursors.write(question, [found[-1].at_us, found[-1].order]) if more else None
+    return {"items": [item._asdict() for item in found], "next": following}
 
 
 def one_scan_order(service: ServiceDep, order: OrderId) -> dict[str, Any]:
