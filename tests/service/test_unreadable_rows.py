@@ -6,6 +6,7 @@ that reads the table: the operations that read it are found by the statements th
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import orjson
 import pytest
-from sqlalchemy import Column, Engine, Integer, LargeBinary, String, event
+from sqlalchemy import BigInteger, Column, Engine, Integer, LargeBinary, String, event
 
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE, with_placeholders
@@ -26,7 +27,7 @@ from kvcustody.governance.service.service import Service
 from standins.service.service_world import Worker, register, ship
 
 TABLES = {table.name: table for table in metadata.sorted_tables if table.name.startswith("service_")}
-GOOD, ODD = "a", "d"  # what ids are made of
+GOOD = 0  # the number of the row that can be read
 NOW_US = 1_780_000_000_000_000
 FAR_US = 8_000_000_000_000_000
 ROWS: dict[str, dict[str, Any]] = {  # what the two rows of a table have, each `{}` for its name
@@ -54,7 +55,7 @@ ROWS: dict[str, dict[str, Any]] = {  # what the two rows of a table have, each `
         "tries": 1, "next_us": FAR_US, "created_us": NOW_US,
     },
     "service_report_deliveries": {
-        "report": "a" * 32, "destination": "{}", "state": "delivered", "tries": 1, "next_us": FAR_US,
+        "report": "0" * 32, "destination": "{}", "state": "delivered", "tries": 1, "next_us": FAR_US,
     },
     "service_workers": {
         "incarnation": "{}", "worker": "worker", "seen_us": NOW_US, "received_sequence": 0, "policy_revision": 0,
@@ -94,7 +95,7 @@ KEYS = {table: next(name for name, value in row.items() if "{}" in str(value)) f
 def odd_values(column: Column[Any], in_file: bool) -> Iterator[Any]:
     """What the database takes there and no program writes: bytes are a BLOB, a tuple is text of these bytes."""
     if isinstance(column.type, Integer):
-        yield from (-1, (1 << 63) - 1)
+        yield from (-1, (1 << 63) - 1) if in_file or isinstance(column.type, BigInteger) else (-1,)
         yield from (b"\xff", "soon", "NaN", 2.5, 9e99) if in_file else ()
     elif isinstance(column.type, String):
         yield from (b"\xff\x00", (b"caf\xe9",), (b"a\x00b",)) if in_file else ()
@@ -111,11 +112,11 @@ def odd_values(column: Column[Any], in_file: bool) -> Iterator[Any]:
 
 
 class Rows:
-    """Writes rows as only the owner of the database could; `names`: what the two rows of `service_workers` go by."""
+    """Writes rows as only the owner of the database could; `workers`: incarnations that are on record."""
 
-    def __init__(self, service: Service, names: dict[str, str]) -> None:
+    def __init__(self, service: Service, workers: list[str]) -> None:
         self.service = service
-        self.names = names
+        self.workers = workers
         self.in_file = dialect_of(service.engine).in_file
         with service.engine.connect() as connection:
             self.before = {
@@ -123,12 +124,15 @@ class Rows:
                 for name in TABLES
             }
 
-    def key(self, table: str, name: str) -> str:
-        column = TABLES[table].c[KEYS[table]]
-        return self.names[name] if table == "service_workers" else name * (column.type.length or 32)
+    def key(self, table: str, number: int) -> str:
+        """What a row goes by."""
+        column: Any = TABLES[table].c[KEYS[table]]
+        return (
+            self.workers[number] if table == "service_workers" else f"{number:x}" * (column.type.length or 32)
+        )
 
-    def put(self, table: str, which: str, odd: dict[str, Any] | None = None) -> None:
-        key = self.key(table, which)
+    def put(self, table: str, number: int, odd: dict[str, Any] | None = None) -> None:
+        key = self.key(table, number)
         values = {
             column: value.format(key) if isinstance(value, str) else value
             for column, value in ROWS[table].items()
@@ -139,7 +143,7 @@ class Rows:
 
     def clear(self, table: str) -> None:
         """Take away what was put, whatever became of its key."""
-        kept = [key for key in self.before[table] if key not in self.names.values()]
+        kept = [key for key in self.before[table] if key not in self.workers]
         marks = ", ".join("?" * len(kept))
         self.run(
             f"DELETE FROM {table}" + (f" WHERE {KEYS[table]} NOT IN ({marks})" if kept else ""), tuple(kept)
@@ -162,7 +166,7 @@ class Desk(NamedTuple):
 def desk(service_on_each: Service, make_people: Any, make_client: Any) -> Desk:
     service = service_on_each
     people, client = make_people(service), make_client(service)
-    workers = [Worker(), Worker()]
+    workers = [Worker() for _ in range(15)]
     for worker in workers:
         assert register(client, people["worker"], worker).status_code == 200
         ship(client, people["worker"], worker, worker.batch([worker.started(), *worker.request("acme")]))
@@ -186,7 +190,10 @@ def desk(service_on_each: Service, make_people: Any, make_client: Any) -> Desk:
         get(path)  # nobody's key is looked up behind this
     sent: list[str] = []
     reading: dict[str, list[str]] = {name: [] for name in TABLES}
-    note = lambda *call: sent.append(call[2])  # noqa: E731 - listened to and taken off by its name
+
+    def note(*call: Any) -> None:
+        sent.append(call[2])
+
     event.listen(Engine, "before_cursor_execute", note)
     for path in asked:
         sent.clear()
@@ -195,8 +202,7 @@ def desk(service_on_each: Service, make_people: Any, make_client: Any) -> Desk:
             if any(re.search(rf"\b{name}\b", statement) for statement in sent):
                 reading[name].append(path)
     event.remove(Engine, "before_cursor_execute", note)
-    names = {GOOD: workers[0].incarnation, ODD: workers[1].incarnation}
-    return Desk(Rows(service, names), get, reading)
+    return Desk(Rows(service, [worker.incarnation for worker in workers]), get, reading)
 
 
 def _who(people: Any, action: str | None) -> str | None:
@@ -220,39 +226,44 @@ def test_every_table_of_the_control_plane_is_tried_where_it_is_read(desk: Desk) 
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_an_odd_row_ends_no_answer_and_is_named(desk: Desk, name: str) -> None:
+def test_odd_rows_end_no_answer_and_are_named(desk: Desk, name: str) -> None:
+    """One column after the other: a row that can be read, and one for each odd value."""
     asked = 0
     for column in TABLES[name].c:
-        for value in odd_values(column, desk.rows.in_file):
-            _put_both(desk.rows, name, column.name, value)
-            where = f"{name}.{column.name} = {value!r}"
-            for path in {*desk.reading[name], *filter(None, [SHOWN[name]])}:
-                answer = desk.get(path)
-                assert answer.status_code < 500, (where, path, answer.text)
-                asked += 1
-            for path in ONE.get(name, ()) if column.name != KEYS[name] else ():
-                answer = desk.get(path.format(desk.rows.key(name, ODD)))
-                assert answer.status_code in ({200, 404} if (name, column.name) in WHOSE else {200}), where
-            if SHOWN[name] is not None:
-                _check_shown(desk, name, column.name, where)
+        number = _put(desk.rows, name, column)
+        where = f"{name}.{column.name}"
+        for path in {*desk.reading[name], *filter(None, [SHOWN[name]])}:
+            answer = desk.get(path)
+            assert answer.status_code < 500, (where, path, answer.text)
+            asked += 1
+        by_itself = ONE.get(name, ()) if column.name != KEYS[name] else ()
+        for path, odd in itertools.product(by_itself, range(1, number + 1)):
+            answer = desk.get(path.format(desk.rows.key(name, odd)))
+            assert answer.status_code == (404 if (name, column.name) in WHOSE else 200), (where, odd)
+        if SHOWN[name] is not None:
+            _check_shown(desk, name, column.name, number)
         if "report" in name:
             desk.rows.service.scheduler.turn()
     assert asked or not desk.reading[name]
     _clear(desk.rows, name)
 
 
-def _put_both(rows: Rows, name: str, column: str, value: Any) -> None:
+def _put(rows: Rows, name: str, column: Column[Any]) -> int:
+    """A row that can be read, and after it those that cannot; how many."""
     _clear(rows, name)
+    values = list(odd_values(column, rows.in_file))
     if name == "service_reports":
-        rows.put("service_report_schedules", GOOD)
-        rows.put("service_report_schedules", ODD)
+        for number in range(len(values) + 1):
+            rows.put("service_report_schedules", number)
     if name == "service_report_deliveries":
         rows.put("service_report_schedules", GOOD)
         rows.put("service_reports", GOOD)
     if name == "service_keys":
         rows.put("service_principals", GOOD, {"name": "owner"})
-    rows.put(name, ODD, {column: value})
     rows.put(name, GOOD)
+    for number, value in enumerate(values, 1):
+        rows.put(name, number, {column.name: value})
+    return len(values)
 
 
 def _clear(rows: Rows, name: str) -> None:
@@ -260,21 +271,22 @@ def _clear(rows: Rows, name: str) -> None:
         rows.clear(each)
 
 
-def _check_shown(desk: Desk, name: str, column: str, where: str) -> None:
+def _check_shown(desk: Desk, name: str, column: str, number: int) -> None:
     path, key = SHOWN[name], "incarnation" if name == "service_workers" else KEYS[name]
     assert path is not None
     key = {"scan_order": "order"}.get(key, key)
     answer = desk.get(path)
+    where = f"{name}.{column}"
     assert answer.status_code == 200, (where, answer.text)
     items = answer.json()["items"]
     if name == "service_report_deliveries":
         items = [each for item in items for each in item["deliveries"]]
     whole = desk.rows.key(name, GOOD)
-    said = {item[key]: item.get("unread") or item.get("error") or "" for item in items}
-    assert said.get(whole) in {"", NOT_HERE}, (where, said)
+    said = [(item[key], item.get("unread") or item.get("error") or "") for item in items]
+    assert next(text for shown, text in said if shown == whole) in {"", NOT_HERE}, (where, said)
     if (name, column) not in WHOSE:
-        named = [text for text in said.values() if f"{name} `" in text and f"`{column}` " in text]
-        assert len(named) == 1, (where, said)
+        named = [text for _, text in said if f"{name} `" in text and f"`{column}` " in text]
+        assert len(named) == number, (where, said)
     if name in PAGED:
         assert list(_paged(desk, path, key)).count(whole) == 1, where
 
@@ -358,6 +370,6 @@ def test_control_without_the_reader_of_odd_rows_answers_fail(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_rows, "_read", lambda column, value: (value, ""))
-    _put_both(desk.rows, "service_principals", "enrolled_us", -1)
+    _put(desk.rows, "service_principals", TABLES["service_principals"].c.enrolled_us)
     assert desk.get("/v1/principals").status_code == 500
     _clear(desk.rows, "service_principals")
