@@ -46,7 +46,7 @@ from kvcustody.governance.api.models.scan_orders import (
     ScansOwed,
     ScanWanted,
 )
-from kvcustody.governance.api.parameters import Cursor, Limit, Since, Tenant, Until
+from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.answers.showback import GET_SHOWBACK, LIST_PREFIXES
 from kvcustody.governance.service.fleet.workers import WorkerRun
@@ -57,7 +57,7 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
-Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
+Number = Annotated[int, NUMBER, Path(ge=0, lt=LARGE, examples=[3])]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
 _operate = partial(Operation, method="POST", action=Permission.OPERATE, tag="operations", keyed=True)

@@ -9,12 +9,13 @@ from fastapi import Query
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
+from kvcustody.governance.api.parameters import NUMBER, Limit, Since, Tenant, Until
 from kvcustody.governance.api.parameters import Cursor as CursorText
-from kvcustody.governance.api.parameters import Limit, Since, Tenant, Until
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
 
 Residency = Annotated[
     int | None,
+    NUMBER,
     Query(
         ge=0,
         lt=LARGE,
@@ -94,7 +95,9 @@ def explained(
     caller: CallerDep,
     service: ServiceDep,
     residency: Annotated[
-        int, Query(ge=0, lt=LARGE, description="The request's number, as its process counts.", examples=[17])
+        int,
+        NUMBER,
+        Query(ge=0, lt=LARGE, description="The request's number, as its process counts.", examples=[17]),
     ],
     incarnation: Incarnation = None,
     worker: Annotated[

@@ -21,10 +21,10 @@ from kvcustody.audit.store.database.engine import WRITE, with_placeholders
 from kvcustody.audit.store.schema import stored_rows
 from kvcustody.audit.store.schema.all_tables import metadata
 from kvcustody.governance.api.app import create_api
-from kvcustody.governance.service.access.roles import OF_TENANTS, PERMISSIONS, Permission, Role
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.schedules.made_reports import NOT_HERE
 from kvcustody.governance.service.service import Service
-from standins.service.service_world import Worker, register, ship
+from standins.service.service_world import Worker, register, ship, who_may
 
 TABLES = {table.name: table for table in metadata.sorted_tables if table.name.startswith("service_")}
 GOOD = 0  # the number of the row that can be read
@@ -172,7 +172,7 @@ def desk(service_on_each: Service, make_people: Any, make_client: Any) -> Desk:
         ship(client, people["worker"], worker, worker.batch([worker.started(), *worker.request("acme")]))
     document = orjson.loads(create_api(service).document())
     who = {
-        path: _who(people, item["get"].get("x-kvcustody-action"))
+        path: who_may(people, action) if (action := item["get"].get("x-kvcustody-action")) else None
         for path, item in document["paths"].items()
         if "get" in item
     }
@@ -203,15 +203,6 @@ def desk(service_on_each: Service, make_people: Any, make_client: Any) -> Desk:
                 reading[name].append(path)
     event.remove(Engine, "before_cursor_execute", note)
     return Desk(Rows(service, [worker.incarnation for worker in workers]), get, reading)
-
-
-def _who(people: Any, action: str | None) -> str | None:
-    """Somebody who may ask, and sees all where there is one."""
-    if action is None:
-        return None
-    able = [role for role in Role if Permission(action) in PERMISSIONS[role]]
-    best = max(able, key=lambda role: (PERMISSIONS[role][Permission(action)].value, role is Role.AUDITOR))
-    return str(people[f"{best}@acme" if best in OF_TENANTS else best.value])
 
 
 def _matches(pattern: str, path: str) -> bool:
