@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import orjson
 import typer
@@ -31,6 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.times import WHOLE_NUMBER
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -94,10 +95,32 @@ def _check_numbers(command: Any) -> None:
     if hasattr(command, "checks_numbers"):
         return
     command.checks_numbers = True
+    for param in command.params:
+        if _takes_whole_numbers(param.type_descriptor.annotation):
+            param.process_value = _written_one_way(param)
     if isinstance(command, typer.core.TyperGroup):
         group: Any = command
         group.resolve_command = _resolving(group.resolve_command)
     command.invoke = _checked(command.invoke)
+
+
+def _written_one_way(param: Any) -> Callable[[Any, Any], Any]:
+    """Takes a parameter's whole numbers as queries do: in digits, without `_`, a plus, spaces or zeros before them."""
+    process = param.process_value
+
+    def processing(ctx: Any, value: Any) -> Any:
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, str) and WHOLE_NUMBER.fullmatch(each) is None:
+                raise UsageError(
+                    f"`{param.name}`: {each[:24]!r} is no whole number in decimal digits", ctx=ctx
+                )
+        return process(ctx, value)
+
+    return processing
+
+
+def _takes_whole_numbers(annotation: Any) -> bool:
+    return annotation is int or any(map(_takes_whole_numbers, get_args(annotation)))
 
 
 def _resolving(resolve: Callable[[Any, list[str]], Any]) -> Callable[[Any, list[str]], Any]:

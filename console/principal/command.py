@@ -21,6 +21,7 @@ from kvcustody.console.principal.shared import (
     bound_to,
     local_book,
     print_key,
+    say_unread,
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
@@ -85,16 +86,19 @@ def list_principals(
             found = connection.items("/v1/principals")
     else:
         with local_book(source) as (book, _, _):
-            while rows := book.listed(after=found[-1]["name"] if found else "", limit=1000):
+            more = True
+            while more:
+                rows, more = book.listed(after=found[-1]["name"] if found else "", limit=1000)
                 found += [_row(row) for row in rows]
     if as_json:
         print_json(found)
         return
     table = make_table("", "principal", "kind", "roles", "tenant", "state", left=5)
     for row in found:
-        state = "disabled" if row["disabled_us"] else "enrolled"
+        state = "enrolled" if row["disabled_us"] is None else "disabled"
         table.add_row(row["name"], row["kind"], ", ".join(row["roles"]), row["tenant"] or "", state)
     stdout().print(table)
+    say_unread(found)
 
 
 @principals.command(

@@ -25,6 +25,7 @@ from kvcustody.console.principal.shared import (
     bound_to,
     local_book,
     print_key,
+    say_unread,
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
@@ -220,6 +221,7 @@ def _print_keys(found: list[dict[str, Any]], as_json: bool) -> None:
         ends_with = ", ".join(filter(None, (key["made_with"], "a session" if key["in_session"] else "")))
         table.add_row(key["prefix"], *days, key["certificate"] or "", ends_with)
     stdout().print(table)
+    say_unread(found)
 
 
 add_to_group(keys, "apikey")

@@ -37,6 +37,13 @@ Bound = Annotated[
 Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the key ends.")]
 
 
+def say_unread(found: list[dict[str, Any]]) -> None:
+    """Say which rows of the book cannot be read."""
+    for row in found:
+        if row["unread"]:
+            say(f"not read: {row['unread']}")
+
+
 def bound_to(certificate: Path | None) -> str | None:
     """How a key names the certificate in a file."""
     return None if certificate is None else thumbprint_in(certificate)

@@ -207,6 +207,9 @@ def list_reports(
             digest, item["report"],
         )  # fmt: skip
     stdout().print(table)
+    for one in (*items, *(each for item in items for each in item["deliveries"])):
+        if one["unread"]:
+            say(f"not read: {one['unread']}")
 
 
 @grouped
@@ -225,7 +228,7 @@ def retry(
         with _book(source) as (book, engine, _):
             book.retry(report, by=local_name())
             with engine.connect() as connection:
-                found = made_reports(connection, only=report, verdicts=SignedVerdicts())[0].data()
+                found = made_reports(connection, only=report, verdicts=SignedVerdicts())[0][0].data()
     if as_json:
         print_answer(MadeReportModel, found)
         return

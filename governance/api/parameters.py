@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.tenants import NAME_CHARACTERS_MAX
-from kvcustody.times import moment_us
+from kvcustody.times import WHOLE_NUMBER, moment_us
 
+
+def _digits(given: Any) -> Any:
+    """A whole number as it is written in one way: digits of ASCII, without a sign, spaces or zeros before it."""
+    if isinstance(given, str) and WHOLE_NUMBER.fullmatch(given) is None:
+        raise PydanticCustomError("whole_number", "is no whole number in decimal digits")
+    return given
+
+
+def _microseconds(given: Any) -> Any:
+    """UTC microseconds of a moment in ISO 8601; a number stays for the type to judge."""
+    if isinstance(given, str) and WHOLE_NUMBER.fullmatch(given) is None:
+        try:
+            return moment_us(given)
+        except (ValueError, OverflowError):
+            raise PydanticCustomError(
+                "moment", "is neither a whole number in decimal digits nor a moment in ISO 8601"
+            ) from None
+    return given
+
+
+NUMBER = BeforeValidator(_digits)
+MOMENT = BeforeValidator(_microseconds)
 Cursor = Annotated[
     str | None, Query(max_length=1024, pattern=r"^[A-Za-z0-9_-]+$", description="`next` of the page before.")
 ]
@@ -26,7 +48,7 @@ class PageOrder(StrEnum):
 
 
 Order = Annotated[PageOrder, Query(description="`newest` first, or `oldest` first.")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of a page.")]
+Limit = Annotated[int, NUMBER, Query(ge=1, le=1000, description="Most items of a page.")]
 Tenant = Annotated[
     str | None,
     Query(
@@ -37,19 +59,11 @@ Tenant = Annotated[
 ]
 AsOf = Annotated[
     int | None,
+    NUMBER,
     Query(ge=1, lt=LARGE, description="Size of a root checkpoint: answer as the ledger was then."),
 ]
 
 
-def _microseconds(given: Any) -> Any:
-    """UTC microseconds of a moment in ISO 8601; whatever else it is stays for the type to judge."""
-    if isinstance(given, str) and not given.isdigit():
-        with suppress(ValueError, OverflowError):
-            return moment_us(given)
-    return given
-
-
-MOMENT = BeforeValidator(_microseconds)
 MOMENT_SCHEMA = WithJsonSchema(
     {
         "anyOf": [

@@ -12,12 +12,15 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
+from sqlalchemy import ColumnElement, Engine, delete, insert, select, type_coerce, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.types import NullType
 
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_answers
+from kvcustody.audit.store.schema.stored_rows import stored_row
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.problem_details import ProblemError
@@ -68,11 +71,15 @@ class IdempotencyStore:
 
     def _known(self, claim: IdempotencyClaim, wanted: str, now_us: int) -> IdempotencyClaim | bytes:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            row = connection.execute(select(service_answers).where(self._where(claim))).first()
+            columns = (column for column in service_answers.c if column is not service_answers.c.sealed)
+            bytes_as_stored = type_coerce(service_answers.c.sealed, NullType()).label("sealed")
+            row = stored_row(connection, select(*columns, bytes_as_stored).where(self._where(claim)))
             if row is None:  # its first run failed a moment ago
                 raise _in_flight()
             if row.request != wanted:
                 raise ProblemError("key-reused")
+            if row.unread:
+                raise _unreadable()
             if not row.finished:
                 dead = row.owner != self._owner and now_us - row.begun_us > _LOST_AFTER_US
                 if not dead:
@@ -101,9 +108,14 @@ class IdempotencyStore:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             return connection.execute(delete(service_answers).where(where)).rowcount
 
-    def _open(self, claim: IdempotencyClaim, sealed: bytes) -> bytes:
+    def _open(self, claim: IdempotencyClaim, sealed: object) -> bytes:
+        if not isinstance(sealed, bytes):
+            raise _unreadable()
         nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-        return AESGCM(self._cipher_key(claim)).decrypt(nonce, data, claim.digest.encode())
+        try:
+            return AESGCM(self._cipher_key(claim)).decrypt(nonce, data, claim.digest.encode())
+        except (InvalidTag, ValueError):
+            raise _unreadable() from None
 
     def _cipher_key(self, claim: IdempotencyClaim) -> bytes:
         return bytes.fromhex(keyed_digest(self._seal_key, claim.principal.encode(), claim.key.encode()))
@@ -111,6 +123,10 @@ class IdempotencyStore:
     @staticmethod
     def _where(claim: IdempotencyClaim) -> ColumnElement[bool]:
         return (service_answers.c.principal == claim.principal) & (service_answers.c.key == claim.digest)
+
+
+def _unreadable() -> ProblemError:
+    return ProblemError("conflict", "the answer that is kept for this `Idempotency-Key` cannot be read")
 
 
 def _in_flight() -> ProblemError:

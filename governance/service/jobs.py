@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import orjson
 import structlog
-from sqlalchemy import Engine, Row, insert, select, update
+from sqlalchemy import Engine, insert, select, update
 
 from kvcustody.audit.store.database.engine import WRITE
-from kvcustody.audit.store.schema.service import service_jobs
+from kvcustody.audit.store.schema.service import JOB_STATES, service_jobs
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_page, stored_row
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.files import private_folder
@@ -33,7 +34,7 @@ from kvcustody.guarding_thread import GuardingThread
 _log = structlog.get_logger(__name__)
 _LOST = "the service ended before the job did"
 UNREAD = "the record of this job cannot be read"
-STATES = ("waiting", "running", "finished", "failed", "cancelled", "lost")
+STATES = JOB_STATES
 _WAITING_MAX = 64
 _WAITING_MAX_OF_PARTY = _WAITING_MAX // 8
 
@@ -132,13 +133,18 @@ class JobRunner:
         """The principal's job; raises `not-found` (rule 1)."""
         where = (service_jobs.c.job == job) & (service_jobs.c.principal == principal)
         with self._engine.connect() as connection:
-            row = connection.execute(select(service_jobs).where(where)).first()
+            row = stored_row(connection, select(service_jobs).where(where))
         if row is None:
             raise not_found()
         return _job(row)
 
-    def listed(self, *, principal: str, before: tuple[int, str] | None = None, limit: int = 50) -> list[Job]:
-        """The principal's jobs, newest first, from the one `before` (its `created_us` and `job`) on."""
+    def listed(
+        self, *, principal: str, before: tuple[int, str] | None = None, limit: int = 50
+    ) -> tuple[list[Job], bool]:
+        """The principal's jobs, newest first, from the one `before` (its `created_us` and `job`) on; whether more are.
+
+        `limit`, and more where the order of the last could not be read.
+        """
         table = service_jobs.c
         query = select(service_jobs).where(table.principal == principal)
         if before is not None:
@@ -146,9 +152,10 @@ class JobRunner:
             query = query.where(
                 (table.created_us < created_us) | ((table.created_us == created_us) & (table.job < job))
             )
+        ordered = query.order_by(table.created_us.desc(), table.job.desc())
         with self._engine.connect() as connection:
-            ordered = query.order_by(table.created_us.desc(), table.job.desc()).limit(limit)
-            return [_job(row) for row in connection.execute(ordered)]
+            page = stored_page(connection, ordered, (table.created_us, table.job), limit)
+        return [_job(row) for row in page.rows], page.more
 
     def cancel(self, job: str, *, principal: str) -> Job:
         """Ask a job to stop; one that has ended stays as it is."""
@@ -252,19 +259,15 @@ def shown(job: Job) -> dict[str, Any]:
     return facts
 
 
-def _job(row: Row[Any]) -> Job:
-    values = {name: getattr(row, name) for name in Job._fields}
-    parameters, result = _object(row.parameters), _object(row.result) if row.result else None
-    counts = [row.done] if row.total is None else [row.done, row.total]
-    if parameters is None or (row.result and result is None) or row.state not in STATES or min(counts) < 0:
-        unread = {"state": "lost", "done": 0, "total": None, "result": None, "error": UNREAD}
-        return Job(**values | unread | {"parameters": parameters or {}})
-    return Job(**values | {"parameters": parameters, "result": result})
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return found if isinstance(found, dict) else None
+def _job(row: StoredRow) -> Job:
+    values = {name: row.values[name] for name in Job._fields}
+    if row.unread:
+        values |= {
+            "state": "lost",
+            "done": 0,
+            "total": None,
+            "result": None,
+            "error": f"{UNREAD}: {row.unread}",
+        }
+        values["ended_us"] = row.ended_us or row.created_us
+    return Job(**values)

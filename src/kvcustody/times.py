@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 SECOND_US, MINUTE_US, HOUR_US, DAY_US = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
@@ -23,6 +24,9 @@ def iso(at_us: int) -> str:
 def readable(at_us: int | None, form: str = TO_THE_SECOND, *, none: str = "-") -> str:
     """A moment for people; `none` where there is none (0 is none)."""
     return utc(at_us).strftime(form) if at_us else none
+
+
+WHOLE_NUMBER = re.compile("-?[1-9][0-9]*|0")  # how a number is written that somebody gives as text
 
 
 def moment_us(text: str) -> int:

@@ -53,7 +53,8 @@ def open_processes(connection: Connection, where: ColumnElement[bool] | None = N
 
 def last_heard_us(connection: Connection, process: OpenProcess, now_us: int) -> int:
     """When it last spoke to a control plane, or wrote to the ledger; a time after `now_us` (UTC) says nothing."""
-    seen = select(service_workers.c.seen_us).where(service_workers.c.incarnation == process.uuid)
+    row = service_workers.c
+    seen = select(row.seen_us).where(row.incarnation == process.uuid, row.seen_us.between(0, now_us))
     last = select(events.c.at_us).where(events.c.incarnation == process.id, has_leaf(events))
     last = last.order_by(events.c.sequence.desc()).limit(1)
     times = (process.started_us, connection.scalar(seen) or 0, connection.scalar(last) or 0)

@@ -150,6 +150,11 @@ class Dialect:
         )
         return int(connection.exec_driver_sql(query).scalar() or 0)
 
+    @contextmanager
+    def any_text(self, connection: Connection) -> Iterator[None]:
+        """Text that is not UTF-8 is read all the same inside, its bytes as lone surrogates; a server has none."""
+        yield
+
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
         """What a writer's connection keeps in memory; a server's memory is its own."""
 
@@ -244,6 +249,15 @@ class _Sqlite(Dialect):
             for name in ("page_count", "page_size")
         )
         return pages * size
+
+    @contextmanager
+    def any_text(self, connection: Connection) -> Iterator[None]:
+        driver: Any = connection.connection.driver_connection
+        driver.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+        try:
+            yield
+        finally:
+            driver.text_factory = str
 
     def cache_of_writer(self, connection: Connection, kibibytes: int) -> None:
         connection.connection.cursor().execute(f"PRAGMA cache_size=-{kibibytes}")

@@ -3,6 +3,9 @@
 1. Nothing here is evidence: what an act meant is in the ledger's leaves, and these rows can be lost without a gap.
 2. No secret is stored. Keys and sessions are digests, kept answers are sealed.
 3. Times named `*_us` are UTC.
+4. What a column may hold besides its type is in its `info`: `words` that this release knows, with the one that stands
+   for any other (`else`); `json`, the form of a document (`object`, `numbers`: an object of them, `numbers by name`:
+   an object of those); `form`, a regular expression. `stored_rows` reads rows by it.
 """
 
 from __future__ import annotations
@@ -23,11 +26,15 @@ from sqlalchemy import (
 
 from kvcustody.audit.store.schema.ledger import metadata
 
+JOB_STATES = ("waiting", "running", "finished", "failed", "cancelled", "lost")
+
 service_principals = Table(
     "service_principals",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("kind", String(8), nullable=False),
+    Column(
+        "kind", String(8), nullable=False, info={"words": ("person", "machine", "token"), "else": "machine"}
+    ),
     Column("roles", Text, nullable=False),
     Column("tenant", Text, nullable=True),
     Column("enrolled_us", BigInteger, nullable=False),
@@ -42,7 +49,7 @@ service_keys = Table(
     metadata,
     Column("prefix", String(16), primary_key=True),
     Column("principal", Text, nullable=False),
-    Column("hash", Text, nullable=False),
+    Column("hash", Text, nullable=False, info={"form": r"\$blake2b\$[!-~]+"}),
     Column("issued_us", BigInteger, nullable=False),
     Column("expires_us", BigInteger, nullable=False),
     Column("used_us", BigInteger, nullable=True),
@@ -83,11 +90,11 @@ service_jobs = Table(
     Column("principal", Text, nullable=False),
     Column("owner", Text, nullable=False),
     Column("tenant", Text, nullable=True),
-    Column("state", String(16), nullable=False),
+    Column("state", String(16), nullable=False, info={"words": JOB_STATES, "else": "lost"}),
     Column("done", BigInteger, nullable=False),
     Column("total", BigInteger, nullable=True),
-    Column("parameters", Text, nullable=False),
-    Column("result", Text, nullable=True),
+    Column("parameters", Text, nullable=False, info={"json": "object"}),
+    Column("result", Text, nullable=True, info={"json": "object"}),
     Column("error", Text, nullable=True),
     Column("created_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger, nullable=True),
@@ -102,9 +109,9 @@ service_workers = Table(
     Column("seen_us", BigInteger, nullable=False),
     Column("received_sequence", BigInteger, nullable=False),
     Column("policy_revision", BigInteger, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("charged", Text, nullable=True),
-    Column("tenants", Text, nullable=True),
+    Column("status", Text, nullable=False, info={"json": "numbers"}),
+    Column("charged", Text, nullable=True, info={"json": "numbers"}),
+    Column("tenants", Text, nullable=True, info={"json": "numbers by name"}),
     Index("ix_service_workers_worker", "worker"),
 )
 
@@ -139,7 +146,12 @@ service_report_schedules = Table(
     Column("every", String(16), nullable=False),
     Column("zone", Text, nullable=False),
     Column("hour", Integer, nullable=False),
-    Column("state", String(16), nullable=False),
+    Column(
+        "state",
+        String(16),
+        nullable=False,
+        info={"words": ("active", "paused", "deleted"), "else": "paused"},
+    ),
     Column("after_us", BigInteger, nullable=False),  # what was due until then is in `service_reports`
     Column("made_us", BigInteger, nullable=False),
     Column("changed_us", BigInteger, nullable=False),
@@ -159,7 +171,12 @@ service_reports = Table(
     Column("since_us", BigInteger, nullable=False),
     Column("until_us", BigInteger, nullable=False),
     Column("due_us", BigInteger, nullable=True),
-    Column("state", String(16), nullable=False),
+    Column(
+        "state",
+        String(16),
+        nullable=False,
+        info={"words": ("waiting", "making", "made", "failed", "skipped"), "else": "failed"},
+    ),
     Column("owner", Text, nullable=False),
     Column("lease_us", BigInteger, nullable=False),
     Column("tries", Integer, nullable=False),
@@ -182,7 +199,12 @@ service_report_deliveries = Table(
     metadata,
     Column("report", String(32), nullable=False),
     Column("destination", Text, nullable=False),
-    Column("state", String(16), nullable=False),
+    Column(
+        "state",
+        String(16),
+        nullable=False,
+        info={"words": ("waiting", "delivered", "given-up"), "else": "given-up"},
+    ),
     Column("tries", Integer, nullable=False),
     Column("next_us", BigInteger, nullable=False),
     Column("failing_us", BigInteger, nullable=True),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Table, func, select
 
 from kvcustody.audit.evidence.subjects.subject_table import is_proved, is_tagged, row_of
 from kvcustody.audit.kinds import SYSTEM, log_of
@@ -25,6 +25,7 @@ from kvcustody.audit.store.schema.ledger import events, logs, subjects, tenants
 from kvcustody.audit.store.schema.releases import policy_release
 from kvcustody.audit.store.schema.retention import cosignatures, timestamps
 from kvcustody.audit.store.schema.service import service_keys, service_principals
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_rows
 from kvcustody.audit.store.schema.trees import signed_checkpoints
 from kvcustody.audit.tlog.checkpoint import verify
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note, parse_signatures
@@ -231,7 +232,7 @@ def _check_principals(connection: Connection, found: RegisterFindings) -> None:
             ended = [prefix for prefix in detail.split(",") if prefix in keys]
             keys |= {prefix: keys[prefix]._replace(revoked=True) for prefix in ended}
     _compare_principals(connection, found, people)
-    rows = {row.prefix: row for row in connection.execute(select(service_keys))}
+    rows = {row.prefix: row for row in _read(connection, found, service_keys)}
     for prefix in sorted(keys.keys() | rows.keys()):
         row, key = rows.get(prefix), keys.get(prefix)
         if row is None or key is None:
@@ -248,7 +249,7 @@ def _check_principals(connection: Connection, found: RegisterFindings) -> None:
 def _compare_principals(
     connection: Connection, found: RegisterFindings, people: Mapping[str, _Standing]
 ) -> None:
-    rows = {row.name: row for row in connection.execute(select(service_principals))}
+    rows = {row.name: row for row in _read(connection, found, service_principals)}
     for name in sorted(people.keys() | rows.keys()):
         row, said = rows.get(name), people.get(name)
         if row is not None and said is None and row.kind == _TOKEN and row.disabled_us is None:
@@ -266,6 +267,15 @@ def _compare_principals(
             )
         elif row.kind != _TOKEN and row.enrolled_by != said.enrolled_by:
             found.problems.append(f"principal `{name}` of `service_principals` was enrolled by another")
+
+
+def _read(connection: Connection, found: RegisterFindings, table: Table) -> list[StoredRow]:
+    """The rows of a table of the control plane; those that cannot be read are named."""
+    rows = stored_rows(connection, select(table))
+    found.unproved.extend(
+        f"it cannot be read, and lets nobody in: {row.unread}" for row in rows if row.unread
+    )
+    return rows
 
 
 def _check_stamps(connection: Connection, found: RegisterFindings) -> None:

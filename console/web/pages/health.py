@@ -15,6 +15,7 @@ from kvcustody.governance.api.operations import fleet as orders_api
 from kvcustody.governance.api.operations import health as health_api
 from kvcustody.governance.observability.serving_summary import ServingSummary, summary
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet.scan_orders import ScanOrder
 from kvcustody.governance.service.problem_details import not_found
 
 _WORKERS_MAX = 1000
@@ -25,7 +26,8 @@ def show(visit: PageRequest) -> Response:
     """What is well, and what is not; workers for those who may see operations."""
     visit.caller.must(Permission.READ_HEALTH)
     visit.record("consoleHealth")
-    workers, orders = None, []
+    workers = None
+    orders: list[ScanOrder] = []
     serving: list[tuple[str, ServingSummary]] = []
     if visit.may(Permission.READ_OPERATIONS):
         workers = [worker for _, worker in visit.service.fleet.listed(limit=LARGE)]
@@ -33,7 +35,7 @@ def show(visit: PageRequest) -> Response:
         del workers[_WORKERS_MAX:]  # those that ended long ago
         at_work = [worker for worker in workers if worker.ended_us is None and worker.status]
         serving = [(worker.worker, summary(worker.status)) for worker in at_work]
-        orders = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)
+        orders, _ = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)
     return visit.page(
         "operate/health.html",
         "Health",

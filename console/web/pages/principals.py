@@ -22,12 +22,12 @@ def show(visit: PageRequest) -> Response:
     """Principals in the order of names, and the keys of the one that was chosen."""
     visit.caller.must(Permission.MANAGE_KEYS)
     book, name = visit.service.principals, visit.text("name")
-    found = book.listed(after=visit.text("after") or "", limit=_SHOWN + 1)
+    found, more = book.listed(after=visit.text("after") or "", limit=_SHOWN)
     return visit.page(
         "operate/principals.html",
         "Access",
-        principals=found[:_SHOWN],
-        following=found[_SHOWN - 1].name if len(found) > _SHOWN else None,
+        principals=found,
+        following=found[-1].name if more else None,
         chosen=None if name is None else book.get(name),
         keys=() if name is None else book.keys(name),
     )

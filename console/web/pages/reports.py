@@ -52,14 +52,14 @@ def listed(visit: PageRequest) -> Response:
         visit.record_live("consoleReports")
         with service.reading() as connection:
             mine = caller.tenant_of(Permission.READ_CUSTODY, None)
-            made = made_reports(connection, tenant=mine, limit=_LISTED, verdicts=service.verdicts)
+            made, _ = made_reports(connection, tenant=mine, limit=_LISTED, verdicts=service.verdicts)
         now_us = service.clock.utc_us()
         schedules = [each.data(now_us) for each in schedules_of(service, caller)]
     settings = service.settings
     return visit.page(
         "operate/reports.html",
         "Reports",
-        jobs=service.jobs.listed(principal=caller.name, limit=_LISTED),
+        jobs=service.jobs.listed(principal=caller.name, limit=_LISTED)[0],
         makes=makes,
         made=made,
         schedules=schedules,

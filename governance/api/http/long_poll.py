@@ -15,10 +15,11 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import Query
 
+from kvcustody.governance.api.parameters import NUMBER
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.service import Service
 
-Wait = Annotated[int, Query(ge=0, le=30, description="Seconds to wait for news.")]
+Wait = Annotated[int, NUMBER, Query(ge=0, le=30, description="Seconds to wait for news.")]
 _LOOK_SECONDS, _PAUSE_SECONDS = 2.0, 0.05
 
 

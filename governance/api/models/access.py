@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvcustody.governance.api.models.base import Model, TenantName, Utc, example
+from kvcustody.governance.api.models.base import Model, TenantName, Unread, Utc, example
 from kvcustody.governance.credentials.certificate_thumbprint import PATTERN
 from kvcustody.governance.service.access.roles import Role
 
@@ -19,6 +19,7 @@ _ALICE = {
     "enrolled_by": "bootstrap",
     "disabled_us": None,
     "version": 1,
+    "unread": "",
 }
 _KEY = {"prefix": "0f1e2d3c4b5a", "key": "kvcs_0f1e2d3c4b5a_…", "expires_us": 1_787_776_000_000_000}
 
@@ -79,6 +80,7 @@ class PrincipalModel(Model):
     enrolled_by: str
     disabled_us: Utc | None
     version: int
+    unread: Unread
 
 
 class IssuedKeyModel(Model):
@@ -117,6 +119,7 @@ class ApiKeyModel(Model):
             "certificate": None,
             "made_with": None,
             "in_session": False,
+            "unread": "",
         }
     )
 
@@ -129,6 +132,7 @@ class ApiKeyModel(Model):
     certificate: str | None
     made_with: str | None
     in_session: bool
+    unread: Unread
 
 
 class ApiKeyPage(Model):

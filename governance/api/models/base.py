@@ -15,6 +15,10 @@ TenantName = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Whole = Annotated[int, Field(strict=True, ge=0, lt=LARGE)]
 Measure = Annotated[float, Field(gt=-LARGE, lt=LARGE, allow_inf_nan=False)]
 """A number that stays one when it is multiplied, and when all workers' are added up."""
+Unread = Annotated[
+    str,
+    Field(description="Table, row and columns that cannot be read: what is shown for those says nothing."),
+]
 Utc = Annotated[int, Field(strict=True, ge=0, lt=LARGE, description="UTC in microseconds since 1970.")]
 
 

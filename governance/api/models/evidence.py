@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvcustody.audit.reports.framework import NAMES
-from kvcustody.governance.api.models.base import LARGE, Model, Name, TenantName, Whole, example
+from kvcustody.governance.api.models.base import LARGE, Model, Name, TenantName, Unread, Whole, example
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 
 FrameworkName = StrEnum("FrameworkName", {name.replace("-", "_").upper(): name for name in sorted(NAMES)})  # type: ignore[misc]
@@ -49,6 +49,7 @@ _SCHEDULE = {
 _DELIVERY = {
     "destination": "auditors", "state": "delivered", "tries": 1, "next_us": 1_780_200_000_000_000, "failing_us": None,
     "delivered_us": 1_780_200_003_000_000, "place": "soc2-2026-04-30-2026-05-31-0f2c7a9d11ee", "error": None,
+    "unread": "",
 }  # fmt: skip
 _REASON = {"id": "gap", "adverse": False, "amount": 2, "cause": "2 gaps: records that are not there"}
 _MADE = {
@@ -56,7 +57,7 @@ _MADE = {
     "framework": "soc2", "formats": ["json"], "since_us": 1_777_000_000_000_000, "until_us": 1_780_000_000_000_000,
     "due_us": 1_780_200_000_000_000, "state": "made", "tries": 0, "checkpoint": 1041, "digest": "9f" * 32,
     "opinion": "qualified", "reasons": [_REASON], "signed_by": "kv.example/ledger/report+d2b266a2", "error": None,
-    "created_us": 1_780_200_000_000_000, "made_us": 1_780_200_002_000_000, "deliveries": [_DELIVERY],
+    "created_us": 1_780_200_000_000_000, "made_us": 1_780_200_002_000_000, "deliveries": [_DELIVERY], "unread": "",
 }  # fmt: skip
 ReportFormat = Literal["json", "html", "pdf", "oscal"]
 DestinationName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
@@ -156,6 +157,7 @@ class DeliveryModel(Model):
     delivered_us: Whole | None
     place: str | None
     error: str | None
+    unread: Unread
 
 
 class MadeReportModel(Model):
@@ -184,6 +186,7 @@ class MadeReportModel(Model):
     created_us: Whole
     made_us: Whole | None
     deliveries: list[DeliveryModel]
+    unread: Unread
 
 
 class MadeReportPage(Model):

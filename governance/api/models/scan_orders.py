@@ -15,6 +15,7 @@ _EXAMPLE = {
     "order": _ORDER, "worker": "gpu-0", "actor": "olive", "at_us": 1_780_000_000_000_000,
     "deadline_us": 1_780_003_600_000_000, "outcome": "scanned", "taken_us": 1_780_000_003_000_000,
     "answered_us": 1_780_000_004_000_000, "incarnation": "ab" * 16, "scan": 3, "findings": 1, "reason": None,
+    "unread": "",
 }  # fmt: skip
 
 ScanOrderModel = shown(ScanOrder, "ScanOrder", _EXAMPLE)

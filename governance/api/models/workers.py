@@ -32,6 +32,7 @@ Workers = page_of(
             "tenants": {"active_tokens": {"acme": 1200}},
             "origin": "",
             "state": "at work",
+            "unread": "",
         },
     ),
     "Workers",

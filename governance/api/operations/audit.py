@@ -40,7 +40,7 @@ from kvcustody.governance.api.models.audit import (
     OddTimes,
 )
 from kvcustody.governance.api.models.base import LARGE
-from kvcustody.governance.api.parameters import AsOf, Cursor, Limit, Since, Tenant, Until
+from kvcustody.governance.api.parameters import NUMBER, AsOf, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
@@ -54,10 +54,11 @@ READ = Permission.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
 _SCAN_MAX = 200_000  # leaves that one page looks at
 _TILE_WIDTH = 256
-_BLOCK = r"[0-9a-f]{32}:[0-9]{1,15}:[0-9]{1,15}(:[0-9]{1,6})?"
+_NUMBER = "(0|[1-9][0-9]{0,14})"
+_BLOCK = f"[0-9a-f]{{32}}:{_NUMBER}:{_NUMBER}(:(0|[1-9][0-9]{{0,5}}))?"
 _read = partial(Operation, method="GET", action=READ, tag="audit", recorded=True)
 Text = Annotated[str | None, Query(min_length=1, max_length=128)]
-Number = Annotated[int | None, Query(ge=0, lt=LARGE)]
+Number = Annotated[int | None, NUMBER, Query(ge=0, lt=LARGE)]
 Kind = Annotated[KindName | None, Query(description="A kind of event.", examples=["receipt"])]
 LogName = Annotated[
     str, Query(min_length=1, max_length=320, description="`tenant/NAME` or `system`.", examples=["system"])
@@ -84,7 +85,7 @@ class EventOrder(StrEnum):
     OLDEST = "oldest"
 
 
-Index = Annotated[int, Query(ge=0, lt=LARGE)]
+Index = Annotated[int, NUMBER, Query(ge=0, lt=LARGE)]
 
 _Found = TypeVar("_Found")
 
@@ -296,7 +297,7 @@ def latest_checkpoint(service: ServiceDep) -> dict[str, Any]:
 
 
 def checkpoint(
-    service: ServiceDep, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4])]
+    service: ServiceDep, size: Annotated[int, NUMBER, Path(ge=1, lt=LARGE, examples=[4])]
 ) -> dict[str, Any]:
     """The checkpoint of a size of the root log, with the first signed note that covers it."""
     with service.reading() as connection, absent_is_absent():
@@ -329,8 +330,8 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
 def consistent(
     caller: CallerDep,
     service: ServiceDep,
-    old_size: Annotated[int, Query(ge=1, lt=LARGE)],
-    size: Annotated[int, Query(ge=1, lt=LARGE)],
+    old_size: Annotated[int, NUMBER, Query(ge=1, lt=LARGE)],
+    size: Annotated[int, NUMBER, Query(ge=1, lt=LARGE)],
     log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
 ) -> dict[str, Any]:
     """Shows that a log only grew between two sizes."""
@@ -350,10 +351,10 @@ def consistent(
 def tile(
     caller: CallerDep,
     service: ServiceDep,
-    level: Annotated[int, Path(ge=0, le=7, examples=[0])],
-    index: Annotated[int, Path(ge=0, lt=LARGE, examples=[0])],
+    level: Annotated[int, NUMBER, Path(ge=0, le=7, examples=[0])],
+    index: Annotated[int, NUMBER, Path(ge=0, lt=LARGE, examples=[0])],
     log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
-    width: Annotated[int, Query(ge=1, le=_TILE_WIDTH)] = _TILE_WIDTH,
+    width: Annotated[int, NUMBER, Query(ge=1, le=_TILE_WIDTH)] = _TILE_WIDTH,
 ) -> Response:
     """A tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""
     name = None if log == "root" else _log(caller, log)

@@ -49,6 +49,7 @@ from kvcustody.governance.api.operations.audit import Kind
 from kvcustody.governance.api.parameters import (
     MOMENT,
     MOMENT_SCHEMA,
+    NUMBER,
     Limit,
     Order,
     PageOrder,
@@ -67,7 +68,7 @@ from kvcustody.times import DAY_US
 
 READ = Permission.READ_CUSTODY
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
-Place = Annotated[int, Path(ge=0, lt=LARGE, examples=[42])]
+Place = Annotated[int, NUMBER, Path(ge=0, lt=LARGE, examples=[42])]
 LastDaySince = Annotated[
     int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")
 ]
@@ -363,7 +364,7 @@ def history(
     incarnation: Incarnation,
     block: Place,
     generation: Place,
-    pool: Annotated[int, Query(ge=0, le=1 << 20)] = 0,
+    pool: Annotated[int, NUMBER, Query(ge=0, le=1 << 20)] = 0,
 ) -> dict[str, Any]:
     """Everything on record about one (block, generation): of your own tenant, where you have one."""
     with service.reading(caller.tenant) as connection:

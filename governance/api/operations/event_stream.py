@@ -28,7 +28,7 @@ from kvcustody.audit.siem.commit_order_reader import (
 from kvcustody.audit.siem.formats import SiemFormat, open_shape
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import StreamPage
-from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
+from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit, Tenant
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.operations.operation import Operation
@@ -63,7 +63,7 @@ async def stream(
     begin: Annotated[
         str, Query(pattern="^(oldest|newest)$", description="Where a stream without a cursor begins.")
     ] = "oldest",
-    wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for something new.")] = 0,
+    wait: Annotated[int, NUMBER, Query(ge=0, le=30, description="Seconds to wait for something new.")] = 0,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:

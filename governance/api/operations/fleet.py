@@ -46,7 +46,7 @@ from kvcustody.governance.api.models.scan_orders import (
     ScansOwed,
     ScanWanted,
 )
-from kvcustody.governance.api.parameters import Cursor, Limit, Since, Tenant, Until
+from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.answers.showback import GET_SHOWBACK, LIST_PREFIXES
 from kvcustody.governance.service.fleet.workers import WorkerRun
@@ -57,7 +57,7 @@ from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
-Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
+Number = Annotated[int, NUMBER, Path(ge=0, lt=LARGE, examples=[3])]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
 _operate = partial(Operation, method="POST", action=Permission.OPERATE, tag="operations", keyed=True)
@@ -284,12 +284,9 @@ def listed_scan_orders(
     question = CursorBinding("listScanOrders", caller.name, {})
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
-    found = service.scans.orders.listed(before=before, limit=limit + 1)
-    following = None
-    if len(found) > limit:
-        last = found[limit - 1]
-        following = service.cursors.write(question, [last.at_us, last.order])
-    return {"items": [item._asdict() for item in found[:limit]], "next": following}
+    found, more = service.scans.orders.listed(before=before, limit=limit)
+    following = service.cursors.write(question, [found[-1].at_us, found[-1].order]) if more else None
+    return {"items": [item._asdict() for item in found], "next": following}
 
 
 def one_scan_order(service: ServiceDep, order: OrderId) -> dict[str, Any]:

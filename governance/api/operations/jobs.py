@@ -90,12 +90,9 @@ def jobs(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: L
     question = CursorBinding("listJobs", caller.name, {})
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
-    found = service.jobs.listed(principal=caller.name, before=before, limit=limit + 1)
-    following = None
-    if len(found) > limit:
-        last = found[limit - 1]
-        following = service.cursors.write(question, [last.created_us, last.job])
-    return {"items": [shown(service.verdicts.on(item)) for item in found[:limit]], "next": following}
+    found, more = service.jobs.listed(principal=caller.name, before=before, limit=limit)
+    following = service.cursors.write(question, [found[-1].created_us, found[-1].job]) if more else None
+    return {"items": [shown(service.verdicts.on(item)) for item in found], "next": following}
 
 
 def job_of(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]:

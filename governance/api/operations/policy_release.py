@@ -33,7 +33,7 @@ from kvcustody.governance.api.models.policies import (
     SignedStep,
     WorkbenchAnswer,
 )
-from kvcustody.governance.api.parameters import Cursor, Limit
+from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import pending_consents, revoked_of
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
@@ -48,7 +48,7 @@ from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
-Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3])]
+Number = Annotated[int, NUMBER, Path(ge=1, lt=1 << 31, examples=[3])]
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
 ]

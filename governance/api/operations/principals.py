@@ -129,9 +129,9 @@ def principals(
     """Every principal that was ever enrolled, in the order of names."""
     question = CursorBinding("listPrincipals", caller.name, {})
     position = service.cursors.read(question, cursor)
-    found = service.principals.listed(after=str(position[0]) if position else "", limit=limit + 1)
-    following = service.cursors.write(question, [found[limit - 1].name]) if len(found) > limit else None
-    return {"items": [shown(item) for item in found[:limit]], "next": following}
+    found, more = service.principals.listed(after=str(position[0]) if position else "", limit=limit)
+    following = service.cursors.write(question, [found[-1].name]) if more else None
+    return {"items": [shown(item) for item in found], "next": following}
 
 
 def principal(service: ServiceDep, name: Named) -> dict[str, Any]:

@@ -200,13 +200,13 @@ def _retried_report(caller: Caller, service: Service, report: str) -> MadeReport
     """The report, about to be tried again; raises `not-found` for one that this person may not see."""
     mine = caller.tenant_of(READ, None)
     with service.reading() as connection:
-        found = made_reports(connection, tenant=mine, only=report, verdicts=service.verdicts)
+        found, _ = made_reports(connection, tenant=mine, only=report, verdicts=service.verdicts)
     if not found:
         raise not_found()
     _check_hands_over(caller, found[0].deliveries)
     service.schedules.retry(report, by=caller.name)
     with service.reading() as connection:
-        return made_reports(connection, only=report, verdicts=service.verdicts)[0]
+        return made_reports(connection, only=report, verdicts=service.verdicts)[0][0]
 
 
 def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:

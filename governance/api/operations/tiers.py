@@ -10,13 +10,14 @@ from fastapi import Query
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
+from kvcustody.governance.api.parameters import NUMBER, Limit, Order, PageOrder, Since, Tenant, Until
 from kvcustody.governance.api.parameters import Cursor as CursorText
-from kvcustody.governance.api.parameters import Limit, Order, PageOrder, Since, Tenant, Until
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
 from kvcustody.parameter_groups import ParameterGroup, grouped
 
 Residency = Annotated[
     int | None,
+    NUMBER,
     Query(
         ge=0,
         lt=LARGE,
@@ -96,7 +97,9 @@ def explained(
     caller: CallerDep,
     service: ServiceDep,
     residency: Annotated[
-        int, Query(ge=0, lt=LARGE, description="The request's number, as its process counts.", examples=[17])
+        int,
+        NUMBER,
+        Query(ge=0, lt=LARGE, description="The request's number, as its process counts.", examples=[17]),
     ],
     incarnation: Incarnation = None,
     worker: Annotated[

@@ -46,7 +46,7 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
-from kvcustody.governance.api.parameters import Cursor, Limit
+from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.roles import Permission
@@ -61,7 +61,7 @@ from kvcustody.governance.service.service import Service
 
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
-Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1])]
+Sequence = Annotated[int, NUMBER, Path(ge=1, lt=LARGE, examples=[1])]
 _STEPS_MAX = 200
 _work = partial(Operation, action=Permission.WORK, tag="worker")
 _BATCH = {
@@ -114,7 +114,10 @@ def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> d
 
 
 async def policy_records(
-    caller: CallerDep, service: ServiceDep, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
+    caller: CallerDep,
+    service: ServiceDep,
+    after: Annotated[int, NUMBER, Query(ge=0, lt=1 << 31)] = 0,
+    wait: Wait = 0,
 ) -> dict[str, Any]:
     """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
     return await long_poll(
@@ -130,10 +133,14 @@ async def erasures(
         str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")
     ] = "",
     keys: Annotated[
-        int | None, Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none.")
+        int | None,
+        NUMBER,
+        Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none."),
     ] = None,
     enforcement: Annotated[
-        int | None, Query(ge=-1, lt=LARGE, description="The order on enforcement that it has; -1: none.")
+        int | None,
+        NUMBER,
+        Query(ge=-1, lt=LARGE, description="The order on enforcement that it has; -1: none."),
     ] = None,
     restrictions: Annotated[
         str | None,

@@ -90,7 +90,7 @@ class ServiceAuthenticator:
         """Who a session's cookie stands for; None where it is over or never was."""
         session = self._sessions.find(cookie)
         found = None if session is None else self._principals.find(session.principal)
-        if session is None or found is None or found.disabled_us is not None:
+        if session is None or found is None or found.disabled_us is not None or found.unread:
             return None
         return _caller(found, "session")._replace(key=session.key, session=session.digest)
 

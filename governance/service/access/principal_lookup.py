@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, literal, select, update
 
 from kvcustody.audit.evidence.query.issuers import named_tenant
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_keys, service_principals
+from kvcustody.audit.store.schema.stored_rows import stored_page, stored_row, stored_rows
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.credentials.api_key import KeyHasher, session_of
 from kvcustody.governance.credentials.certificate_thumbprint import certificate_matches
@@ -50,10 +51,9 @@ class PrincipalLookup:
 
     def find(self, name: str) -> PrincipalRecord | None:
         """The principal of this name, if there ever was one."""
+        query = select(service_principals).where(service_principals.c.name == name)
         with self._engine.connect() as connection:
-            row = connection.execute(
-                select(service_principals).where(service_principals.c.name == name)
-            ).first()
+            row = stored_row(connection, query)
         return None if row is None else principal_of(row)
 
     def get(self, name: str) -> PrincipalRecord:
@@ -63,19 +63,23 @@ class PrincipalLookup:
             raise not_found()
         return found
 
-    def listed(self, *, after: str = "", limit: int = 100) -> list[PrincipalRecord]:
-        """Principals in the order of their names."""
-        query = select(service_principals).where(service_principals.c.name > after)
+    def listed(self, *, after: str = "", limit: int = 100) -> tuple[list[PrincipalRecord], bool]:
+        """Principals in the order of their names, and whether more follow.
+
+        `limit`, and more where the name of the last could not be read.
+        """
+        name = service_principals.c.name
+        query = select(service_principals).where(name > after).order_by(name)
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(service_principals.c.name).limit(limit))
-            return [principal_of(row) for row in rows]
+            page = stored_page(connection, query, (name,), limit)
+        return [principal_of(row) for row in page.rows], page.more
 
     def keys(self, name: str) -> list[ApiKeyRecord]:
         """Every key that a principal ever had, newest first; at most 1,000."""
         now_us = self._clock.utc_us()
         query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000)).all()
+            rows = stored_rows(connection, query.order_by(service_keys.c.issued_us.desc()).limit(1000))
             ends = [session_end(connection, row.hash, now_us) for row in rows]
         return [
             key_of(row)._replace(expires_us=min(row.expires_us, row.expires_us if end is None else end))
@@ -103,17 +107,12 @@ class PrincipalLookup:
         """
         row, known = None, self._known
         if prefix is not None:
-            columns = (
-                *service_principals.c,
-                service_keys.c.hash,
-                service_keys.c.used_us,
-                service_keys.c.expires_us,
-                service_keys.c.certificate,
-            )
             joined = service_principals.c.name == service_keys.c.principal
-            query = select(*columns, service_keys.c.revoked_us).where(joined, service_keys.c.prefix == prefix)
+            query = select(*service_principals.c, *KEY_COLUMNS).where(joined, service_keys.c.prefix == prefix)
             with self._engine.connect() as connection:
-                row = connection.execute(query).first()
+                row = stored_row(connection, query)
+                if row is not None and row.unread:
+                    row = None
                 if row is not None and session_end(connection, row.hash, self._clock.utc_us()) is not None:
                     row = None
         now_us = self._clock.utc_us()
@@ -144,32 +143,30 @@ class PrincipalLookup:
 
     def ended(self, name: str, prefix: str = "") -> bool:
         """Whether a principal, or the key that it used, was ended since: for answers that take long, and for tokens."""
-        query = select(service_principals.c.disabled_us).where(service_principals.c.name == name)
+        whose = service_principals.c
+        over = select(literal(1)).where(whose.name == name, whose.disabled_us.is_not(None))
         with self._engine.connect() as connection:
-            if connection.scalar(query) is not None:
+            if connection.scalar(over) is not None:
                 return True
             if not prefix:
                 return False
-            key = connection.execute(
-                select(service_keys.c.revoked_us, service_keys.c.expires_us, service_keys.c.hash).where(
-                    service_keys.c.prefix == prefix
-                )
-            ).first()
+            key = stored_row(connection, select(*KEY_COLUMNS).where(service_keys.c.prefix == prefix))
             now_us = self._clock.utc_us()
-            if key is None or session_end(connection, key.hash, now_us) is not None:
+            if key is None or key.unread or session_end(connection, key.hash, now_us) is not None:
                 return True
         return key.revoked_us is not None or now_us >= key.expires_us
 
     def expiry(self, prefix: str) -> int | None:
         """When a key expires (UTC)."""
-        query = select(service_keys.c.expires_us).where(service_keys.c.prefix == prefix)
+        query = select(*KEY_COLUMNS).where(service_keys.c.prefix == prefix)
         with self._engine.connect() as connection:
-            return connection.scalar(query)
+            row = stored_row(connection, query)
+        return None if row is None else int(row.expires_us)
 
     def narrowed_since(self, name: str, since_us: int) -> bool:
         """Whether a principal is disabled, or a key of it was revoked at or after this time (UTC)."""
         table = service_keys.c
-        revoked = select(table.prefix).where(table.principal == name, table.revoked_us >= since_us).limit(1)
+        revoked = select(literal(1)).where(table.principal == name, table.revoked_us >= since_us).limit(1)
         with self._engine.connect() as connection:
             if connection.scalar(revoked) is not None:
                 return True
@@ -177,10 +174,10 @@ class PrincipalLookup:
 
     def binding(self, prefix: str) -> str | None:
         """The certificate that a key is bound to (rule 2)."""
+        query = select(*KEY_COLUMNS).where(service_keys.c.prefix == prefix)
         with self._engine.connect() as connection:
-            return connection.scalar(
-                select(service_keys.c.certificate).where(service_keys.c.prefix == prefix)
-            )
+            row = stored_row(connection, query)
+        return None if row is None else row.certificate
 
     def _used(self, prefix: str, now_us: int) -> None:
         """Note a key's use. Not where the database is busy: the next use will be noted."""

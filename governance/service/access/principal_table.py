@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from sqlalchemy import Connection, and_, select
 
 from kvcustody.audit.store.schema.service import service_keys, service_sessions
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_row, stored_rows
 from kvcustody.governance.credentials.api_key import session_of, source_of
 from kvcustody.governance.service.access.roles import Role
 
@@ -35,6 +36,7 @@ class PrincipalRecord(NamedTuple):
     enrolled_by: str
     disabled_us: int | None
     version: int
+    unread: str = ""  # what of its row cannot be read: it is nobody then, until it was disabled
 
 
 class ApiKeyRecord(NamedTuple):
@@ -49,6 +51,7 @@ class ApiKeyRecord(NamedTuple):
     certificate: str | None = None  # `x5t#S256` of the client certificate that it is bound to
     made_with: str | None = None  # prefix of the key with which it ends; none: with none
     in_session: bool = False  # made in a session, with which it ends
+    unread: str = ""  # what of its row cannot be read: it counts as no key then
 
 
 class IssuedKey(NamedTuple):
@@ -70,19 +73,18 @@ class KeySource(NamedTuple):
     session: str = ""
 
 
-_STORED = ApiKeyRecord._fields[:-2]
+_STORED = ApiKeyRecord._fields[:-3]
 KEY_COLUMNS = [*(service_keys.c[name] for name in _STORED), service_keys.c.hash]
 
 
-def key_of(row: Any) -> ApiKeyRecord:
+def key_of(row: StoredRow) -> ApiKeyRecord:
     """The key of a row of `KEY_COLUMNS`."""
-    stored = {name: getattr(row, name) for name in _STORED}
-    return ApiKeyRecord(
-        **stored, made_with=source_of(row.hash) or None, in_session=bool(session_of(row.hash))
-    )
+    stored = {name: row.values[name] for name in _STORED}
+    source, session = source_of(row.hash) or None, bool(session_of(row.hash))
+    return ApiKeyRecord(**stored, made_with=source, in_session=session, unread=row.unread)
 
 
-def principal_of(row: Any) -> PrincipalRecord:
+def principal_of(row: StoredRow) -> PrincipalRecord:
     """The principal of a row that has its columns."""
     values = {name: getattr(row, name) for name in PrincipalRecord._fields}
     return PrincipalRecord(**values | {"roles": roles_of(str(values["roles"]))})
@@ -109,10 +111,13 @@ def roles_text(roles: Iterable[Role]) -> str:
 
 
 def valid_keys(connection: Connection, name: str, now_us: int) -> list[str]:
-    """The prefixes of a principal's keys that are neither revoked nor expired, and whose session is not over."""
+    """The prefixes of a principal's keys that are neither revoked nor expired, and whose session is not over.
+
+    One that cannot be read whole is none.
+    """
     table = service_keys.c
     where = and_(table.principal == name, table.revoked_us.is_(None), table.expires_us > now_us)
-    rows = connection.execute(select(table.prefix, table.hash).where(where)).all()
+    rows = [row for row in stored_rows(connection, select(*KEY_COLUMNS).where(where)) if not row.unread]
     return [row.prefix for row in rows if session_end(connection, row.hash, now_us) is None]
 
 
@@ -121,6 +126,6 @@ def session_end(connection: Connection, stored: str, now_us: int) -> int | None:
     digest = session_of(stored)
     if not digest:
         return None
-    query = select(service_sessions.c.expires_us).where(service_sessions.c.digest == digest)
-    expires_us = connection.scalar(query)
+    row = stored_row(connection, select(service_sessions).where(service_sessions.c.digest == digest))
+    expires_us = None if row is None or row.unread else row.expires_us
     return None if expires_us is not None and now_us < expires_us else min(expires_us or now_us, now_us)

@@ -32,6 +32,7 @@ from kvcustody.audit.kinds import Event, PrincipalChanged
 from kvcustody.audit.leaf.batch import UNKNOWN_WORKER
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_keys, service_principals, service_sessions
+from kvcustody.audit.store.schema.stored_rows import check_read, stored_row, stored_rows
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.credentials.api_key import (
@@ -51,6 +52,7 @@ from kvcustody.governance.service.access.principal_table import (
     PrincipalRecord,
     key_of,
     principal_of,
+    roles_of,
     roles_text,
     valid_keys,
 )
@@ -75,10 +77,11 @@ def check_last_custodian(
     """
     table = service_principals
     standing = select(table).where(table.c.disabled_us.is_(None)).order_by(table.c.name)
+    rows = stored_rows(connection, standing.with_for_update())
     managers = [
         found.name
-        for found in map(principal_of, connection.execute(standing.with_for_update()))
-        if reach(found.roles, Permission.MANAGE_KEYS) is not Reach.NONE
+        for found in map(principal_of, rows)
+        if not found.unread and reach(found.roles, Permission.MANAGE_KEYS) is not Reach.NONE
     ]
     asking = {manager: set(valid_keys(connection, manager, now_us)) for manager in managers}
     if not asking.get(name):
@@ -103,10 +106,11 @@ TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens
 def claim_apart(connection: Connection, by: str, roles: frozenset[Role]) -> None:
     """Keep which roles that nobody holds together a bootstrap key gives; raises `conflict` for the second (rule 8)."""
     table = service_principals
-    found = connection.execute(select(table).where(table.c.name == by).with_for_update()).first()
+    found = stored_row(connection, select(table).where(table.c.name == by).with_for_update())
     if found is None or Role.BOOTSTRAP not in principal_of(found).roles:
         return
-    before = {Role(role) for role in (found.given or "").split(",") if role}
+    check_read(found)
+    before = roles_of(found.given or "")
     for pair in APART:
         for role, other in (pair, pair[::-1]):
             if role in roles and other in before:
@@ -152,6 +156,7 @@ class Principals(PrincipalLookup):
         self._claim(by, held)
         self._note(found, "enrolled", by)
         values = found._asdict() | {"roles": roles_text(held)}
+        del values["unread"]
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 connection.execute(insert(service_principals).values(**values))
@@ -192,6 +197,7 @@ class Principals(PrincipalLookup):
         found = self.get(name)
         if found.disabled_us is None:
             return found
+        check_read(found)
         self._claim(by, found.roles)
         self._note(found, "enabled", by)
         table, now_us = service_principals.c, self._clock.utc_us()
@@ -218,6 +224,7 @@ class Principals(PrincipalLookup):
         principal makes it; raises `unauthenticated` where that has ended.
         """
         principal = self.get(name)
+        check_read(principal)
         if principal.disabled_us is not None:
             raise ProblemError("conflict", f"principal `{name}` is disabled")
         if principal.kind == TOKEN:
@@ -283,14 +290,14 @@ class Principals(PrincipalLookup):
             where &= service_keys.c.principal == principal
         now_us = self._clock.utc_us()
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            row = connection.execute(select(*KEY_COLUMNS).where(where).with_for_update()).first()
+            row = stored_row(connection, select(*KEY_COLUMNS).where(where).with_for_update())
             if row is None:
                 raise not_found()
             ending = _made_with(connection, row.principal, prefix, keep)
             if not allow_last:
                 check_last_custodian(connection, row.principal, now_us, without=ending)
             fresh = service_keys.c.prefix.in_(ending) & service_keys.c.revoked_us.is_(None)
-            changed = list(connection.scalars(select(service_keys.c.prefix).where(fresh)))
+            changed = [found.prefix for found in stored_rows(connection, select(*KEY_COLUMNS).where(fresh))]
             connection.execute(update(service_keys).where(fresh).values(revoked_us=now_us))
         self._known = {}
         if changed:
@@ -308,7 +315,7 @@ class Principals(PrincipalLookup):
             raise ProblemError("conflict", "a key is kept by another than whose it is")
         where = (service_keys.c.prefix == prefix) & (service_keys.c.principal == owner.name)
         with self._engine.connect() as connection:
-            row = connection.execute(select(*KEY_COLUMNS).where(where)).first()
+            row = stored_row(connection, select(*KEY_COLUMNS).where(where))
             is_valid = prefix in valid_keys(connection, owner.name, now_us)
         if row is None:
             raise not_found()
@@ -316,6 +323,7 @@ class Principals(PrincipalLookup):
         if not is_valid or not (found.made_with or found.in_session):
             why = "stands alone already" if is_valid else "is not valid any more"
             raise ProblemError("conflict", f"key `{prefix}` {why}")
+        check_read(owner)
         self._claim(by, owner.roles)
         self._note(owner, "key-kept", by, prefix)
         expires_us = now_us + int(days * DAY_US)
@@ -352,7 +360,9 @@ class Principals(PrincipalLookup):
             self._engine.connect().execution_options(**WRITE) as connection,
             connection.begin(),
         ):
-            connection.execute(insert(service_principals).values(**row._asdict() | {"roles": ""}))
+            values = row._asdict() | {"roles": ""}
+            del values["unread"]
+            connection.execute(insert(service_principals).values(**values))
 
     def _claim(self, by: str, roles: frozenset[Role]) -> None:
         """Let a bootstrap key give roles, unless it gave what nobody holds beside them (rule 8)."""
@@ -375,8 +385,8 @@ class Principals(PrincipalLookup):
 
 def _session_of(connection: Connection, prefix: str) -> str:
     """The session that a key ends with; empty: with none, or there is no such key."""
-    query = select(service_keys.c.hash).where(service_keys.c.prefix == prefix)
-    return session_of(connection.scalar(query) or "")
+    row = stored_row(connection, select(*KEY_COLUMNS).where(service_keys.c.prefix == prefix))
+    return "" if row is None else session_of(row.hash)
 
 
 def _made_with(connection: Connection, name: str, prefix: str, keep: str) -> list[str]:
@@ -384,8 +394,9 @@ def _made_with(connection: Connection, name: str, prefix: str, keep: str) -> lis
     ending = [prefix]
     for source in ending:
         stored = service_keys.c.hash.startswith(made_with(source), autoescape=True)
-        children = select(service_keys.c.prefix).where(service_keys.c.principal == name, stored)
-        fresh = connection.scalars(children.order_by(service_keys.c.issued_us).with_for_update())
+        children = select(*KEY_COLUMNS).where(service_keys.c.principal == name, stored)
+        rows = stored_rows(connection, children.order_by(service_keys.c.issued_us).with_for_update())
+        fresh = [row.prefix for row in rows]
         ending += [found for found in fresh if found not in ending and found != keep]
     return ending
 

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, delete, insert, or_, select, update
 
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_sessions
+from kvcustody.audit.store.schema.stored_rows import stored_row
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest, same
 from kvcustody.governance.service.access.principal_table import valid_keys
@@ -89,10 +90,10 @@ class Sessions:
 
     def expiry(self, digest: str) -> int | None:
         """When a session ends at the latest (UTC)."""
-        query = select(service_sessions.c.begun_us).where(service_sessions.c.digest == digest)
+        query = select(service_sessions).where(service_sessions.c.digest == digest)
         with self._engine.connect() as connection:
-            begun_us = connection.scalar(query)
-        return None if begun_us is None else begun_us + self._us
+            row = stored_row(connection, query)
+        return None if row is None or row.unread else int(row.begun_us) + self._us
 
     def stands(self, digest: str, key: str) -> bool:
         """Whether a session that was found is not over now."""
@@ -102,8 +103,8 @@ class Sessions:
     def _standing(self, connection: Connection, digest: str, key: str, now_us: int) -> Any:
         """The row of a session that is not over (rule 1)."""
         table = service_sessions
-        row = connection.execute(select(table).where(table.c.digest == digest)).first()
-        if row is None or now_us >= row.expires_us or now_us - row.used_us >= self._idle_us:
+        row = stored_row(connection, select(table).where(table.c.digest == digest))
+        if row is None or row.unread or now_us >= row.expires_us or now_us - row.used_us >= self._idle_us:
             return None
         return row if not key or key in valid_keys(connection, row.principal, now_us) else None
 

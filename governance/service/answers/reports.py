@@ -23,14 +23,12 @@ def _reports(
     question = CursorBinding("listReports", caller.name, {"tenant": tenant})
     position = desk.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
-    most = None if limit is None else limit + 1
     with desk.reading() as connection:
-        found = made_reports(connection, tenant=mine, before=before, limit=most, verdicts=desk.verdicts)
-    following = None
-    if limit is not None and len(found) > limit:
-        last = found[limit - 1]
-        following = desk.cursors.write(question, [last.created_us, last.report])
-    return {"items": [item.data() for item in found[:limit]], "next": following}
+        found, more = made_reports(
+            connection, tenant=mine, before=before, limit=limit, verdicts=desk.verdicts
+        )
+    following = desk.cursors.write(question, [found[-1].created_us, found[-1].report]) if more else None
+    return {"items": [item.data() for item in found], "next": following}
 
 
 def _schedules(desk: Desk, caller: Caller) -> dict[str, Any]:

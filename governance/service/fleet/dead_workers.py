@@ -28,6 +28,7 @@ from kvcustody.audit.store.database.engine import describe
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.audit.store.schema.service import service_workers
+from kvcustody.audit.store.schema.stored_rows import stored_rows
 from kvcustody.audit.write.committer import closing_committer
 from kvcustody.audit.write.crash_recovery import BY_SUCCESSOR, Closing, close_process
 from kvcustody.clock import Clock
@@ -142,7 +143,8 @@ class DeadWorkers:
         silent = row.seen_us < now_us - self._bound_seconds * SECOND_US
         is_open = exists().where(incarnations.c.uuid == row.incarnation, incarnations.c.end.is_(None))
         with self._engine.connect() as connection:
-            seen = dict(connection.execute(select(row.incarnation, row.seen_us).where(silent, is_open)).all())
+            rows = stored_rows(connection, select(row.incarnation, row.seen_us).where(silent, is_open))
+            seen = {each.incarnation: each.seen_us for each in rows if not each.unread}
             found = open_processes(connection, incarnations.c.uuid.in_(seen))
         self._watched = {uuid: self._watched.get(uuid, boot_us) for uuid in seen}
         watched_us = min(_WATCHED_SECONDS, self._bound_seconds) * SECOND_US

@@ -13,12 +13,13 @@ import threading
 import uuid
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, Row, insert, select, tuple_, update
+from sqlalchemy import Connection, Engine, insert, select, tuple_, update
 
 from kvcustody.audit.evidence.processes.work_periods import ends, life_leaves, work_periods
 from kvcustody.audit.evidence.query.scans import scan_of
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_scan_orders, service_workers
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_page, stored_row, stored_rows
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
@@ -44,6 +45,7 @@ class ScanOrder(NamedTuple):
     scan: int | None
     findings: int | None
     reason: str | None
+    unread: str = ""  # what of its row cannot be read
 
     @property
     def is_open(self) -> bool:
@@ -126,19 +128,25 @@ class ScanOrders:
         with self._engine.connect() as connection:
             return self._get(connection, order, self._clock.utc_us())
 
-    def listed(self, *, before: tuple[int, str] | None = None, limit: int = 100) -> list[ScanOrder]:
-        """Orders, newest first, from the one `before` (its `at_us` and `order`) on."""
+    def listed(
+        self, *, before: tuple[int, str] | None = None, limit: int = 100
+    ) -> tuple[list[ScanOrder], bool]:
+        """Orders, newest first, from the one `before` (its `at_us` and `order`) on; whether more are.
+
+        `limit`, and more where the order of the last could not be read.
+        """
         query = select(service_scan_orders).order_by(_table.at_us.desc(), _table.scan_order.desc())
         if before is not None:
             query = query.where(tuple_(_table.at_us, _table.scan_order) < before)
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
-            return [_order(row, now_us) for row in connection.execute(query.limit(limit))]
+            page = stored_page(connection, query, (_table.at_us, _table.scan_order), limit)
+        return [_order(row, now_us) for row in page.rows], page.more
 
     def _open(self, connection: Connection, worker: str, now_us: int) -> list[ScanOrder]:
         waits = (_table.worker == worker) & _table.answered_us.is_(None) & (_table.deadline_us > now_us)
         query = select(service_scan_orders).where(waits).order_by(_table.at_us, _table.scan_order)
-        return [_order(row, now_us) for row in connection.execute(query)]
+        return [_order(row, now_us) for row in stored_rows(connection, query) if not row.unread]
 
     def _get(self, connection: Connection, order: str, now_us: int) -> ScanOrder:
         found = self._find(connection, order, now_us)
@@ -149,7 +157,7 @@ class ScanOrders:
     @staticmethod
     def _find(connection: Connection, order: str, now_us: int) -> ScanOrder | None:
         query = select(service_scan_orders).where(_table.scan_order == order)
-        row = connection.execute(query).first()
+        row = stored_row(connection, query)
         return None if row is None else _order(row, now_us)
 
 
@@ -157,14 +165,14 @@ def _check_runs(connection: Connection, worker: str) -> None:
     """A worker that keeps its ledger itself asks nobody for orders."""
     leaves = [leaf.body for leaf in life_leaves(connection)]
     asking = select(service_workers.c.incarnation).where(service_workers.c.worker == worker)
-    registered = set(connection.scalars(asking))
+    registered = {row.incarnation for row in stored_rows(connection, asking)}
     if not registered and worker not in {period.worker for period in work_periods(leaves).values()}:
         raise not_found()
     if not registered - ends(leaves).keys():
         raise ProblemError("conflict", f"worker `{worker}` has no process that takes orders from here")
 
 
-def _order(row: Row[Any], now_us: int) -> ScanOrder:
+def _order(row: StoredRow, now_us: int) -> ScanOrder:
     if row.answered_us is not None:
         outcome = "scanned" if row.scan is not None else "failed"
     elif now_us >= row.deadline_us:
@@ -184,4 +192,5 @@ def _order(row: Row[Any], now_us: int) -> ScanOrder:
         row.scan,
         row.findings,
         row.reason,
+        row.unread,
     )

@@ -26,6 +26,7 @@ from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.audit.store.schema.service import service_workers
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_rows
 from kvcustody.audit.write.append_leaves import register
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.ingest.check_leaves import Sender
@@ -62,6 +63,10 @@ class WorkerRun(NamedTuple):
     tenants: dict[str, dict[str, float]]  # by measure, then by tenant
     origin: str = ""  # empty: an engine at work
     state: WorkerState = WorkerState.AT_WORK  # as every page, command, answer and metric says it
+    unread: str = ""  # what of its row cannot be read
+
+
+_SILENT = StoredRow({column.name: None for column in service_workers.c}, frozenset(), "")  # it said nothing
 
 
 def _state(ended: bool, silent: bool) -> WorkerState:
@@ -73,17 +78,9 @@ def _state(ended: bool, silent: bool) -> WorkerState:
 def statuses(connection: Connection) -> dict[str, dict[str, float]]:
     """What every worker last said of itself, by its name: of its newest process that said anything."""
     column = service_workers.c
-    query = select(column.worker, column.status).where(column.status != "{}").order_by(column.seen_us)
-    return {row.worker: said(row.status) for row in connection.execute(query)}
-
-
-def said(text: str) -> dict[str, Any]:
-    """What a worker last said of itself, as it is stored; nothing where that cannot be read."""
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    columns = (column.incarnation, column.worker, column.status)
+    query = select(*columns).where(column.status != "{}").order_by(column.seen_us)
+    return {row.worker: row.status for row in stored_rows(connection, query)}
 
 
 class Fleet:
@@ -236,16 +233,16 @@ class Fleet:
             periods, over = work_periods(leaves), ends(leaves)
             origins = {one.incarnation: one.origin for one in marked_processes(leaves)}
             query = (
-                select(incarnations.c.id, incarnations.c.uuid, incarnations.c.started_us, service_workers)
-                .add_columns(workers.c.name)
+                select(incarnations.c.id, incarnations.c.uuid, incarnations.c.started_us, workers.c.name)
                 .join(workers, workers.c.id == incarnations.c.worker)
-                .outerjoin(service_workers, service_workers.c.incarnation == incarnations.c.uuid)
                 .where(incarnations.c.id > after)
                 .order_by(incarnations.c.id)
             )
+            reports = {row.incarnation: row for row in stored_rows(connection, select(service_workers))}
             found = []
             for row in connection.execute(query).mappings():
-                uuid, seen_us = row["uuid"], row["seen_us"]
+                uuid, report = row["uuid"], reports.get(row["uuid"], _SILENT)
+                seen_us = report.seen_us
                 period, end = periods.get(uuid), over.get(uuid)
                 if (period is None and seen_us is None) or (only_open and end is not None):
                     continue  # a command's process, or the control plane's own: no worker (rule 4)
@@ -259,13 +256,14 @@ class Fleet:
                     None if end is None else end[1],
                     seen_us or started_us,
                     silent,
-                    row["received_sequence"] or 0,
-                    row["policy_revision"] or 0,
-                    said(row["status"] or "{}"),
-                    said(row["charged"] or "{}"),
-                    said(row["tenants"] or "{}"),
+                    report.received_sequence or 0,
+                    report.policy_revision or 0,
+                    report.status or {},
+                    report.charged or {},
+                    report.tenants or {},
                     origins.get(uuid, ""),
                     _state(end is not None, silent),
+                    report.unread,
                 )
                 found.append((row["id"], worker))
                 if len(found) == limit:
@@ -285,7 +283,8 @@ class Fleet:
         """Workers at work that write this ledger themselves and check nobody's signature of an order, by name."""
         with self._engine.connect() as connection:
             bodies = [leaf.body for leaf in life_leaves(connection)]
-            registered = set(connection.scalars(select(service_workers.c.incarnation)))
+            rows = stored_rows(connection, select(service_workers.c.incarnation))
+            registered = {row.incarnation for row in rows}
         periods = work_periods(bodies)
         checked = registered | {about(body) for body in bodies if body.get("orders") == SIGNED}
         return tuple(sorted({periods[life].worker for life in at_work(periods) if life not in checked}))

@@ -27,12 +27,13 @@ from kvcustody.audit.evidence.erasure.requests_and_answers import (
 )
 from kvcustody.audit.siem.sink_folder import SinkTrouble
 from kvcustody.audit.store.schema.service import service_keys, service_principals
+from kvcustody.audit.store.schema.stored_rows import stored_rows
 from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.declared_openings import OVER
 from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
-from kvcustody.governance.service.access.principal_table import principal_of
+from kvcustody.governance.service.access.principal_table import KEY_COLUMNS, principal_of
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.inbox.item import (
     SOON_US,
@@ -251,16 +252,17 @@ def _cases(cases: Sequence[tuple[SubjectCase, CaseState]]) -> Iterator[InboxItem
 def _keys(connection: Connection, now_us: int) -> Iterator[_End]:
     """Principals whose last key is about to end, or has within as long."""
     table, soon_us = service_keys.c, SOON_US[InboxKind.KEY]
-    query = select(table.principal, table.prefix, table.expires_us, table.issued_us).where(
-        table.revoked_us.is_(None), table.expires_us > now_us - soon_us
-    )
+    query = select(*KEY_COLUMNS).where(table.revoked_us.is_(None), table.expires_us > now_us - soon_us)
     last: dict[str, tuple[int, str, int]] = {}
-    for principal, prefix, expires_us, issued_us in connection.execute(query):
-        last[principal] = max(last.get(principal, (0, "", 0)), (expires_us, prefix, issued_us))
-    rows = connection.execute(
+    for key in stored_rows(connection, query):
+        if not key.unread:  # it counts as no key
+            ends = (key.expires_us, key.prefix, key.issued_us)
+            last[key.principal] = max(last.get(key.principal, (0, "", 0)), ends)
+    rows = stored_rows(
+        connection,
         select(service_principals).where(
             service_principals.c.name.in_(last), service_principals.c.disabled_us.is_(None)
-        )
+        ),
     )
     for one in map(principal_of, rows):
         ends_us, prefix, issued_us = last[one.name]

@@ -20,6 +20,7 @@ from kvcustody.audit.store.schema.service import (
     service_report_schedules,
     service_reports,
 )
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_page, stored_rows
 from kvcustody.governance.service.schedules.schedule_book import DELETED
 
 _reports, _deliveries = service_reports.c, service_report_deliveries.c
@@ -38,6 +39,7 @@ class Delivery(NamedTuple):
     delivered_us: int | None
     place: str | None
     error: str | None
+    unread: str = ""  # what of its row cannot be read
 
 
 class MadeReport(NamedTuple):
@@ -64,6 +66,7 @@ class MadeReport(NamedTuple):
     created_us: int
     made_us: int | None
     deliveries: tuple[Delivery, ...] = ()
+    unread: str = ""  # what of its row cannot be read
 
     def data(self) -> dict[str, Any]:
         """As JSON data."""
@@ -125,10 +128,11 @@ def made_reports(
     limit: int | None = 50,
     only: str | None = None,
     verdicts: Verdicts,
-) -> list[MadeReport]:
+) -> tuple[list[MadeReport], bool]:
     """Reports of one tenant (None: all), newest first, from the one `before` (`created_us` and `report`) on.
 
-    `only`: the one of this name. `verdicts`: what is shown of a verdict (`signed_verdicts`), whatever a row says.
+    `limit`, and more where the order of the last could not be read; and whether more follow. `only`: the one of this
+    name. `verdicts`: what is shown of a verdict (`signed_verdicts`), whatever a row says.
     """
     query = select(service_reports)
     if tenant is not None:
@@ -143,19 +147,21 @@ def made_reports(
                 (_reports.created_us == created_us) & (_reports.report < report),
             )
         )
-    rows = connection.execute(
-        query.order_by(_reports.created_us.desc(), _reports.report.desc()).limit(limit)
-    ).all()
+    query = query.order_by(_reports.created_us.desc(), _reports.report.desc())
+    rows, more = stored_rows(connection, query), False
+    if limit is not None:
+        rows, more = stored_page(connection, query, (_reports.created_us, _reports.report), limit)
     handed: dict[str, list[Delivery]] = {}
-    for row in connection.execute(
+    for row in stored_rows(
+        connection,
         select(service_report_deliveries)
         .where(_deliveries.report.in_([row.report for row in rows]))
-        .order_by(_deliveries.destination)
+        .order_by(_deliveries.destination),
     ):
         delivery = Delivery(*(getattr(row, name) for name in Delivery._fields))
         handed.setdefault(row.report, []).append(delivery)
     said = verdicts(connection, [row for row in rows if row.state == "made"])
-    return [_made(row, handed.get(row.report, ()), said.get(row.report)) for row in rows]
+    return [_made(row, handed.get(row.report, ()), said.get(row.report)) for row in rows], more
 
 
 class Undelivered(NamedTuple):
@@ -183,9 +189,9 @@ def undelivered(connection: Connection) -> list[Undelivered]:
     found = [
         Undelivered(
             row.report, row.schedule, row.framework, row.tenant, row.principal, "", row.state == "failed",
-            row.tries, row.due_us, row.error or "",
+            row.tries, row.due_us or 0, row.error or "",
         )
-        for row in connection.execute(made)
+        for row in stored_rows(connection, made)
         if row.error
     ]  # fmt: skip
     handed = (
@@ -204,7 +210,7 @@ def undelivered(connection: Connection) -> list[Undelivered]:
             row.report, row.schedule, row.framework, row.tenant, row.principal, row.destination,
             row.state == "given-up", row.tries, row.failing_us or row.next_us, row.error or "",
         )
-        for row in connection.execute(handed)
+        for row in stored_rows(connection, handed)
     ]  # fmt: skip
     return sorted(found, key=lambda each: (each.since_us, each.report, each.destination))
 
@@ -212,21 +218,24 @@ def undelivered(connection: Connection) -> list[Undelivered]:
 def report_figures(connection: Connection, verdicts: Verdicts) -> dict[str, dict[str, int]]:
     """How many schedules, reports by the opinion of their verdicts, and deliveries there are, by state."""
     columns = (_reports.report, _reports.schedule, _reports.job, _reports.digest)
-    rows = connection.execute(select(*columns).where(_reports.state == "made")).all()
+    rows = stored_rows(connection, select(*columns).where(_reports.state == "made"))
     opinions = Counter(verdict.opinion for verdict in verdicts(connection, rows).values())
     figures: dict[str, dict[str, int]] = {"reports": dict(opinions)}
     for name, column in (
         ("report_schedules", service_report_schedules.c.state),
         ("report_deliveries", _deliveries.state),
     ):
-        query = select(column, func.count()).where(column.is_not(None)).group_by(column)
-        figures[name] = {str(state): int(number) for state, number in connection.execute(query)}
+        query = select(column, func.count().label("number")).where(column.is_not(None)).group_by(column)
+        known: Counter[str] = Counter()
+        for row in stored_rows(connection, query):
+            known[row.state] += row.values["number"]
+        figures[name] = dict(known)
     figures["report_schedules"].pop(DELETED, None)
     return figures
 
 
-def _made(row: Any, handed: Sequence[Delivery], verdict: Verdict | None) -> MadeReport:
-    values = {name: getattr(row, name) for name in MadeReport._fields if name != "deliveries"}
+def _made(row: StoredRow, handed: Sequence[Delivery], verdict: Verdict | None) -> MadeReport:
+    values: dict[str, Any] = {name: getattr(row, name) for name in MadeReport._fields if name != "deliveries"}
     values["formats"] = tuple(filter(None, values["formats"].split(",")))
     values |= Verdict("", "", [], None)._asdict() if verdict is None else verdict._asdict()
     values |= {name: values[name] or None for name in ("digest", "opinion")}

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import orjson
 import structlog
-from sqlalchemy import Engine, Row, and_, or_, select, update
+from sqlalchemy import Engine, and_, or_, select, update
 
 from kvcustody.audit.kinds import Event, ReportDelivery, ScheduledReportMade
 from kvcustody.audit.siem.sink import SinkError
@@ -31,6 +31,7 @@ from kvcustody.audit.store.schema.service import (
     service_report_schedules,
     service_reports,
 )
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_row, stored_rows
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
@@ -169,14 +170,14 @@ class ReportScheduler:
         lives = select(_schedules.schedule).where(_schedules.state == ACTIVE)
         query = select(service_reports).where(or_(waits, left), _reports.schedule.in_(lives))
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(_reports.due_us, _reports.report)).all()
+            rows = _read_whole(stored_rows(connection, query.order_by(_reports.due_us, _reports.report)))
         for row in rows:
             if self._stop.is_set():
                 return
             if self._claim(row, "making"):
                 self._start(row)
 
-    def _claim(self, row: Row[Any], state: str) -> bool:
+    def _claim(self, row: StoredRow, state: str) -> bool:
         """Own a row that is as it was read; False where another was faster."""
         as_read = and_(
             _reports.report == row.report,
@@ -191,7 +192,7 @@ class ReportScheduler:
             values["job"] = None
         return self._update(as_read, **values)
 
-    def _start(self, row: Row[Any]) -> None:
+    def _start(self, row: StoredRow) -> None:
         service = self._service
         schedule = self._book.get(row.schedule, deleted=True)
         try:
@@ -225,7 +226,7 @@ class ReportScheduler:
     def _caller(self, schedule: Schedule) -> Caller:
         """Whoever made the schedule, as they are now (rule 2); raises `forbidden` for one who was disabled."""
         found: PrincipalRecord | None = self._service.principals.find(schedule.principal)
-        if found is not None and found.disabled_us is not None:
+        if found is not None and (found.disabled_us is not None or found.unread):
             raise ProblemError("forbidden")
         if found is None or found.kind == TOKEN:  # whom no book here has: by the roles of then
             roles = frozenset(Role(role) for role in schedule.roles)
@@ -241,14 +242,14 @@ class ReportScheduler:
             or_(_reports.state == "making", and_(_reports.state == "made", _reports.report.in_(waits))),
         )
         with self._engine.connect() as connection:
-            rows = connection.execute(query).all()
+            rows = _read_whole(stored_rows(connection, query))
         for row in rows:
             if row.lease_us - now_us < _LEASE_US // 2:
                 self._update(self._mine(row, row.state), lease_us=now_us + _LEASE_US)
             if row.state == "making":
                 self._look_at(row, self._job(row))
 
-    def _look_at(self, row: Row[Any], job: Job | None) -> None:
+    def _look_at(self, row: StoredRow, job: Job | None) -> None:
         if job is None or job.state == "lost":
             self._failed(
                 row, "the service ended before the report was made", times=_MAKING_TRIES_MAX, at_once=True
@@ -264,7 +265,7 @@ class ReportScheduler:
         elif job.result is not None:
             self._made(row, job.result)
 
-    def _job(self, row: Row[Any]) -> Job | None:
+    def _job(self, row: StoredRow) -> Job | None:
         if row.job is None:
             return None
         try:
@@ -272,7 +273,7 @@ class ReportScheduler:
         except ProblemError:
             return None
 
-    def _made(self, row: Row[Any], result: dict[str, Any]) -> None:
+    def _made(self, row: StoredRow, result: dict[str, Any]) -> None:
         """A report is there: on record, and then to be handed over."""
         schedule, digest = self._book.get(row.schedule, deleted=True), result["digest"]
         if row.digest is not None and row.digest != digest:
@@ -305,7 +306,7 @@ class ReportScheduler:
             if done.rowcount and handed:
                 connection.execute(dialect_of(connection).insert_new(service_report_deliveries), handed)
 
-    def _failed(self, row: Row[Any], why: str, *, times: int, at_once: bool = False) -> None:
+    def _failed(self, row: StoredRow, why: str, *, times: int, at_once: bool = False) -> None:
         """A report was not made: try again later, `times` times."""
         tries, now_us = row.tries + 1, self._service.clock.utc_us()
         _log.warning("scheduled report not made", report=row.report, schedule=row.schedule, reason=why)
@@ -334,16 +335,16 @@ class ReportScheduler:
             .order_by(_deliveries.next_us, _reports.report, _deliveries.destination)
         )
         with self._engine.connect() as connection:
-            rows = connection.execute(query).all()
+            rows = _read_whole(stored_rows(connection, query))
         for row in rows:
             if self._stop.is_set():
                 return
             with self._engine.connect() as connection:  # as it is by now: one before may have made it wait
-                now = connection.execute(select(service_reports).where(_reports.report == row.report)).one()
-            if now.state == "made" and self._claim(now, "made"):
+                now = stored_row(connection, select(service_reports).where(_reports.report == row.report))
+            if now is not None and now.state == "made" and self._claim(now, "made"):
                 self._deliver(now, row)
 
-    def _deliver(self, row: Row[Any], to: Row[Any]) -> None:
+    def _deliver(self, row: StoredRow, to: StoredRow) -> None:
         """Hand a report over once (rule 4)."""
         schedule = self._book.get(row.schedule, deleted=True)
         files = self._files(row)
@@ -374,7 +375,7 @@ class ReportScheduler:
         }  # fmt: skip
         self._update_delivery(where, values)
 
-    def _not_taken(self, row: Row[Any], to: Row[Any], error: Exception, where: Any) -> None:
+    def _not_taken(self, row: StoredRow, to: StoredRow, error: Exception, where: Any) -> None:
         why = error.message if isinstance(error, CustodyError) else type(error).__name__
         tries, now_us = to.d_tries + 1, self._service.clock.utc_us()
         given_up = tries >= _TRIES_MAX
@@ -389,7 +390,7 @@ class ReportScheduler:
         }  # fmt: skip
         self._update_delivery(where, values)
 
-    def _parcel(self, row: Row[Any], files: dict[str, bytes]) -> Parcel:
+    def _parcel(self, row: StoredRow, files: dict[str, bytes]) -> Parcel:
         days = f"{iso(row.since_us)[:10]}-{iso(row.until_us)[:10]}"
         verdict = self._service.verdicts.of_job(row.job)
         if verdict is None or verdict.digest != row.digest:
@@ -401,7 +402,7 @@ class ReportScheduler:
         }  # fmt: skip
         return Parcel(row.report, f"{row.framework}-{days}-{row.report[:12]}", facts, files)
 
-    def _files(self, row: Row[Any]) -> dict[str, bytes] | None:
+    def _files(self, row: StoredRow) -> dict[str, bytes] | None:
         """The report's files as they were made; None where one is not here, or is another by now."""
         job = self._job(row)
         if job is None or job.result is None:
@@ -418,7 +419,7 @@ class ReportScheduler:
             found[each["name"]] = data
         return found
 
-    def _note(self, row: Row[Any], destination: str, action: str, reason: str = "") -> None:
+    def _note(self, row: StoredRow, destination: str, action: str, reason: str = "") -> None:
         self._service.record(
             ReportDelivery(
                 self._service.clock.now_us(), row.report, row.schedule, row.tenant or "", destination, action,
@@ -432,7 +433,7 @@ class ReportScheduler:
         first_us = round(self._service.settings.report_retry_seconds * SECOND_US)
         return min(first_us << min(tries - 1, 30), _WAIT_US_MAX)
 
-    def _mine(self, row: Row[Any], state: str) -> Any:
+    def _mine(self, row: StoredRow, state: str) -> Any:
         return and_(_reports.report == row.report, _reports.owner == self._owner, _reports.state == state)
 
     def _update(self, where: Any, **values: Any) -> bool:
@@ -442,3 +443,8 @@ class ReportScheduler:
     def _update_delivery(self, where: Any, values: dict[str, Any]) -> None:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(update(service_report_deliveries).where(where).values(**values))
+
+
+def _read_whole(rows: list[StoredRow]) -> list[StoredRow]:
+    """Those that can be acted on: of one that cannot be read, lists say so."""
+    return [row for row in rows if not row.unread]

@@ -22,6 +22,7 @@ from kvcustody.audit.store.schema.service import (
     service_report_schedules,
     service_reports,
 )
+from kvcustody.audit.store.schema.stored_rows import StoredRow, check_read, stored_row, stored_rows
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
@@ -81,10 +82,12 @@ class Schedule(NamedTuple):
     made_us: int
     changed_us: int
     changed_by: str
+    unread: str = ""  # what of its row cannot be read: it makes nothing
 
     @property
     def calendar(self) -> Calendar:
         """When its reports are due; raises `ConfigError` where nobody here can say."""
+        check_read(self)
         if self.every not in list(Cadence) or not 0 <= self.hour < 24:
             raise ConfigError(f"`{self.every}` at hour {self.hour} is no time that this release knows")
         return Calendar(Cadence(self.every), self.zone, self.hour)
@@ -94,12 +97,12 @@ class Schedule(NamedTuple):
         facts = self._asdict()
         for name in ("roles", "of_tenant", "after_us"):
             del facts[name]
-        facts |= {"next_us": None, "unread": ""}
+        facts["next_us"] = None
         try:
             if self.state == ACTIVE:
                 facts["next_us"] = self.calendar.next(now_us).due_us
         except ConfigError as error:
-            facts["unread"] = error.message
+            facts["unread"] = self.unread or error.message
         return facts
 
 
@@ -109,7 +112,7 @@ def read_schedules(connection: Connection, *, tenant: str | None = None) -> list
     if tenant is not None:
         query = query.where(_schedules.tenant == tenant)
     ordered = query.order_by(_schedules.made_us, _schedules.schedule)
-    return [schedule_of(row) for row in connection.execute(ordered)]
+    return [schedule_of(row) for row in stored_rows(connection, ordered)]
 
 
 class ScheduleBook:
@@ -143,6 +146,7 @@ class ScheduleBook:
         values = made._asdict() | {
             name: ",".join(getattr(made, name)) for name in ("roles", "formats", "destinations")
         }
+        del values["unread"]
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(insert(service_report_schedules).values(**values))
         return made
@@ -151,7 +155,7 @@ class ScheduleBook:
         """A schedule; raises `not-found`, for one that was deleted too unless `deleted`."""
         query = select(service_report_schedules).where(_schedules.schedule == schedule)
         with self._engine.connect() as connection:
-            row = connection.execute(query).first()
+            row = stored_row(connection, query)
         if row is None or (row.state == DELETED and not deleted):
             raise not_found()
         return schedule_of(row)
@@ -195,7 +199,7 @@ class ScheduleBook:
         Raises `not-found`, and `conflict` where there is nothing to try again.
         """
         with self._engine.connect() as connection:
-            row = connection.execute(select(service_reports).where(_reports.report == report)).first()
+            row = stored_row(connection, select(service_reports).where(_reports.report == report))
             given_up = connection.scalars(
                 select(_deliveries.destination).where(
                     _deliveries.report == report, _deliveries.state == "given-up"
@@ -204,6 +208,7 @@ class ScheduleBook:
         if row is None or row.schedule is None:
             raise not_found()
         self.get(row.schedule)
+        check_read(row)
         again = ["", *given_up] if row.state == "failed" else list(given_up)
         if not again:
             raise ProblemError("conflict", "nothing of this report failed for good")
@@ -252,9 +257,9 @@ class ScheduleBook:
         )  # fmt: skip
 
 
-def schedule_of(row: Any) -> Schedule:
+def schedule_of(row: StoredRow) -> Schedule:
     """The schedule of a row that has its columns."""
-    values = {name: getattr(row, name) for name in Schedule._fields}
+    values: dict[str, Any] = {name: getattr(row, name) for name in Schedule._fields}
     for name in ("roles", "formats", "destinations"):
         values[name] = tuple(filter(None, str(values[name]).split(",")))
     return Schedule(**values)

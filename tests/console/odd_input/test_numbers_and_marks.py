@@ -71,7 +71,15 @@ def takes(kind: type, annotation: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [(int, str(1 << 64)), (int, "²"), (int, "1e3"), (float, "inf"), (float, "nan"), (float, "²")],
+    [
+        (int, str(1 << 64)),
+        (int, "²"),
+        (int, "1e3"),
+        (int, "1_0"),
+        (float, "inf"),
+        (float, "nan"),
+        (float, "²"),
+    ],
 )
 def test_every_number_of_every_command_is_one_of_a_ledger(
     kind: type, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,6 +92,14 @@ def test_every_number_of_every_command_is_one_of_a_ledger(
         assert line[0] == "api" or not list(tmp_path.iterdir())
         found = CliRunner().invoke(app, line)
         assert found.exit_code == 2 and len(found.output.strip().splitlines()) == 1, (line, found.output)
+
+
+@pytest.mark.parametrize("value", ["1_0", "+1", "010", "1.0", " 1", "1\n", "-0"])
+def test_a_number_is_written_in_one_way(value: str, tmp_path: Path) -> None:
+    """As in queries. Control: without the sign, the point or the space it is a number."""
+    line = ["audit", "query", "--ledger", str(tmp_path / "x"), f"--limit={value}"]
+    assert "no whole number in decimal digits" in CliRunner().invoke(app, line).output
+    assert "decimal digits" not in CliRunner().invoke(app, [*line[:-1], "--limit=1"]).output
 
 
 def test_a_pool_or_a_crowd_that_no_machine_holds_is_refused_in_one_line(

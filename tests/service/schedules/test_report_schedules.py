@@ -311,7 +311,7 @@ def test_a_verdict_is_the_reports_and_not_its_rows(
         == real["opinion"]
     )
     with world.service.reading() as connection:
-        believed = made_reports(connection, only=job, verdicts=believe_the_row)
+        believed, _ = made_reports(connection, only=job, verdicts=believe_the_row)
         assert believed[0].opinion == "forged", "without the report it would be shown"
     rows(digest="0" * 64)
     shown = {one["report"]: one for one in reports(world.client, world.people["auditor"])}[job]
@@ -349,7 +349,7 @@ def test_a_forged_report_in_the_place_of_the_signed_one_has_no_verdict(
         monkeypatch.setattr(signed_verdicts, "signature_problems", lambda *given: [])
         monkeypatch.setattr(world.service, "signer", None)
     with world.service.reading() as connection:
-        [found] = made_reports(connection, only=real["report"], verdicts=world.service.verdicts)
+        [found], _ = made_reports(connection, only=real["report"], verdicts=world.service.verdicts)
         figures = report_figures(connection, world.service.verdicts)["reports"]
     assert found.opinion == (None if verifies else "unqualified")
     assert figures == ({} if verifies else {"unqualified": 1})
@@ -371,7 +371,7 @@ def test_a_page_reads_the_leaves_of_reports_once_and_the_metric_counts_verdicts(
     event.listen(world.service.engine, "before_cursor_execute", counted)
     try:
         with world.service.engine.connect() as connection:
-            found = made_reports(connection, verdicts=elsewhere)
+            found, _ = made_reports(connection, verdicts=elsewhere)
             figures = report_figures(connection, elsewhere)["reports"]
     finally:
         event.remove(world.service.engine, "before_cursor_execute", counted)
@@ -387,7 +387,7 @@ def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: W
     [real] = world.settled(schedule)
     elsewhere = SignedVerdicts()
     with world.service.reading() as connection:
-        [found] = made_reports(connection, only=real["report"], verdicts=elsewhere)
+        [found], _ = made_reports(connection, only=real["report"], verdicts=elsewhere)
     assert (found.opinion, found.digest, found.signed_by) == (
         real["opinion"],
         real["digest"],
@@ -395,7 +395,7 @@ def test_a_report_that_another_process_made_has_the_verdict_of_its_leaf(world: W
     )
     set_rows(world.service, schedule=None)
     with world.service.reading() as connection:
-        [found] = made_reports(connection, only=real["report"], verdicts=elsewhere)
+        [found], _ = made_reports(connection, only=real["report"], verdicts=elsewhere)
     assert found.opinion is None and found.error
 
 

@@ -26,6 +26,7 @@ from kvcustody.audit.kinds.block_runs import gather
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.governance.api.app import create_app
+from kvcustody.governance.service.access.roles import OF_TENANTS, PERMISSIONS, Permission, Role
 from kvcustody.governance.service.ingest.check_leaves import write_batch
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings
@@ -46,6 +47,13 @@ def settings_in(folder: Path, **explicit: Any) -> ServiceSettings:
         "failures_per_minute": 1_000_000,
     }
     return ServiceSettings(**{**given, **explicit})
+
+
+def who_may(people: Any, action: str) -> str:
+    """The key of somebody who may do it, and sees all where there is one; `people` by role, or `role@tenant`."""
+    able = [role for role in Role if Permission(action) in PERMISSIONS[role]]
+    best = max(able, key=lambda role: (PERMISSIONS[role][Permission(action)].value, role is Role.AUDITOR))
+    return str(people[f"{best}@acme" if best in OF_TENANTS else best.value])
 
 
 class Batch(NamedTuple):
