@@ -7,21 +7,24 @@
 4. Of a process that ended and whose leaves retention dropped in part, or that lost leaves by a record of its writer,
    single blocks are not compared: hand-outs and ends lie in different leaves. It holds nothing.
 5. While a process runs that lost leaves, nobody knows who holds what (`unknown_holdings`).
+6. Of a long process blocks are compared some generations at a time, so that memory is bounded however long it ran.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals, uneven_lives
 from kvcustody.audit.evidence.coverage.block_uses import unit_keys_of
 from kvcustody.audit.evidence.processes.sequence_gaps import dropped_spans, recorded_losses
 from kvcustody.audit.evidence.query.evidence_columns import (
+    GENERATION_MASK,
+    Assignments,
     Evidence,
     is_among,
     read,
@@ -35,7 +38,7 @@ from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, res
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.plurals import several
 
-_LEAVES_AT_ONCE = 20_000
+_LEAVES_AT_ONCE = 2_048
 _LIVES_AT_ONCE = 500
 
 
@@ -67,6 +70,7 @@ class _Life(NamedTuple):
     uuid: str
     blocks: int | None
     has_assignments: bool
+    leaves: int
 
 
 def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
@@ -88,7 +92,7 @@ def _groups(connection: Connection, is_purged: bool) -> Iterator[list[_Life]]:
         if group and (size + leaves.get(life, 0) > _LEAVES_AT_ONCE or len(group) == _LIVES_AT_ONCE):
             yield group
             group, size = [], 0
-        group.append(_Life(life, uuid, blocks, life in assigned))
+        group.append(_Life(life, uuid, blocks, life in assigned, leaves.get(life, 0)))
         size += leaves.get(life, 0)
     if group:
         yield group
@@ -109,15 +113,18 @@ class _Blocks(NamedTuple):
     bounds: Int64s
 
     @classmethod
-    def of(cls, rows: Evidence, lives: Int64s, names: dict[str, int]) -> _Blocks:
-        """The blocks that these rows list."""
+    def of(cls, rows: Evidence, lives: Int64s, names: dict[str, int], generations: _Slice | None) -> _Blocks:
+        """The blocks of these generations that these rows list."""
         codes = np.array([names.setdefault(name, len(names)) for name in rows.texts("tenant")], np.int64)
-        life, *place = (
-            rows.column(name)[rows.owner] for name in ("incarnation", *_PLACE) if name in rows.columns
-        )
+        keys, owner = unit_keys_of(rows), rows.owner
+        if generations is not None:
+            number = keys & GENERATION_MASK
+            is_here = (number >= generations.first) & (number < generations.below)
+            keys, owner = keys[is_here], owner[is_here]
+        life, *place = (rows.column(name)[owner] for name in ("incarnation", *_PLACE) if name in rows.columns)
         order = np.lexsort((*reversed(place), life))
         bounds = np.searchsorted(life[order], np.append(lives, lives[-1:] + 1))
-        return cls(unit_keys_of(rows)[order], codes[rows.owner][order], bounds)
+        return cls(keys[order], codes[owner][order], bounds)
 
     def of_life(self, place: int) -> tuple[Int64s, Int64s]:
         """Keys and tenants of one process."""
@@ -129,36 +136,96 @@ def _columns(of: Any) -> list[Any]:
     return [of.tenant, of.incarnation, *(of[name] for name in _PLACE if name in of)]
 
 
+class _Found:
+    """What was found of one process so far: blocks that ended as another's, and the living ones of each tenant."""
+
+    def __init__(self) -> None:
+        self.ended = Counter[tuple[str, str]]()
+        self.living = Counter[str]()
+
+
 def _of_lives(connection: Connection, lives: Sequence[_Life], held: Counter[str]) -> Iterator[str]:
+    found = [_Found() for _ in lives]
+    assigned = {life.id: read_assignments(connection, life.id) for life in lives if life.has_assignments}
+    for generations in _slices(connection, lives):
+        _compare(connection, lives, assigned, generations, found)
+    for life, each in zip(lives, found, strict=True):
+        for (of, by), blocks in sorted(each.ended.items()):
+            yield f"{several(blocks, 'block')} of `{of}` ended as `{by}`'s in process `{life.uuid}`"
+        living = each.living.total()
+        if life.blocks is not None and living > life.blocks:
+            yield f"process `{life.uuid}` holds {living} blocks, and has {life.blocks}"
+        held.update(each.living)
+
+
+class _Slice(NamedTuple):
+    """Generations from `first` on and below `below`; no row of these processes has more than `span` of them."""
+
+    first: int
+    below: int
+    span: int
+
+    def rows(self, table: Any) -> ColumnElement[bool]:
+        """The rows that may list one of them."""
+        column = table.c
+        return (
+            (column.high >= self.first) & (column.high < self.below + self.span) & (column.low < self.below)
+        )
+
+
+def _slices(connection: Connection, lives: Sequence[_Life]) -> list[_Slice | None]:
+    """What is compared at once (rule 6); None is every generation."""
+    parts = -(-sum(life.leaves for life in lives) // _LEAVES_AT_ONCE)
+    if parts < 2:
+        return [None]
+    ids, highest, span = [life.id for life in lives], 0, 0
+    for table in (residencies, releases, custody_ends):
+        column = table.c
+        widest = func.max(column.high - column.low)
+        high, width = connection.execute(
+            select(func.max(column.high), widest).where(column.incarnation.in_(ids), has_leaf(table))
+        ).one()
+        highest, span = max(highest, int(high or 0)), max(span, int(width or 0))
+    step = highest // parts + 1
+    return [_Slice(step * part, step * (part + 1), span + 1) for part in range(parts)]
+
+
+def _compare(
+    connection: Connection,
+    lives: Sequence[_Life],
+    assigned: Mapping[int, Assignments],
+    generations: _Slice | None,
+    found: Sequence[_Found],
+) -> None:
     opened, released, ended = residencies.c, releases.c, custody_ends.c
     ids = [life.id for life in lives]
-    _, handed = read_opened(connection, _columns(opened), opened.incarnation.in_(ids), ordered=False)
-    written = released.incarnation.in_(ids) & released.written
+
+    def of(table: Any) -> ColumnElement[bool]:
+        here: ColumnElement[bool] = table.c.incarnation.in_(ids)
+        return here if generations is None else here & generations.rows(table)
+
+    _, handed = read_opened(connection, _columns(opened), of(residencies), ordered=False)
+    written = of(releases) & released.written
     grown = read(connection, releases, _columns(released), written, ordered=False)
-    ends = read(connection, custody_ends, _columns(ended), ended.incarnation.in_(ids), ordered=False)
+    ends = read(connection, custody_ends, _columns(ended), of(custody_ends), ordered=False)
     names: dict[str, int] = {}
     numbers = np.array(ids, np.int64)
-    begun, more, gone = (_Blocks.of(rows, numbers, names) for rows in (handed, grown, ends))
+    begun, more, gone = (_Blocks.of(rows, numbers, names, generations) for rows in (handed, grown, ends))
     labels = list(names)
     for place, life in enumerate(lives):
         keys, owner = map(np.concatenate, zip(begun.of_life(place), more.of_life(place), strict=True))
-        if life.has_assignments:
-            assigned = read_assignments(connection, life.id)
-            parties = np.array([names.setdefault(name, len(names)) for name, _ in assigned.parties], np.int64)
-            at = assigned.of(keys)
+        if life.id in assigned:
+            of_life = assigned[life.id]
+            parties = np.array([names.setdefault(name, len(names)) for name, _ in of_life.parties], np.int64)
+            at = of_life.of(keys)
             owner = np.where(at >= 0, parties[at], owner) if len(parties) else owner
             labels = list(names)
-        yield from _of_life(life, keys, owner, gone.of_life(place), labels, held)
+        _compare_life(keys, owner, gone.of_life(place), labels, found[place])
 
 
-def _of_life(
-    life: _Life,
-    keys: Int64s,
-    owner: Int64s,
-    ends: tuple[Int64s, Int64s],
-    names: list[str],
-    held: Counter[str],
-) -> Iterator[str]:
+def _compare_life(
+    keys: Int64s, owner: Int64s, ends: tuple[Int64s, Int64s], names: list[str], found: _Found
+) -> None:
     end_keys, end_owner = ends
     order = np.argsort(keys, kind="stable")
     keys, owner = keys[order], owner[order]
@@ -166,10 +233,8 @@ def _of_life(
         at = np.minimum(np.searchsorted(keys, end_keys), len(keys) - 1)
         other = (keys[at] == end_keys) & (owner[at] != end_owner)
         pairs = Counter(zip(owner[at][other].tolist(), end_owner[other].tolist(), strict=True))
-        for (of, by), blocks in sorted(pairs.items()):
-            yield f"{several(blocks, 'block')} of `{names[of]}` ended as `{names[by]}`'s in process `{life.uuid}`"
+        for (of, by), blocks in pairs.items():
+            found.ended[names[of], names[by]] += blocks
     living = owner[~is_among(keys, np.sort(end_keys))]
-    if life.blocks is not None and len(living) > life.blocks:
-        yield f"process `{life.uuid}` holds {len(living)} blocks, and has {life.blocks}"
     for number, blocks in zip(*np.unique(living, return_counts=True), strict=True):
-        held[names[int(number)]] += int(blocks)
+        found.living[names[int(number)]] += int(blocks)
