@@ -168,9 +168,8 @@ class _Slice(NamedTuple):
     def rows(self, table: Any) -> ColumnElement[bool]:
         """The rows that may list one of them."""
         column = table.c
-        return (
-            (column.high >= self.first) & (column.high < self.below + self.span) & (column.low < self.below)
-        )
+        in_reach = column.high >= self.first, column.high < self.below + self.span
+        return and_(*in_reach, column.low < self.below)
 
 
 def _slices(connection: Connection, lives: Sequence[_Life]) -> list[_Slice | None]:
@@ -201,8 +200,8 @@ def _compare(
     ids = [life.id for life in lives]
 
     def of(table: Any) -> ColumnElement[bool]:
-        here: ColumnElement[bool] = table.c.incarnation.in_(ids)
-        return here if generations is None else here & generations.rows(table)
+        here = table.c.incarnation.in_(ids)
+        return and_(here) if generations is None else and_(here, generations.rows(table))
 
     _, handed = read_opened(connection, _columns(opened), of(residencies), ordered=False)
     written = of(releases) & released.written
