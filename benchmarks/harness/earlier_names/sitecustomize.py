@@ -38,13 +38,17 @@ class _Alias(Loader):
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module of that name, which is imported where it is not there yet."""
-        return import_module(self._name)
+        module = import_module(self._name)
+        self._spec = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run."""
+        """It has run, and keeps what it says of itself: its own files are found by that."""
+        module.__spec__ = self._spec
 
 
 class _Finder(MetaPathFinder):
