@@ -13,11 +13,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, false, func, or_, select
 
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals, uneven_lives
 from kvcustody.audit.evidence.coverage.block_uses import unit_keys_of
@@ -39,6 +39,7 @@ from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.plurals import several
 
 _LEAVES_AT_ONCE = 2_048
+_RESIDENCIES_OF_PAGE, _RANGES_AT_MOST = 256, 50
 _LIVES_AT_ONCE = 500
 
 
@@ -159,34 +160,80 @@ def _of_lives(connection: Connection, lives: Sequence[_Life], held: Counter[str]
 
 
 class _Slice(NamedTuple):
-    """Generations from `first` on and below `below`; no row of these processes has more than `span` of them."""
+    """Generations from `first` on and below `below`, and where their rows are.
+
+    No row of an end has more than `span` generations. `residencies`: by table, those whose rows may list one of them.
+    """
 
     first: int
     below: int
     span: int
+    residencies: Mapping[Table, Sequence[range]]
 
-    def rows(self, table: Any) -> ColumnElement[bool]:
+    def rows(self, table: Table) -> ColumnElement[bool]:
         """The rows that may list one of them."""
         column = table.c
-        in_reach = column.high >= self.first, column.high < self.below + self.span
-        return and_(*in_reach, column.low < self.below)
+        in_reach = column.high >= self.first, column.low < self.below
+        if table not in self.residencies:
+            return and_(*in_reach, column.high < self.below + self.span)
+        ranges = self.residencies[table]
+        return and_(
+            *in_reach, or_(false(), *(column.residency.between(each[0], each[-1]) for each in ranges))
+        )
 
 
 def _slices(connection: Connection, lives: Sequence[_Life]) -> list[_Slice | None]:
-    """What is compared at once (rule 6); None is every generation."""
+    """What is compared at once (rule 6); None is every generation. More than one is of one process alone."""
     parts = -(-sum(life.leaves for life in lives) // _LEAVES_AT_ONCE)
     if parts < 2:
         return [None]
-    ids, highest, span = [life.id for life in lives], 0, 0
-    for table in (residencies, releases, custody_ends):
-        column = table.c
-        widest = func.max(column.high - column.low)
-        high, width = connection.execute(
-            select(func.max(column.high), widest).where(column.incarnation.in_(ids), has_leaf(table))
-        ).one()
-        highest, span = max(highest, int(high or 0)), max(span, int(width or 0))
+    (life,) = lives
+    pages = {table: _pages(connection, table, life.id) for table in (residencies, releases)}
+    column = custody_ends.c
+    widest = select(func.max(column.high), func.max(column.high - column.low))
+    high, span = connection.execute(widest.where(column.incarnation == life.id, has_leaf(custody_ends))).one()
+    highest = max([int(high or 0), *(page.high for every in pages.values() for page in every)])
     step = highest // parts + 1
-    return [_Slice(step * part, step * (part + 1), span + 1) for part in range(parts)]
+    bounds = [(step * part, step * (part + 1)) for part in range(parts)]
+    return [
+        _Slice(
+            first,
+            below,
+            int(span or 0) + 1,
+            {
+                table: _ranges(page for page in every if page.high >= first and page.low < below)
+                for table, every in pages.items()
+            },
+        )
+        for first, below in bounds
+    ]
+
+
+class _Page(NamedTuple):
+    """Some residencies of a process, one after the other, and the generations that their rows may list."""
+
+    number: int
+    low: int
+    high: int
+
+
+def _pages(connection: Connection, table: Table, life: int) -> list[_Page]:
+    column = table.c
+    number = (column.residency // _RESIDENCIES_OF_PAGE).label("number")
+    query = select(number, func.min(column.low), func.max(column.high))
+    here = column.incarnation == life, column.high >= 0, has_leaf(table)
+    rows = connection.execute(query.where(*here).group_by(number).order_by(number))
+    return [_Page(*map(int, row)) for row in rows]
+
+
+def _ranges(pages: Iterable[_Page]) -> list[range]:
+    """The residencies of these pages; neighbours in one, and all in one where there would be too many."""
+    found: list[range] = []
+    for page in pages:
+        first = page.number * _RESIDENCIES_OF_PAGE
+        begins = found.pop()[0] if found and found[-1].stop == first else first
+        found.append(range(begins, first + _RESIDENCIES_OF_PAGE))
+    return found if len(found) <= _RANGES_AT_MOST else [range(found[0][0], found[-1].stop)]
 
 
 def _compare(
@@ -199,7 +246,7 @@ def _compare(
     opened, released, ended = residencies.c, releases.c, custody_ends.c
     ids = [life.id for life in lives]
 
-    def of(table: Any) -> ColumnElement[bool]:
+    def of(table: Table) -> ColumnElement[bool]:
         here = table.c.incarnation.in_(ids)
         return and_(here) if generations is None else and_(here, generations.rows(table))
 
