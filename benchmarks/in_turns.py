@@ -15,8 +15,9 @@
    take more pairs. One interval of twenty misses the truth by chance: repeat a surprise before you believe it.
 4. Both sides run from copies in a temporary folder, with the same interpreter and the same packages. You may edit
    this tree meanwhile. Its copy holds what is uncommitted, but nothing that git ignores.
-5. This tree's scripts measure both sides, so that a changed benchmark is no difference. `--own-scripts` lets each side
-   use its own: choose it where this tree's scripts import what the commit does not have yet.
+5. This tree's scripts measure both sides, so that a changed benchmark is no difference; modules that moved since are
+   found under the names that the commit has (`harness/earlier_names`). `--own-scripts` lets each side use its own:
+   choose it where this tree's scripts import what the commit does not have yet.
 """
 
 from __future__ import annotations
@@ -100,6 +101,21 @@ def _ingest(result: Mapping[str, Any]) -> Figures:
     }
 
 
+def _explorer(result: Mapping[str, Any]) -> Figures:
+    *_, largest = result["leaves"].values()
+    return {f"{question}, CPU ms": took for question, took in largest["cpu_ms"].items()}
+
+
+def _metrics(result: Mapping[str, Any]) -> Figures:
+    of = {"a scrape": "scrape_0", "a scrape before folding": "unfolded", "the overview": "overview_0"}
+    return {f"{what}, CPU ms": result[name]["cpu_ms"] for what, name in of.items()}
+
+
+def _report(result: Mapping[str, Any]) -> Figures:
+    of = {"a report": "without_recount", "a report's verification": "verified_from_an_export"}
+    return {f"{what}, CPU s": result[name]["cpu_s"] for what, name in of.items()}
+
+
 def _startup(result: Mapping[str, Any]) -> Figures:
     return {
         f"{command}, CPU s": seconds
@@ -147,6 +163,18 @@ BENCHMARKS = {
         "leaves of workers, over HTTP, into the service's ledger",
         # In a run of half a second, whether the figures' pass falls into it decides: this takes six seconds.
         *("service.py", ("--ingest", "--runs", "1", "--workers", "4", "--batches", "40"), _ingest),
+    ),
+    "explorer": Benchmark(
+        "the explorer's first page, facets and histogram",
+        *("evidence/explorer.py", ("--leaves", "20000"), _explorer),
+    ),
+    "metrics": Benchmark(
+        "what a scrape and the overview read of the ledger",
+        *("evidence/figures_cost.py", ("--events", "20000", "--slow", "1"), _metrics),
+    ),
+    "report": Benchmark(
+        "a report of a period in every format, and its verification",
+        *("evidence/report_time.py", ("--events", "20000"), _report),
     ),
     "startup": Benchmark(
         "a command before it does anything",
@@ -229,7 +257,8 @@ class Side(NamedTuple):
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("KVCUSTODY_", "PYTHON"))
         }
-        environment |= {"PYTHONPATH": str(self.folder / "src"), "PYTHONHASHSEED": str(seed)}
+        places = map(str, (self.folder / "src", self.folder / "benchmarks/harness/earlier_names"))
+        environment |= {"PYTHONPATH": os.pathsep.join(places), "PYTHONHASHSEED": str(seed)}
         with self._output().open("wb") as output:
             return subprocess.Popen(
                 [*map(str, words)],

@@ -28,7 +28,8 @@ from kvcustody.audit.evidence.subjects.subject_table import Row, row_of
 from kvcustody.audit.kinds import Event, GapRecorded, ReplayCompleted, SpillStarted
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.leaf.batch_encoder import Entry, Item
+from kvcustody.audit.leaf.batch_encoder import Entry
+from kvcustody.audit.leaf.column_encoder import Item
 from kvcustody.audit.write.event_queue import DurableWatermark, EventQueue, TenantShares, sizes_of
 from kvcustody.audit.write.sink import (
     BatchRefusedError,

@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -38,27 +37,13 @@ JANUARY, FEBRUARY, MARCH = (
 )
 BLOCKS, TENANTS = 4, 20
 KEY_SEED = bytes(range(32))
-_MOVED = {  # since commit f6818e1f
-    "audit.kinds": "audit.events",
-    "audit.store.database": "audit.database",
-    "audit.store.schema": "audit.schema",
-    "audit.keep": "audit.retention",
-    "audit.write": "audit.writer",
-    "audit.verify.ledger": "audit.verify",
-}
 
 
 # -- in a process of the measured code ---------------------------------------------------------------------------
 
 
 def module(name: str) -> Any:
-    """A module of the measured code, where it has it."""
-    for package, before in _MOVED.items():
-        if name.startswith(f"{package}.") or name == package:
-            with contextlib.suppress(ModuleNotFoundError):
-                if find_spec(f"kvcustody.{name}") is not None:
-                    break
-            name = name.replace(package, before, 1)
+    """A module of the measured code, under the name that it has now."""
     return import_module(f"kvcustody.{name}")
 
 
@@ -206,7 +191,8 @@ class Case(NamedTuple):
 
 def ask(tree: Path, step: str, *arguments: object) -> dict[str, Any]:
     """What a step answers in a process that has the code of a tree."""
-    paths = map(str, (tree / "src", tree / "benchmarks" / "harness"))
+    earlier = BENCHMARKS / "harness" / "earlier_names"
+    paths = map(str, (tree / "src", tree / "benchmarks" / "harness", earlier))
     command = [sys.executable, __file__, step, *map(str, arguments)]  # PYTHONPATH precedes what is installed
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)

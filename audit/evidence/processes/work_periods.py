@@ -22,7 +22,8 @@ from kvcustody.errors import LedgerError
 
 STARTED = "worker-started"
 RETURNED = "worker-returned"
-ENDS = ("worker-stopped", "worker-died")
+STOPPED = "worker-stopped"
+ENDS = (STOPPED, "worker-died")
 LIVES = (STARTED, *ENDS, RETURNED)  # the kinds of leaves about processes' lives
 Body = Mapping[str, Any]
 
@@ -65,6 +66,14 @@ def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
         life: WorkPeriod(body["worker"], int(body["at_us"]), *over.get(life, (None, None)))
         for life, body in starts.items()
     }
+
+
+def own_names(bodies: Iterable[Body]) -> dict[str, str]:
+    """The worker that each process says it is of, at its start or its end; leaves are in their order."""
+    said = (
+        body for body in bodies if body["kind"] in (STARTED, STOPPED) and about(body) == body["incarnation"]
+    )
+    return {body["incarnation"]: body["worker"] for body in said}
 
 
 def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:

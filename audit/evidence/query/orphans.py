@@ -131,21 +131,16 @@ def latest_incarnation(connection: Connection, worker: str) -> str:
 
 
 def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadIncarnation, ...]:
-    """Incarnations with memory that never ended, of workers that have a later one; `but` is alive.
+    """Incarnations with memory that never ended, of workers that have started a later one; `but` is alive.
 
-    Who announced memory and who ended is said by leaves, which process is the later one by rows.
+    All of it is said by leaves about lives, in their order: no row of `incarnations` counts.
     """
-    query = select(workers.c.name, func.max(incarnations.c.id))
-    query = query.join(incarnations, workers.c.id == incarnations.c.worker).group_by(workers.c.name)
-    newest = {name: int(row) for name, row in connection.execute(query)}
     periods = read_work_periods(connection)
-    running = select(incarnations.c.uuid, incarnations.c.id).where(
-        incarnations.c.uuid.in_(at_work(periods)), incarnations.c.uuid != but
-    )
+    newest = {period.worker: uuid for uuid, period in periods.items()}
     return tuple(
         DeadIncarnation(periods[uuid].worker, uuid, periods[uuid].started_us)
-        for uuid, life in connection.execute(running.order_by(incarnations.c.id))
-        if life < newest.get(periods[uuid].worker, 0)
+        for uuid in at_work(periods)
+        if uuid not in (but, newest[periods[uuid].worker])
     )
 
 

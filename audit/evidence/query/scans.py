@@ -1,18 +1,22 @@
 """Scans for orphans as the ledger records them: who scanned, what was looked at, what was found.
 
 1. A scan is named by its process's incarnation and its number there; a finding by its scan and its number in it.
+2. Whose scan it is follows from what its process says of its life on record, from no row. A process of a command or of
+   the control plane, which has no memory, has said nothing before its end: until then `worker` is empty.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, select, tuple_
 
+from kvcustody.audit.evidence.processes.work_periods import life_leaves, own_names
 from kvcustody.audit.evidence.query.custody import OrphanFinding
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import orphan_findings, orphan_scans
-from kvcustody.audit.store.schema.ledger import incarnations, workers
+from kvcustody.audit.store.schema.ledger import incarnations
 
 
 class Scan(NamedTuple):
@@ -46,7 +50,8 @@ def scans(connection: Connection, *, after: tuple[int, int, int] | None = None, 
     ordered = query.order_by(column.at_us.desc(), column.log.desc(), column.idx.desc()).limit(limit + 1)
     rows = connection.execute(ordered).all()
     following = (rows[limit - 1][-3], rows[limit - 1][-2], rows[limit - 1][-1]) if len(rows) > limit else None
-    return ScanPage(tuple(Scan(*row[:-3]) for row in rows[:limit]), following)
+    names = own_names(leaf.body for leaf in life_leaves(connection))
+    return ScanPage(tuple(_scan(row[:-3], names) for row in rows[:limit]), following)
 
 
 def scan_of(
@@ -64,7 +69,15 @@ def scan_of(
         .where(column.incarnation == life, column.scan == scan, has_leaf(orphan_findings))
         .order_by(column.finding)
     )
-    return Scan(*row), tuple(OrphanFinding(*one) for one in connection.execute(found))
+    return _scan(row, own_names(leaf.body for leaf in life_leaves(connection))), tuple(
+        OrphanFinding(*one) for one in connection.execute(found)
+    )
+
+
+def _scan(row: Sequence[Any], names: Mapping[str, str]) -> Scan:
+    """A scan of a row of `_scans`, and whose it is (rule 2)."""
+    incarnation, scan, *rest = row
+    return Scan(incarnation, scan, names.get(incarnation, ""), *rest)
 
 
 def _scans() -> Select[Any]:
@@ -73,7 +86,6 @@ def _scans() -> Select[Any]:
         select(
             life.uuid,
             column.scan,
-            workers.c.name,
             column.mode,
             (column.started_boot_us + life.offset_us).label("started_us"),
             (column.ended_boot_us + life.offset_us).label("ended_us"),
@@ -82,6 +94,5 @@ def _scans() -> Select[Any]:
             column.findings,
         )
         .join(incarnations, life.id == column.incarnation)
-        .join(workers, workers.c.id == life.worker)
         .where(has_leaf(orphan_scans))
     )

@@ -26,6 +26,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection, and_, select
 
+from kvcustody.audit.evidence.processes.work_periods import ends, life_leaves, work_periods
 from kvcustody.audit.evidence.query.evidence_columns import (
     Evidence,
     read,
@@ -40,7 +41,7 @@ from kvcustody.audit.project import HIT_COUNTERS, MONITORED
 from kvcustody.audit.store.database.snapshot import AsOf, is_in
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, residencies
-from kvcustody.audit.store.schema.ledger import events, incarnations, logs, workers
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.times import SECOND_US
 
 
@@ -112,7 +113,7 @@ def showback(
 
 
 class WorkingLife(NamedTuple):
-    """One process of a worker; `offset_us` turns its boot time into UTC."""
+    """One process, and its worker's name (empty: it announced no memory); `offset_us` turns its boot time into UTC."""
 
     id: int
     uuid: str
@@ -122,12 +123,17 @@ class WorkingLife(NamedTuple):
 
 
 def lives_at_work(connection: Connection, since_us: int) -> list[WorkingLife]:
-    """Every process that had not ended before a moment."""
-    table = incarnations.c
-    query = select(table.id, table.uuid, workers.c.name, table.offset_us, table.ended_us).join(
-        workers, workers.c.id == table.worker
-    )
-    found = [WorkingLife(*row) for row in connection.execute(query.order_by(table.id))]
+    """Every process that had not ended before a moment; whose it is, and its end, follow from leaves alone."""
+    table, bodies = incarnations.c, [leaf.body for leaf in life_leaves(connection)]
+    periods, over = work_periods(bodies), ends(bodies)
+    found = [
+        WorkingLife(
+            life, uuid, periods[uuid].worker if uuid in periods else "", offset_us, over.get(uuid, (None,))[0]
+        )
+        for life, uuid, offset_us in connection.execute(
+            select(table.id, table.uuid, table.offset_us).order_by(table.id)
+        )
+    ]
     return [life for life in found if life.ended_us is None or life.ended_us >= since_us]
 
 

@@ -28,6 +28,7 @@ from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.leaf_tables import custody_ends
 from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.verify.ledger import held_rows
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.committer import closing_committer
 from kvcustody.audit.write.crash_recovery import Closing, close_process
@@ -98,6 +99,25 @@ def test_positive_control_without_the_record_of_the_owner_both_figures_are_wrong
     world.worker.close()
     assert any("ended as `acme`'s" in what for what in ledger.problems())
     assert ledger.held()["acme"] < 0 < ledger.held()["beta"]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_some_generations_at_a_time_find_what_all_at_once_do(
+    world: SharedWorld, monkeypatch: pytest.MonkeyPatch, *, is_recorded: bool
+) -> None:
+    """How many leaves are compared at once changes no finding. Control: one of the two ledgers has some."""
+    if not is_recorded:
+        monkeypatch.setattr(sequence_events, "sequence_assigned", lambda *given: [])
+    ledger = filled(world)
+    ended = CustodyEnded(1, "acme", "internal", (Run(np.array([0]), 1 << 40),), "evicted", 1, 1, 1, 1_000)
+    world.worker.writer.submit([] if is_recorded else [ended])
+    world.worker.close()
+    monkeypatch.setattr(held_rows, "_LEAVES_AT_ONCE", 1 << 30)
+    whole = ledger.problems()
+    assert bool(whole) is not is_recorded
+    for leaves in (1, 7, 20):
+        monkeypatch.setattr(held_rows, "_LEAVES_AT_ONCE", leaves)
+        assert ledger.problems() == whole
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

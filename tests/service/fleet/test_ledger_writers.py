@@ -17,7 +17,7 @@ from kvcustody.audit.kinds import BlocksAttached, Event, KeyEvent, ResidencyOpen
 from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events, incarnations
-from kvcustody.audit.write import database_sink
+from kvcustody.audit.write import committer
 from kvcustody.audit.write.committer import Committer
 from kvcustody.audit.write.event_writer import EventWriter, LedgerWriter, WriterSettings
 from kvcustody.audit.write.outage import Spacing
@@ -155,7 +155,7 @@ def world(
                 raise OperationalError("lost", None, Exception("lost"))
             return added
 
-    monkeypatch.setattr(database_sink, "Committer", FlakyCommitter)
+    monkeypatch.setattr(committer, "Committer", FlakyCommitter)
     yield made
     made.lose = lambda: ""
     for writer in made.writers:

@@ -12,9 +12,11 @@ from sqlalchemy import Engine, insert, select
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.kinds import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased, WorkerStarted
+from kvcustody.audit.leaf import Context, leaf
+from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
-from kvcustody.audit.write.append_leaves import register
+from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.clock import Clock
 from kvcustody.governance.orphans.ledger_join import WriterJoin
 from kvcustody.governance.tiers.copy_event import CopyEvent
@@ -38,8 +40,10 @@ def plant_dead_process(store: Engine, folder: Path, clock: Clock, name: str) -> 
         worker=name,
         clock=clock,
     )
+    context = Context(name.encode().hex().zfill(32), 0, lambda *_: "")
+    later = leaf(WorkerStarted(clock.now_us(), name, 8, 1, 4096, "cpu", "test"), context, 1)
     with store.connect().execution_options(**WRITE) as connection, connection.begin():
-        register(connection, name.encode().hex().zfill(32), name, 0, 5)
+        Appender().append(connection, read_leaves([later]))
 
 
 class Garden:
