@@ -33,7 +33,7 @@ from kvcustody.governance.service.page_cursor import CursorBinding
 if TYPE_CHECKING:
     from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 
-_READER = Caller("local", frozenset({Role.AUDITOR}), None, "local")  # rule 2
+_READER = Caller("local", frozenset({Role.AUDITOR, Role.KEY_CUSTODIAN}), None, "local")  # rule 2
 
 
 def asked(wanted: ReadOperation, source: AnySource, **parameters: Any) -> dict[str, Any]:

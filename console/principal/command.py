@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.console.api.asking import listed
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import control_plane
 from kvcustody.console.options import ServiceSource
@@ -24,8 +25,8 @@ from kvcustody.console.principal.shared import (
     say_unread,
 )
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.answers.principals import LIST_PRINCIPALS, shown
 from kvcustody.parameter_groups import grouped
 
 principals = typer.Typer(
@@ -80,16 +81,7 @@ def list_principals(
     as_json: Json = False,
 ) -> None:
     """List everybody who was ever enrolled, in the order of names."""
-    found: list[dict[str, Any]] = []
-    if source.plane.server is not None:
-        with control_plane(source) as connection:
-            found = connection.items("/v1/principals")
-    else:
-        with local_book(source) as (book, _, _):
-            more = True
-            while more:
-                rows, more = book.listed(after=found[-1]["name"] if found else "", limit=1000)
-                found += [_row(row) for row in rows]
+    found = listed(LIST_PRINCIPALS, source)
     if as_json:
         print_json(found)
         return
@@ -122,7 +114,7 @@ def disable(
             found = connection.post("/v1/principals:disable", {"name": name, "allow_last": allow_last})
     else:
         with local_book(source) as (book, by, _):
-            found = _row(book.disable(name, allow_last=allow_last, by=by))
+            found = shown(book.disable(name, allow_last=allow_last, by=by))
     _tell(found, f"disabled: {name}", as_json)
 
 
@@ -140,12 +132,8 @@ def enable(
             found = connection.post("/v1/principals:enable", {"name": name})
     else:
         with local_book(source) as (book, by, _):
-            found = _row(book.enable(name, by=by))
+            found = shown(book.enable(name, by=by))
     _tell(found, f"enabled: {name}; it has no key until one is issued", as_json)
-
-
-def _row(found: PrincipalRecord) -> dict[str, Any]:
-    return found._asdict() | {"roles": sorted(found.roles)}
 
 
 def _tell(found: dict[str, Any], says: str, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import typer
 
+from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.opening import connect, control_plane
 from kvcustody.console.options import Authority, ControlPlane, KeyFile, ServiceSource
@@ -29,6 +30,7 @@ from kvcustody.console.principal.shared import (
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.service.answers.principals import LIST_KEYS
 from kvcustody.parameter_groups import grouped
 from kvcustody.times import TO_THE_MINUTE, readable
 
@@ -118,13 +120,7 @@ def list_keys(
     as_json: Json = False,
 ) -> None:
     """List the keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
-    if source.plane.server is not None:
-        with control_plane(source) as connection:
-            found = connection.get(_place(name))["items"]
-    else:
-        with local_book(source) as (book, _, _):
-            book.get(name)
-            found = [key._asdict() for key in book.keys(name)]
+    found = asked(LIST_KEYS, source, name=name)["items"]
     _print_keys(found, as_json)
 
 

@@ -44,10 +44,9 @@ from kvcustody.governance.api.models.access import (
     Whoami,
 )
 from kvcustody.governance.api.parameters import Cursor, Limit
-from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
+from kvcustody.governance.service.answers.principals import LIST_KEYS, LIST_PRINCIPALS, shown
 from kvcustody.governance.service.operations.operation import Operation
-from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 
 _manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="principals")
@@ -55,8 +54,7 @@ _manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="principals")
 
 def add_principal_endings(api: Api) -> None:
     """Declare the operations."""
-    listing = _manage("listKeys", "GET", "/v1/principals/{name}/keys", also=(Permission.ENROL,))
-    api.add(listing, keys, answers=ApiKeyPage, problems=("not-found",))
+    api.add(LIST_KEYS.operation, keys, answers=ApiKeyPage, problems=("not-found",))
     disabling = _manage("disablePrincipal", "POST", "/v1/principals:disable", keyed=True)
     api.add(disabling, disable, answers=PrincipalModel, problems=("not-found",))
     revoking = _manage("revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True)
@@ -65,10 +63,9 @@ def add_principal_endings(api: Api) -> None:
     api.add(keeping, keep_key, answers=ApiKeyPage, problems=("not-found", "conflict"))
 
 
-def keys(service: ServiceDep, name: Named) -> dict[str, Any]:
+def keys(caller: CallerDep, service: ServiceDep, name: Named) -> dict[str, Any]:
     """The keys of a principal, newest first: when they were issued and last used, never what they are."""
-    service.principals.get(name)
-    return {"items": [key._asdict() for key in service.principals.keys(name)]}
+    return LIST_KEYS.answer(service, caller, name=name)
 
 
 def disable(caller: CallerDep, service: ServiceDep, who: Ending) -> dict[str, Any]:
@@ -111,8 +108,7 @@ _enrol = partial(Operation, action=Permission.ENROL, tag="principals")
 
 def add_enrolment(api: Api) -> None:
     """Declare the operations."""
-    listing = _enrol("listPrincipals", "GET", "/v1/principals", also=(Permission.MANAGE_KEYS,))
-    api.add(listing, principals, answers=PrincipalPage, problems=("cursor-invalid",))
+    api.add(LIST_PRINCIPALS.operation, principals, answers=PrincipalPage, problems=("cursor-invalid",))
     one = _enrol("getPrincipal", "GET", "/v1/principals/{name}", also=(Permission.MANAGE_KEYS,))
     api.add(one, principal, answers=PrincipalModel, problems=("not-found",))
     enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True)
@@ -127,11 +123,7 @@ def principals(
     caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Every principal that was ever enrolled, in the order of names."""
-    question = CursorBinding("listPrincipals", caller.name, {})
-    position = service.cursors.read(question, cursor)
-    found, more = service.principals.listed(after=str(position[0]) if position else "", limit=limit)
-    following = service.cursors.write(question, [found[-1].name]) if more else None
-    return {"items": [shown(item) for item in found], "next": following}
+    return LIST_PRINCIPALS.answer(service, caller, cursor=cursor, limit=limit)
 
 
 def principal(service: ServiceDep, name: Named) -> dict[str, Any]:
@@ -167,11 +159,6 @@ def issue_key(caller: CallerDep, service: ServiceDep, name: Named, how: KeyReque
 def enable(caller: CallerDep, service: ServiceDep, who: PrincipalName) -> dict[str, Any]:
     """Let a principal ask again that was disabled. No key or session from before works: issue a new key."""
     return shown(service.principals.enable(who.name, by=caller.name))
-
-
-def shown(found: PrincipalRecord) -> dict[str, Any]:
-    """A principal as the API shows it."""
-    return found._asdict() | {"roles": sorted(found.roles)}
 
 
 AllowLast = Annotated[bool, Query(description="Even the last key of the last who manages keys.")]

@@ -18,16 +18,17 @@ from sqlalchemy import Engine, literal, select, update
 from kvcustody.audit.evidence.query.issuers import named_tenant
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_keys, service_principals
-from kvcustody.audit.store.schema.stored_rows import stored_page, stored_row, stored_rows
+from kvcustody.audit.store.schema.stored_rows import stored_row
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.credentials.api_key import KeyHasher, session_of
 from kvcustody.governance.credentials.certificate_thumbprint import certificate_matches
 from kvcustody.governance.service.access.principal_table import (
-    KEY_COLUMNS,
     ApiKeyRecord,
     PrincipalRecord,
-    key_of,
+    find_principal,
+    keys_of_principal,
     principal_of,
+    principals_after,
     session_end,
 )
 from kvcustody.governance.service.problem_details import not_found
@@ -51,10 +52,8 @@ class PrincipalLookup:
 
     def find(self, name: str) -> PrincipalRecord | None:
         """The principal of this name, if there ever was one."""
-        query = select(service_principals).where(service_principals.c.name == name)
         with self._engine.connect() as connection:
-            row = stored_row(connection, query)
-        return None if row is None else principal_of(row)
+            return find_principal(connection, name)
 
     def get(self, name: str) -> PrincipalRecord:
         """The principal of this name; raises `not-found`."""
@@ -64,27 +63,14 @@ class PrincipalLookup:
         return found
 
     def listed(self, *, after: str = "", limit: int = 100) -> tuple[list[PrincipalRecord], bool]:
-        """Principals in the order of their names, and whether more follow.
-
-        `limit`, and more where the name of the last could not be read.
-        """
-        name = service_principals.c.name
-        query = select(service_principals).where(name > after).order_by(name)
+        """Principals in the order of their names, and whether more follow: `principals_after`."""
         with self._engine.connect() as connection:
-            page = stored_page(connection, query, (name,), limit)
-        return [principal_of(row) for row in page.rows], page.more
+            return principals_after(connection, after, limit)
 
     def keys(self, name: str) -> list[ApiKeyRecord]:
         """Every key that a principal ever had, newest first; at most 1,000."""
-        now_us = self._clock.utc_us()
-        query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
         with self._engine.connect() as connection:
-            rows = stored_rows(connection, query.order_by(service_keys.c.issued_us.desc()).limit(1000))
-            ends = [session_end(connection, row.hash, now_us) for row in rows]
-        return [
-            key_of(row)._replace(expires_us=min(row.expires_us, row.expires_us if end is None else end))
-            for row, end in zip(rows, ends, strict=True)
-        ]
+            return keys_of_principal(connection, name, self._clock.utc_us())
 
     def known(self, prefix: str, key: str, certificate: str | None = None) -> PrincipalRecord | None:
         """The principal whose key this is, if that was looked up within a second (rule 1); no I/O."""

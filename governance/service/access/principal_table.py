@@ -12,8 +12,8 @@ from typing import NamedTuple
 import structlog
 from sqlalchemy import Connection, and_, select
 
-from kvcustody.audit.store.schema.service import service_keys, service_sessions
-from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_row, stored_rows
+from kvcustody.audit.store.schema.service import service_keys, service_principals, service_sessions
+from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_page, stored_row, stored_rows
 from kvcustody.governance.credentials.api_key import session_of, source_of
 from kvcustody.governance.service.access.roles import Role
 
@@ -108,6 +108,38 @@ def _role(name: str) -> Role | None:
 def roles_text(roles: Iterable[Role]) -> str:
     """Roles as they are stored."""
     return ",".join(sorted(roles))
+
+
+def find_principal(connection: Connection, name: str) -> PrincipalRecord | None:
+    """The principal of this name, if there ever was one."""
+    row = stored_row(connection, select(service_principals).where(service_principals.c.name == name))
+    return None if row is None else principal_of(row)
+
+
+def principals_after(
+    connection: Connection, after: str, limit: int | None
+) -> tuple[list[PrincipalRecord], bool]:
+    """Principals in the order of their names, from behind a name on, and whether more follow.
+
+    `limit`, and more where the name of the last could not be read; None: all of them.
+    """
+    name = service_principals.c.name
+    query = select(service_principals).where(name > after).order_by(name)
+    if limit is None:
+        return [principal_of(row) for row in stored_rows(connection, query)], False
+    page = stored_page(connection, query, (name,), limit)
+    return [principal_of(row) for row in page.rows], page.more
+
+
+def keys_of_principal(connection: Connection, name: str, now_us: int) -> list[ApiKeyRecord]:
+    """Every key that a principal ever had, newest first; at most 1,000."""
+    query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
+    rows = stored_rows(connection, query.order_by(service_keys.c.issued_us.desc()).limit(1000))
+    ends = [session_end(connection, row.hash, now_us) for row in rows]
+    return [
+        key_of(row)._replace(expires_us=min(row.expires_us, row.expires_us if end is None else end))
+        for row, end in zip(rows, ends, strict=True)
+    ]
 
 
 def valid_keys(connection: Connection, name: str, now_us: int) -> list[str]:
