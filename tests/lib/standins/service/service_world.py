@@ -26,8 +26,8 @@ from kvcustody.audit.kinds.block_runs import gather
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.service.ingest.check_leaves import write_batch
 from kvcustody.governance.service.access.roles import OF_TENANTS, PERMISSIONS, Permission, Role
+from kvcustody.governance.service.ingest.check_leaves import write_batch
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings
 
