@@ -272,6 +272,13 @@ def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
     print_json(as_answered(model, answer))
 
 
+def print_dated(data: Any) -> None:
+    """Print facts that no operation answers as one JSON document, each moment in both forms."""
+    from kvcustody.governance.api.http.answer_times import dated_data
+
+    print_json(dated_data(data))
+
+
 def print_period(
     model: type[BaseModel], named: str, since_us: int, until_us: int, items: Sequence[dict[str, Any]]
 ) -> None:

@@ -17,7 +17,7 @@ from kvcustody.audit.write.committer import closing_committer
 from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, make_table, print_dated, print_json, say, stdout
 from kvcustody.console.live.worker_status import open_runs
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger, OldestFirst
@@ -48,7 +48,7 @@ def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as
         ]
     rows.sort(key=lambda row: row["started_us"], reverse=not oldest_first)
     if as_json:
-        print_json({"processes": rows})
+        print_dated({"processes": rows})
         return
     table = make_table(
         f"{len(rows)} have not ended", "worker", "state", "process", "since (UTC)", "heard (UTC)", left=5

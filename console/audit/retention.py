@@ -19,7 +19,7 @@ from kvcustody.audit.keep.purge_and_legal_hold import (
 )
 from kvcustody.audit.keep.streamed_purge import JOBS, PurgedPart, purge_to
 from kvcustody.audit.keep.unlink_subject import unlink_subject
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
+from kvcustody.console.command import Json, make_table, print_dated, print_json, progress_bar, say, stdout
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
@@ -199,7 +199,7 @@ def list_holds(ledger: Ledger = DEFAULT, *, oldest_first: OldestFirst = False, a
     with reading(ledger) as engine, engine.connect() as connection:
         found = sorted(active_holds(connection), key=lambda each: each.at_us, reverse=not oldest_first)
     if as_json:
-        print_json({"holds": [each._asdict() for each in found]})
+        print_dated({"holds": [each._asdict() for each in found]})
         return
     table = make_table(f"{len(found)} legal holds", "hold", "on", "since (UTC)", "by", "reason", left=5)
     for each in found:

@@ -28,7 +28,7 @@ from kvcustody.audit.tlog.ledger_identity import ledger_identity
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit.on_record import Unrecorded, record_taken
-from kvcustody.console.command import EXIT_NO, Json, following, print_json, say
+from kvcustody.console.command import EXIT_NO, Json, following, print_dated, print_json, say
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
@@ -193,7 +193,7 @@ def status(folder: _Folder, *, as_json: Json = False) -> None:
     troubles = [trouble.text for trouble in find_troubles(found, SystemClock().utc_us())]
     if as_json:
         shown = {"failing_since_us": found.failing_since_us, "losses": found.losses, "troubles": troubles}
-        print_json({"attached": found.attached, "positions": places, "dead": dead, **shown})
+        print_dated({"attached": found.attached, "positions": places, "dead": dead, **shown})
     else:
         state = "attached" if found.attached else "detached"
         say(f"{state}; {several(sum(places.values()), 'leaf')} behind it")

@@ -16,7 +16,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind, parse_vkey
 from kvcustody.audit.tlog.witness.rfc3161_timestamp import TimestampAuthority, stamp
 from kvcustody.audit.write.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.command import Json, make_table, print_dated, print_json, say, stdout
 from kvcustody.console.opening import key_texts, reading, writing
 from kvcustody.console.options import DEFAULT, Ledger
 from kvcustody.errors import ConfigError
@@ -57,7 +57,7 @@ def sign(
     if note is None:
         raise ConfigError(f"another key signs this ledger (`{periods[-1].key}`), and `{path}` is not there")
     if as_json:
-        print_json({"size": note.size, "signed_us": note.at_us, "key": str(periods[-1].key)})
+        print_dated({"size": note.size, "signed_us": note.at_us, "key": str(periods[-1].key)})
     else:
         say(f"signed: {note.size} root leaves, at {readable(note.at_us)} UTC, by {periods[-1].key}")
 
@@ -190,6 +190,6 @@ def timestamp(
     with writing(ledger) as engine:
         size, at_us = stamp(engine, authority)
     if as_json:
-        print_json({"checkpoint": size, "authority": name, "at_us": at_us})
+        print_dated({"checkpoint": size, "authority": name, "at_us": at_us})
     else:
         say(f"checkpoint {size} existed at {readable(at_us)} UTC, says {name}")

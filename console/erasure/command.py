@@ -40,6 +40,7 @@ from kvcustody.console.command import (
     Yes,
     confirm,
     make_table,
+    print_dated,
     print_json,
     printable,
     say,
@@ -204,7 +205,7 @@ def show_status(
                 break
             time.sleep(0.25)
     if as_json:
-        print_json(_plain(found) | {"holds": [one._asdict() for one in holds]})
+        print_dated(_plain(found) | {"holds": [one._asdict() for one in holds]})
         return
     say(f"{found.standing.text}: {found.request.erasure} ({found.request.selector})")
     table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
@@ -257,7 +258,7 @@ def show_list(
         standings = read_standings(connection, found, now_us)
     found = found[::-1] if oldest_first else found
     if as_json:
-        print_json([one._asdict() | standings[one]._asdict() for one in found])
+        print_dated([one._asdict() | standings[one]._asdict() for one in found])
         return
     if not found:
         say(

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.console.command import Json, print_json, say
+from kvcustody.console.command import Json, print_dated, say
 from kvcustody.console.opening import service_settings
 from kvcustody.console.options import Config, SettledLedger
 from kvcustody.errors import ConfigError
@@ -44,7 +44,7 @@ def init(
     with open_administration(settings) as administration:
         made = make_bootstrap(administration, hours=hours)
     if as_json:
-        print_json({"key": made.key, "prefix": made.prefix, "expires_us": made.expires_us})
+        print_dated({"key": made.key, "prefix": made.prefix, "expires_us": made.expires_us})
     else:
         say(made.key)
         typer.echo(

@@ -220,7 +220,17 @@ async def _static(request: Request) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = render("bare.html", title="Not here", status=error.status_code)
-    return _with_headers(Response(text, error.status_code, media_type="text/html"))
+    headers = {"Allow": ", ".join(_methods(request))} if error.status_code == 405 else None
+    return _with_headers(Response(text, error.status_code, headers, media_type="text/html"))
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that a page has, for `Allow`; of a path without a page, those of any."""
+    *pages, any_path = (route for route in request.app.routes if isinstance(route, Route))
+    found = [route for route in pages if route.path_regex.match(request.scope["path"])] or [any_path]
+    named = {method for route in found for method in route.methods or ()}
+    is_link = request.scope["path"].startswith(LINK)
+    return sorted(named - {"HEAD"} if is_link else named)  # a HEAD spends no link: it is refused
 
 
 def _with_headers(response: Response) -> Response:

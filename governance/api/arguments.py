@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fastapi import Request, Response, params
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
+from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.service.problem_details import ProblemError
 
 _PLACES = {
@@ -130,6 +131,7 @@ class Arguments:
 def _read_body(adapter: TypeAdapter[Any], body: bytes, name: str, values: dict[str, Any]) -> list[Any]:
     if not body:
         return [{"loc": ("body",), "msg": "Field required"}]
+    check_json(body, "application/json")
     try:
         content = json.loads(body)
     except json.JSONDecodeError as error:

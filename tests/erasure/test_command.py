@@ -21,6 +21,7 @@ from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.testkit.tiny_model import tiny_model
+from kvcustody.times import moment_us
 
 MODEL = tiny_model(
     weights_digest="sha256:w", tokenizer_digest="sha256:t", chat_template="template-1", kv_layout="nhd"
@@ -95,6 +96,10 @@ def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, 
     certificate.write_bytes(certificate.read_bytes().replace(b'"complete"', b'"partial"', 1))
     assert "problem" in run(*check, code=2)
     assert erasure in run("erasure", "list", *ledger)
+    (listed,) = json.loads(run("erasure", "list", "--json", *ledger))
+    shown = json.loads(run("erasure", "status", erasure, "--json", *ledger))
+    for one in (listed, shown.get("request", shown)):
+        assert moment_us(one["deadline"]) == one["deadline_us"], "both forms of each moment"
     assert run("scan", "ledger", *ledger) == "nothing found\n"
     assert json.loads(run("scan", "findings", "--json", *ledger)) == []
 

@@ -19,6 +19,7 @@ from kvcustody.governance.api.http.answer_times import (
     MOMENTS,
     answer_bytes,
     date_schemas,
+    dated_data,
     iso_field,
     times_of,
 )
@@ -196,6 +197,15 @@ def calendar(at_us: int | None) -> str | None:
         with suppress(OverflowError):
             return iso(at_us)
     return None
+
+
+def test_facts_that_no_model_describes_have_their_moments_twice() -> None:
+    """A length has one form, and so has what no calendar has."""
+    facts = {"erasure": "e", "deadline_us": 1, "age_us": 7, "rows": [{"heard_us": None}, {"at_us": 1 << 62}]}
+    assert dated_data(facts) == facts | {
+        "deadline": "1970-01-01T00:00:00.000001Z",
+        "rows": [{"heard_us": None, "heard": None}, {"at_us": 1 << 62, "at": None}],
+    }
 
 
 def test_a_moment_is_not_written_over_another_field() -> None:

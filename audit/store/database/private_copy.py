@@ -2,7 +2,8 @@
 
 1. SQLite's write-ahead log cannot begin anew while somebody reads an older state. So whoever reads for longer than
    `WalCheckpointer` waits for reads a copy: the one read transaction of the ledger is that of copying, which takes as
-   long as the file is large.
+   long as the file is large. Where that is over `COPY_SECONDS`, a warning says for how long the log could not begin
+   anew. It is not copied in steps: SQLite begins a copy from its start where another has written between two steps.
 2. The copy is its user's alone, in a folder of its own in the folder for temporary files (`TMPDIR`), and goes at the
    end.
 3. Where it cannot be written, the ledger itself is read, and a warning says that its log grows meanwhile.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.files import PRIVATE, claim_file
 
+COPY_SECONDS = 2.0  # as long as a reader's transaction may take
 _log = structlog.get_logger(__name__)
 
 
@@ -57,7 +60,15 @@ def _copied(engine: Engine, copy: Path) -> Path | None:
         with closing(sqlite3.connect(copy)) as target:
             target.execute("PRAGMA synchronous=OFF")  # it ends with this process
             assert isinstance(source.driver_connection, sqlite3.Connection)
+            begun = time.monotonic()
             source.driver_connection.backup(target)
+            seconds = time.monotonic() - begun
+        if seconds > COPY_SECONDS:
+            _log.warning(
+                "copying the ledger took longer than a reader may, and its write-ahead log grew meanwhile",
+                seconds=round(seconds, 1),
+                ledger_bytes=_bytes(file_of(engine)),
+            )
     except (OSError, sqlite3.OperationalError) as problem:
         _log.warning(
             "the ledger is not copied, and its write-ahead log grows while this reads it; TMPDIR needs as much room",

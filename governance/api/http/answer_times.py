@@ -34,6 +34,7 @@ LENGTHS = frozenset({
     "predicted_us", "predicted_actual_us", "recompute_us", "saved_us", "transfer_us", "unwitnessed_us",
 })  # fmt: skip
 """Fields of answers that are lengths of time."""
+_OF_COMMANDS = frozenset({"heard_us", "signed_us"})  # moments that commands print, and no answer has
 _SIGNED = "signature"  # the field of a signed document
 _END_US = 253_402_300_800_000_000  # the year 10,000
 _EPOCH = datetime(1970, 1, 1)  # in UTC: what writes the answer takes it so, and faster than with a zone
@@ -91,6 +92,17 @@ def dated(model: type[BaseModel] | None, answer: dict[str, Any]) -> dict[str, An
     return answer
 
 
+def dated_data(data: Any) -> Any:
+    """Data that no model describes, with its moments in both forms."""
+    if isinstance(data, (list, tuple)):
+        return [dated_data(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    moments = {name: item for name, item in data.items() if name in MOMENTS | _OF_COMMANDS}
+    added = {name.removesuffix("_us"): _iso(item) for name, item in moments.items()}
+    return {name: dated_data(item) for name, item in data.items()} | added
+
+
 def answer_bytes(model: type[BaseModel] | None, answer: dict[str, Any]) -> bytes:
     """An answer as JSON, with its moments in both forms."""
     return orjson.dumps(dated(model, answer), option=orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z)
@@ -108,7 +120,7 @@ def date_schemas(document: dict[str, Any]) -> None:
                 schema["properties"][added] = _schema(stated, added)
                 schema.setdefault("required", []).append(added)
         if "examples" in schema:
-            schema["examples"] = [_dated(item) for item in schema["examples"]]
+            schema["examples"] = dated_data(schema["examples"])
 
 
 def _moments(answers: Sequence[dict[str, Any]], stated: str) -> list[datetime | None]:
@@ -129,6 +141,12 @@ def _moment(at_us: int | None) -> datetime | None:
         return _EPOCH + timedelta(0, 0, at_us)
     except OverflowError:
         return None
+
+
+def _iso(at_us: int | None) -> str | None:
+    with suppress(OverflowError):
+        return None if at_us is None else iso(at_us)
+    return None
 
 
 def _items(part: Any) -> list[dict[str, Any]]:
@@ -162,13 +180,3 @@ def _schema(stated: str, added: str) -> dict[str, Any]:
         "title": added.replace("_", " ").title(),
         "description": f"`{stated}` in ISO 8601.",
     }
-
-
-def _dated(example: Any) -> Any:
-    if isinstance(example, list):
-        return [_dated(item) for item in example]
-    if not isinstance(example, dict):
-        return example
-    stated = {name: _dated(item) for name, item in example.items()}
-    moments = {iso_field(name): item for name, item in example.items()}
-    return stated | {name: None if item is None else iso(item) for name, item in moments.items() if name}

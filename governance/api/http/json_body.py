@@ -2,6 +2,7 @@
 
 1. Two readers of one document must not read two things: a name that comes twice, another encoding and `NaN` are
    refused before anything reads the body.
+2. Nesting is bounded, far below what readers of nested values bear: they call themselves for each level.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 from typing import Any, Never
 
 from kvcustody.governance.service.problem_details import ProblemError
+
+DEPTH_MAX = 64
 
 
 def check_json(body: bytes, content_type: str) -> None:
@@ -21,7 +24,7 @@ def check_json(body: bytes, content_type: str) -> None:
     if not body:
         return
     try:
-        json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+        found = json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
     except UnicodeDecodeError:
         raise ProblemError("malformed", "the body is not UTF-8") from None
     except RecursionError:
@@ -32,6 +35,18 @@ def check_json(body: bytes, content_type: str) -> None:
                 raise ProblemError("malformed", "the body is UTF-8 without a byte order mark") from None
             return  # what is no JSON at all is refused by who reads it, with the place
         raise ProblemError("malformed", str(error)) from None
+    _check_depth(found)
+
+
+def _check_depth(found: Any) -> None:
+    """Raise `malformed` for a value of more levels than any document of ours has (rule 2)."""
+    level = [found]
+    for _ in range(DEPTH_MAX):
+        held = [each for each in level if isinstance(each, (dict, list))]
+        level = [child for each in held for child in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return
+    raise ProblemError("malformed", f"the body is nested deeper than {DEPTH_MAX} levels")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 1. A Unix socket is created with mode 0600; one that a dead process left is replaced, one that answers is not.
 2. At the end the service stops accepting, long answers end, requests in work get their time, then the ledger closes.
+   A request that goes on behind its time, as one whose body does not come, is answered as `unavailable`.
 3. With a second address, workers have a listener of their own that demands client certificates.
 
 How long a thread of a process that serves runs before another that waits gets its turn.
@@ -14,6 +15,7 @@ workers handing in, a commit waits longer than it works.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -31,8 +33,11 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.http.bounded_protocol import BoundedProtocol, Connections, bounded
 from kvcustody.governance.api.http.client_certificate import CertifiedProtocol
+from kvcustody.governance.api.http.exchange import Message, Receive, Scope, Send
 from kvcustody.governance.api.http.gate import Gate
 from kvcustody.governance.service.gc_tuning import gc_seldom
+from kvcustody.governance.service.operations.answer import problem_answer
+from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings, address
 
@@ -50,15 +55,72 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Ending:
+    """The application, whose requests are answered when the end of the service cuts them off (rule 2)."""
+
+    def __init__(self, app: Gate, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            if not self._service.stopping.is_set():
+                raise
+            _log.info("request cut off at the end of the service")
+            if not begun:
+                status, headers, body = problem_answer(ProblemError("unavailable", "the service ends"))
+                headers = [*headers, (b"connection", b"close")]
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": body})
+
+
+class _ServerLog(logging.Handler):
+    """What the HTTP server itself has to say, as our logs say it: an exception is its type, and no traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log it as a warning: what fails inside a request is logged by the gate."""
+        kind = record.exc_info[0] if record.exc_info else None
+        _log.warning("http server", reason=record.getMessage(), error=None if kind is None else kind.__name__)
+
+
+@contextmanager
+def _server_log() -> Iterator[None]:
+    log, handler = logging.getLogger("uvicorn.error"), _ServerLog(logging.WARNING)
+    before, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before
+
+
 def serve(service: Service, *, app: Gate | None = None, ready: Any = None) -> None:
     """Serve until a signal ends it; `app` stands in for the API's own, `ready` is called once it accepts."""
     settings = service.settings
-    listeners = [(_listener(settings.listen), _config(app or create_app(service), settings))]
+    listeners = [
+        (_listener(settings.listen), _config(_Ending(app or create_app(service), service), settings))
+    ]
     if settings.workers_listen:
-        workers = _config(create_app(service, workers_only=True), settings, demand_certificates=True)
+        app = create_app(service, workers_only=True)
+        workers = _config(_Ending(app, service), settings, demand_certificates=True)
         listeners.append((_listener(settings.workers_listen), workers))
     try:
-        with gc_seldom(), short_switch_interval(), asyncio.Runner(loop_factory=_loop()) as runner:
+        with (
+            _server_log(),
+            gc_seldom(),
+            short_switch_interval(),
+            asyncio.Runner(loop_factory=_loop()) as runner,
+        ):
             runner.run(_run(service, [(sock, _Server(config)) for sock, config in listeners], ready))
     finally:
         for sock, _ in listeners:
@@ -142,7 +204,7 @@ def _renewed(settings: ServiceSettings, contexts: Sequence[ssl.SSLContext | None
     return True
 
 
-def _config(app: Gate, settings: ServiceSettings, *, demand_certificates: bool = False) -> uvicorn.Config:
+def _config(app: _Ending, settings: ServiceSettings, *, demand_certificates: bool = False) -> uvicorn.Config:
     tls: dict[str, Any] = {}
     if settings.tls_certificate_path is not None and settings.tls_key_path is not None:
         if settings.tls_key_path.stat().st_mode & 0o077:

@@ -23,6 +23,7 @@ from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.credentials.api_key import KeyHasher, session_of
 from kvcustody.governance.credentials.certificate_thumbprint import certificate_matches
 from kvcustody.governance.service.access.principal_table import (
+    KEY_COLUMNS,
     ApiKeyRecord,
     PrincipalRecord,
     find_principal,

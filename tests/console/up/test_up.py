@@ -155,6 +155,25 @@ def test_a_named_folder_is_kept_signed_and_gone_on_with(tmp_path: Path) -> None:
     assert open_["processes"] == [], "every process has said its end"
 
 
+@pytest.mark.system
+def test_a_request_whose_body_does_not_come_is_answered_when_it_ends(tmp_path: Path) -> None:
+    """No traceback is said. Control: one whose body has come is answered before."""
+    made = start(tmp_path)
+    host = made.said["url"].removeprefix("http://").partition("/")[0]
+    name, _, port = host.partition(":")
+    with socket.create_connection((name, int(port)), 60) as held:
+        head = f"POST /console/login HTTP/1.1\r\nHost: {host}\r\nContent-Length: 7\r\n\r\n"
+        whole = httpx.post(made.said["url"] + "login", data={"key": "none"})
+        assert whole.status_code == 401
+        held.sendall(head.encode() + b"key=")
+        time.sleep(0.5)  # until it is being read
+        assert made.end(signal.SIGTERM) == 0
+        assert held.recv(65536).startswith(b"HTTP/1.1 503 ")
+    assert made.process.stderr is not None
+    said = made.process.stderr.read()
+    assert "Traceback" not in said and "ended" in said
+
+
 def command(*words: str) -> str:
     return subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=True).stdout
 

@@ -44,6 +44,27 @@ def test_without_a_session_there_is_the_sign_in_alone(world: World) -> None:
     assert refused.status_code == 401 and "set-cookie" not in refused.headers
 
 
+def test_a_page_says_which_methods_it_has(world: World, signed_in: Callable[[str], httpx.Client]) -> None:
+    """Control: each of them is another answer."""
+    client = signed_in("dpo")
+    for path, methods in (
+        ("/console/erasures", "GET, HEAD, POST"),
+        ("/console/audit", "GET, HEAD"),
+        ("/console/login", "GET, HEAD, POST"),
+        ("/console/logout", "POST"),
+        ("/console/principals/keep", "POST"),
+        ("/console/nothing", "GET, HEAD, POST"),
+    ):
+        token = {"X-CSRF-Token": _token(client), "Origin": world.url}
+        answer = client.delete(path, headers=token)
+        assert (answer.status_code, answer.headers.get("allow")) == (405, methods), path
+        assert all(
+            client.request(one, path).status_code != 405 for one in methods.split(", ") if one != "POST"
+        )
+    link = client.head("/console/link/0123")
+    assert (link.status_code, link.headers.get("allow")) == (405, "GET")
+
+
 @pytest.mark.parametrize(
     "after", ["https://evil.test/", "//evil.test", "/console//evil.test", "/console/\\evil", "x"]
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.store.database import private_copy
@@ -109,6 +110,21 @@ def test_a_copy_is_its_users_alone_and_of_one_moment(ledger: Path) -> None:
         assert connection.execute(text("PRAGMA user_version")).scalar() == before
     assert not copy.parent.exists()
     engine.dispose()
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [(-1.0, True), (3600.0, False)])
+def test_a_copy_that_takes_longer_than_a_reader_may_is_said(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, is_said: bool
+) -> None:
+    """Control: one within the bound is not."""
+    monkeypatch.setattr(private_copy, "COPY_SECONDS", seconds)
+    store = open_store(ledger, read_only=True)
+    with capture_logs() as said, at_rest(store):
+        pass
+    store.dispose()
+    warned = [line for line in said if "took longer" in line["event"]]
+    assert bool(warned) is is_said
+    assert all(line["ledger_bytes"] == ledger.stat().st_size for line in warned)
 
 
 def test_without_room_for_a_copy_the_ledger_is_read_and_it_is_said(
