@@ -38,7 +38,7 @@ from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, res
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.plurals import several
 
-_LEAVES_AT_ONCE = 2_048
+_LEAVES_AT_ONCE = 1_024
 _RESIDENCIES_OF_PAGE, _RANGES_AT_MOST = 256, 50
 _LIVES_AT_ONCE = 500
 
