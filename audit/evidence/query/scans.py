@@ -20,7 +20,7 @@ from kvcustody.audit.store.schema.ledger import incarnations
 
 
 class Scan(NamedTuple):
-    """One scan. Times are UTC µs."""
+    """One scan. Times are UTC µs; `worker` is empty while nothing on record says whose it is."""
 
     incarnation: str
     scan: int

@@ -38,7 +38,7 @@ from kvcustody.audit.store.schema.leaf_tables import custody_ends, releases, res
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.plurals import several
 
-_LEAVES_AT_ONCE = 2_048
+_LEAVES_AT_ONCE = 1_024
 _RESIDENCIES_OF_PAGE, _RANGES_AT_MOST = 256, 50
 _LIVES_AT_ONCE = 500
 
@@ -188,7 +188,10 @@ def _slices(connection: Connection, lives: Sequence[_Life]) -> list[_Slice | Non
     if parts < 2:
         return [None]
     (life,) = lives
-    pages = {table: _pages(connection, table, life.id) for table in (residencies, releases)}
+    pages = {
+        table: _pages(connection, table, life.id, is_there)
+        for table, is_there in ((residencies, has_leaf(residencies)), (releases, has_leaf(releases)))
+    }
     column = custody_ends.c
     widest = select(func.max(column.high), func.max(column.high - column.low))
     high, span = connection.execute(widest.where(column.incarnation == life.id, has_leaf(custody_ends))).one()
@@ -217,11 +220,11 @@ class _Page(NamedTuple):
     high: int
 
 
-def _pages(connection: Connection, table: Table, life: int) -> list[_Page]:
+def _pages(connection: Connection, table: Table, life: int, is_there: ColumnElement[bool]) -> list[_Page]:
     column = table.c
     number = (column.residency // _RESIDENCIES_OF_PAGE).label("number")
     query = select(number, func.min(column.low), func.max(column.high))
-    here = column.incarnation == life, column.high >= 0, has_leaf(table)
+    here = column.incarnation == life, column.high >= 0, is_there
     rows = connection.execute(query.where(*here).group_by(number).order_by(number))
     return [_Page(*map(int, row)) for row in rows]
 

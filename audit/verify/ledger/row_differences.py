@@ -53,9 +53,9 @@ def differences(
     for table, stored_in in (
         forms.items() if forms is not None else zip(projections(), projections(), strict=True)
     ):
-        rows = connection.execute(_rows_between(stored_in), between).all()
+        rows = list(map(tuple, connection.execute(_rows_between(stored_in), between).all()))
         key_of = _key_of(table)
-        stored: dict[_RowKey, tuple[Any, ...]] = dict(zip(map(key_of, rows), map(tuple, rows), strict=True))
+        stored: dict[_RowKey, tuple[Any, ...]] = dict(zip(map(key_of, rows), rows, strict=True))
         if len(stored) < len(rows):  # a month's key lets another of another month through
             stored |= {key: () for key, count in Counter(map(key_of, rows)).items() if count > 1}
         pieces = [rows_of(columns) for columns in projected.get(table, ())]
