@@ -258,7 +258,8 @@ def times(
 ) -> None:
     """Leaves whose stated time the signed checkpoints around them contradict, and those that came late from a spill.
 
-    Newest first, by the time that they state. A purge goes by the signatures' times for the former, and by the stated one for the latter.
+    Newest first, by the time that they state. A purge goes by the signatures' times for the former, and by the stated
+    one for the latter.
     """
     with reading(ledger) as engine, engine.connect() as connection:
         name = known_tenant(connection, tenant)

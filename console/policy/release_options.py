@@ -56,6 +56,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it goes on record.")
 Note = Annotated[str, typer.Option("--note", help="What changes and why; it goes on record.")]
 
 TRUST, STORE = Path("trust.toml"), "release"
+_NOWHERE = ControlPlane()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,7 @@ def owner_consents(remote: ControlPlane, trust: Path) -> Iterator[OwnerConsents]
 
 
 @contextmanager
-def open_workflow(
-    store: str, trust: Path, remote: ControlPlane = ControlPlane()
-) -> Iterator[ReleaseWorkflow]:
+def open_workflow(store: str, trust: Path, remote: ControlPlane = _NOWHERE) -> Iterator[ReleaseWorkflow]:
     """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
     the control plane's, which records it itself.
     """

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
-from kvcustody.console.opening import tell_marked
+from kvcustody.console.opening import reading
 from kvcustody.console.options import GivenLedger
 from kvcustody.console.policy.review import New, Old
 from kvcustody.errors import ConfigError
@@ -105,18 +104,11 @@ def simulate_command(
 
 def _from_ledger(old: Path, new: Path, ledger: str, revision: int | None) -> Simulation:
     one, two = load_table(old), load_table(new)
-    if "://" not in ledger and not Path(ledger).is_file():
-        raise ConfigError(f"ledger `{ledger}` does not exist", path=ledger)
-    engine = open_store(ledger, read_only=True)
-    try:
-        with engine.connect() as connection, progress_bar() as bar:
-            tell_marked(connection)
-            recorded = recorded_requests(connection, revision=revision)
-            tracked = bar.track(recorded, description="deciding again", total=None)
-            with engine.connect() as other:
-                return simulate(one, two, tracked, list(recorded_denials(other)))
-    finally:
-        engine.dispose()
+    with reading(ledger) as engine, engine.connect() as connection, progress_bar() as bar:
+        recorded = recorded_requests(connection, revision=revision)
+        tracked = bar.track(recorded, description="deciding again", total=None)
+        with engine.connect() as other:
+            return simulate(one, two, tracked, list(recorded_denials(other)))
 
 
 def _print(found: Simulation, block_tokens: int) -> None:
