@@ -25,7 +25,7 @@ from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
-from kvcustody.parameter_groups import ParameterGroup
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup
 
 if TYPE_CHECKING:
     from kvcustody.governance.api.local_calls import LocalCalls

@@ -32,8 +32,8 @@ from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.parameter_groups import ParameterGroup
 from kvcustody.policies.bundle.trust import KeyRole, Signer
 
 SigningKey = Annotated[

@@ -15,10 +15,10 @@ from kvcustody.console.options import GivenLedger
 from kvcustody.console.policy.review import New, Old
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.lab.replay.report import ReplayReport
 from kvcustody.lab.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
-from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.policies.workbench.simulate import Simulation, TenantChange, simulate
 from kvcustody.policies.workbench.validate import load_table
