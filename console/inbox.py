@@ -12,7 +12,7 @@ from kvcustody.console.command import Json, make_table, print_answer, say, stdou
 from kvcustody.console.opening import control_plane, reading, service_settings
 from kvcustody.console.options import Config, Source
 from kvcustody.governance.api.models.health import InboxPage
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import readable
 
 EPILOG = (

@@ -17,7 +17,7 @@ from kvcustody.audit.evidence.processes.marked_processes import history, read_ma
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, store_beside
 from kvcustody.audit.store.database.database_place import url_of
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import check_store, ledger_error, open_store
+from kvcustody.audit.store.database.engine import check_store, check_there, ledger_error, open_store
 from kvcustody.audit.store.database.private_copy import at_rest
 from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes
@@ -67,6 +67,7 @@ def tell_marked(connection: Connection) -> None:
 @contextmanager
 def writing(ledger: str) -> Iterator[Engine]:
     """The ledger's engine for an act that is put on record; orders are signed where the worker's settings say so."""
+    check_there(ledger)
     orders = _signed_orders(may_sign=True)
     engine = open_store(ledger, timeout_seconds=5.0)
     authenticate(engine, orders)

@@ -15,7 +15,7 @@ import typer
 from kvcustody import times
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
-from kvcustody.parameter_groups import ParameterGroup
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup
 
 DEFAULT = "sqlite:///kvcustody.db"
 _LEDGER = "an SQLite file by its path or URL, or a PostgreSQL server by its URL"
@@ -180,8 +180,8 @@ AnySource = Source | SubjectSource | ActSource | ServiceSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class Period(ParameterGroup):
-    """From one moment on, up to another one that is not included."""
+class DuePeriod(ParameterGroup):
+    """A period in which custody is due."""
 
     since: Since = None
     until: Until = None
@@ -193,6 +193,10 @@ class LastDay(ParameterGroup):
 
     since: DayStart = None
     until: PeriodEnd = None
+
+    def bounds_us(self) -> tuple[int, int]:
+        """The period in UTC µs; raises `ConfigError`."""
+        return period_us(self.since, self.until, span_us=times.DAY_US)
 
 
 def moment_us(text: str | None, option: str = "time") -> int | None:

@@ -22,7 +22,7 @@ from kvcustody.console.api.client import ApiReply, Asker, Where, asking
 from kvcustody.console.api.print_answer import finished, one_segment, tell
 from kvcustody.console.command import Json, Yes, confirm
 from kvcustody.errors import ConfigError
-from kvcustody.parameter_groups import parameters_of, taken
+from kvcustody.governance.service.operations.parameter_groups import parameters_of, taken
 
 FILE = "commands.json"  # made by the build and by `make setup`, not committed
 _ERASING = "requestErasure"

@@ -17,6 +17,7 @@ import orjson
 import typer
 
 from kvcustody.audit.evidence.processes.marked_processes import history
+from kvcustody.audit.store.database.engine import check_there
 from kvcustody.console.command import tell_history
 from kvcustody.console.opening import connect, service_settings
 from kvcustody.console.options import Config, ControlPlane, SettledLedger
@@ -24,7 +25,7 @@ from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
-from kvcustody.parameter_groups import ParameterGroup
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup
 
 if TYPE_CHECKING:
     from kvcustody.governance.api.local_calls import LocalCalls
@@ -90,6 +91,7 @@ def asking(where: Where) -> Iterator[Asker]:
 
     configure("warning", "console")
     settings = service_settings(where.config, where.ledger)
+    check_there(settings.database_url)
     alone = {"webhooks": (), "requests_per_second": 1e6, "requests_burst": 1_000_000, "console": False}
     with open_service(settings.model_copy(update=alone), documents=ConsoleDocuments()) as service:
         caller = _local(service, where.as_name)

@@ -9,12 +9,12 @@ import typer
 from kvcustody.audit.evidence.query.prefix_value import PrefixValue
 from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, make_table, print_period, stdout
-from kvcustody.console.options import DayStart, PeriodEnd, Source, period_us
+from kvcustody.console.options import LastDay, Source
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.answers.showback import LIST_PREFIXES
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.http_exchange import fact_of
-from kvcustody.parameter_groups import grouped
-from kvcustody.times import DAY_US, readable
+from kvcustody.times import readable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,8 +32,7 @@ def prefixes() -> None:
 @grouped
 def top(
     *,
-    since: DayStart = None,
-    until: PeriodEnd = None,
+    period: LastDay,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the worthiest.")] = 20,
     source: Source,
@@ -43,7 +42,7 @@ def top(
 
     Seconds are by the cost that each worker measured of its own prefills; where none is told, blocks decide.
     """
-    since_us, until_us = period_us(since, until, span_us=DAY_US)
+    since_us, until_us = period.bounds_us()
     found = asked(LIST_PREFIXES, source, since=since_us, until=until_us, tenant=tenant, limit=limit)
     rows = [fact_of(PrefixValue, row) for row in found["items"]]
     if as_json:

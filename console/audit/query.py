@@ -34,8 +34,8 @@ from kvcustody.console.options import DEFAULT, Ledger, OldestFirst, PageCursor, 
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import load_settings
-from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.times import readable
 
@@ -150,7 +150,7 @@ class SoughtEvents(ParameterGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeafPage(ParameterGroup):
+class PageOptions(ParameterGroup):
     """Which page of the leaves that were found."""
 
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100
@@ -164,7 +164,7 @@ def query(
     ledger: Ledger = DEFAULT,
     sought: SoughtEvents,
     as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
-    page: LeafPage,
+    page: PageOptions,
     as_json: Json = False,
 ) -> None:
     """Find leaves by what they say, newest first, page by page.
@@ -258,7 +258,8 @@ def times(
 ) -> None:
     """Leaves whose stated time the signed checkpoints around them contradict, and those that came late from a spill.
 
-    Newest first, by the time that they state. A purge goes by the signatures' times for the former, and by the stated one for the latter.
+    Newest first, by the time that they state. A purge goes by the signatures' times for the former, and by the stated
+    one for the latter.
     """
     with reading(ledger) as engine, engine.connect() as connection:
         name = known_tenant(connection, tenant)

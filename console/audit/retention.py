@@ -31,7 +31,7 @@ from kvcustody.console.options import (
     moment_us,
 )
 from kvcustody.errors import ConfigError
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.times import readable
 

@@ -13,7 +13,7 @@ from kvcustody.console.command import Json, make_table, print_period, say, stdou
 from kvcustody.console.options import PeriodEnd, Source, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.answers.showback import GET_SHOWBACK
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import readable
 
 EPILOG = "Example: `kvcustody showback --since 2026-11-01 --until 2026-12-01 --csv > november.csv`"

@@ -38,7 +38,7 @@ from kvcustody.governance.cases.take_step import (
     step_event,
 )
 from kvcustody.governance.service.answers.cases import GET_CASE, LIST_CASES
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import readable
 
 app = typer.Typer(

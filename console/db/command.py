@@ -11,7 +11,7 @@ import typer
 from sqlalchemy import Engine
 
 from kvcustody.audit.keep.sqlite_to_postgres import Progress, move_ledger
-from kvcustody.audit.store.database.engine import check_store, open_store
+from kvcustody.audit.store.database.engine import check_store, check_there, open_store
 from kvcustody.audit.store.database.monthly_partitions import MONTHS_AHEAD, ensure_partitions, size_bytes
 from kvcustody.audit.store.database.monthly_partitions import partitions as every_partition
 from kvcustody.audit.store.database.postgres_roles import set_up_roles
@@ -88,6 +88,7 @@ def partitions(
     has its rows in `rest`, and takes them from there when it is made. A purge empties months; what it leaves of the
     oldest (the system log) lies together in `first`.
     """
+    check_there(ledger)
     with _open(ledger) as engine:
         check_store(engine)
         made = ensure_partitions(engine, time.time_ns() // 1000, months)

@@ -65,7 +65,7 @@ from kvcustody.governance.erasure.selector import Selector, check_selector, sele
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.restriction.orders import check_not_restricted
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.times import readable
 
 app = typer.Typer(

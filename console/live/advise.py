@@ -20,10 +20,10 @@ from kvcustody.console.options import Source
 from kvcustody.console.replay.command import read_unit, replayed_aside
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.serving_summary import SeenWorker
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.lab.advise import questions
 from kvcustody.lab.advise.replayed_worker import as_worker, custody_of, trace_findings
 from kvcustody.lab.replay.run.workload_from_options import Choice
-from kvcustody.parameter_groups import ParameterGroup, grouped
 
 EPILOG = """
 Examples:

@@ -31,7 +31,7 @@ from kvcustody.governance.observability.serving_summary import (
     summary,
     tier_servings,
 )
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import SECOND_US
 
 EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-file olive.key`"

@@ -23,7 +23,7 @@ from kvcustody.governance.api.models.policies import EnforcementModel
 from kvcustody.governance.monitoring.enforcement import ENFORCE, MILLIONTHS, MODES, MONITOR
 from kvcustody.governance.monitoring.ordering import enforcement_order
 from kvcustody.governance.service.answers.enforcement import GET_ENFORCEMENT
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import readable
 
 _PLACE = "/v1/policies/enforcement"

@@ -19,7 +19,7 @@ from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, Prob
 from kvcustody.errors import ConfigError
 from kvcustody.files import read_words
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.policies.document.model import Tier
 from kvcustody.policies.document.problems import Problem, quote

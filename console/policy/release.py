@@ -32,7 +32,7 @@ from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.release.activation_gates import Review
 from kvcustody.governance.release.record import read_stage
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.policies.workbench.request import instant
 
 _Days = Annotated[int, typer.Option("--days", help="How long the revision is valid.", min=1, max=3650)]

@@ -23,7 +23,7 @@ from kvcustody.console.policy.validate import EXIT_NO
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.files import READABLE, write_file
 from kvcustody.governance.release.trust import read_trust, write_trust
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.policies.bundle.bundle import verify
 

@@ -32,8 +32,8 @@ from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.parameter_groups import ParameterGroup
 from kvcustody.policies.bundle.trust import KeyRole, Signer
 
 SigningKey = Annotated[
@@ -56,6 +56,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it goes on record.")
 Note = Annotated[str, typer.Option("--note", help="What changes and why; it goes on record.")]
 
 TRUST, STORE = Path("trust.toml"), "release"
+_NOWHERE = ControlPlane()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,7 @@ def owner_consents(remote: ControlPlane, trust: Path) -> Iterator[OwnerConsents]
 
 
 @contextmanager
-def open_workflow(
-    store: str, trust: Path, remote: ControlPlane = ControlPlane()
-) -> Iterator[ReleaseWorkflow]:
+def open_workflow(store: str, trust: Path, remote: ControlPlane = _NOWHERE) -> Iterator[ReleaseWorkflow]:
     """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
     the control plane's, which records it itself.
     """

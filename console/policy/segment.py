@@ -26,9 +26,9 @@ from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.identity.model_identity import DIGEST_BYTES, ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import load_settings
 from kvcustody.governance.worker.plugins import open_root_key
-from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.workbench.add_segment import Entry, add_segment
 from kvcustody.tenants import SEPARATOR

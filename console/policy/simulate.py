@@ -9,17 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
-from kvcustody.console.opening import tell_marked
+from kvcustody.console.opening import reading
 from kvcustody.console.options import GivenLedger
 from kvcustody.console.policy.review import New, Old
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.lab.replay.report import ReplayReport
 from kvcustody.lab.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
-from kvcustody.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 from kvcustody.policies.workbench.simulate import Simulation, TenantChange, simulate
 from kvcustody.policies.workbench.validate import load_table
@@ -105,18 +104,11 @@ def simulate_command(
 
 def _from_ledger(old: Path, new: Path, ledger: str, revision: int | None) -> Simulation:
     one, two = load_table(old), load_table(new)
-    if "://" not in ledger and not Path(ledger).is_file():
-        raise ConfigError(f"ledger `{ledger}` does not exist", path=ledger)
-    engine = open_store(ledger, read_only=True)
-    try:
-        with engine.connect() as connection, progress_bar() as bar:
-            tell_marked(connection)
-            recorded = recorded_requests(connection, revision=revision)
-            tracked = bar.track(recorded, description="deciding again", total=None)
-            with engine.connect() as other:
-                return simulate(one, two, tracked, list(recorded_denials(other)))
-    finally:
-        engine.dispose()
+    with reading(ledger) as engine, engine.connect() as connection, progress_bar() as bar:
+        recorded = recorded_requests(connection, revision=revision)
+        tracked = bar.track(recorded, description="deciding again", total=None)
+        with engine.connect() as other:
+            return simulate(one, two, tracked, list(recorded_denials(other)))
 
 
 def _print(found: Simulation, block_tokens: int) -> None:

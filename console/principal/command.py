@@ -27,7 +27,7 @@ from kvcustody.console.principal.shared import (
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.answers.principals import LIST_PRINCIPALS, shown
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 
 principals = typer.Typer(
     no_args_is_help=True,

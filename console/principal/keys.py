@@ -31,7 +31,7 @@ from kvcustody.console.principal.shared import (
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.answers.principals import LIST_KEYS
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import TO_THE_MINUTE, readable
 
 keys = typer.Typer(

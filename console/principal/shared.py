@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.store.database.engine import check_there
 from kvcustody.console.command import print_json, say
 from kvcustody.console.opening import service_settings
 from kvcustody.console.options import ServiceSource
@@ -66,5 +67,6 @@ def local_book(source: ServiceSource) -> Iterator[tuple[Principals, str, Service
     """The book of principals of the ledger that the settings name, by whom it is changed, and the settings."""
     configure("warning", "console")
     settings = service_settings(source.config, source.ledger)
+    check_there(settings.database_url)
     with open_administration(settings) as administration:
         yield administration.principals, administration.by, settings

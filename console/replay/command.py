@@ -17,6 +17,7 @@ from kvcustody.audit.store.database.database_place import SqliteFile, database_p
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
 from kvcustody.console.replay.printing import print_comparison, print_golden, print_report
 from kvcustody.errors import ConfigError
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import is_ledger_of, load_settings
 from kvcustody.lab.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.lab.replay.report import ReplayReport
@@ -31,7 +32,6 @@ from kvcustody.lab.replay.summary import check_page, write_summary
 from kvcustody.lab.replay.tier_row import TierRow
 from kvcustody.lab.replay.workload.labels import Unit
 from kvcustody.lab.replay.workload.scenarios import SCENARIOS
-from kvcustody.parameter_groups import ParameterGroup, grouped
 
 EPILOG = """
 Examples:

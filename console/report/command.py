@@ -26,7 +26,7 @@ from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout
 from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import key_texts, snapshot
-from kvcustody.console.options import DEFAULT, At, GivenLedger, Keys, Ledger, Since, Until, moment_us
+from kvcustody.console.options import DEFAULT, At, DuePeriod, GivenLedger, Keys, Ledger, moment_us
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report import schedules as schedule_commands
@@ -43,7 +43,7 @@ from kvcustody.governance.keys.report_signing_key import (
 )
 from kvcustody.governance.processing.verify_record import is_processing_record
 from kvcustody.governance.release.order_signing import read_signed_orders
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
 
 EXIT_NO = 1
@@ -57,7 +57,7 @@ app = typer.Typer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportRequest(ParameterGroup):
+class ReportOptions(ParameterGroup):
     """Which report of which ledger."""
 
     framework: Annotated[
@@ -68,8 +68,7 @@ class ReportRequest(ParameterGroup):
         ),
     ]
     ledger: Ledger = DEFAULT
-    since: Since = None
-    until: Until = None
+    period: DuePeriod
     as_of: At = None
     tenant: Annotated[
         str | None, typer.Option(help="One tenant's own report: nothing of other tenants is in it.")
@@ -143,7 +142,7 @@ class ReportFiles(ParameterGroup):
 @grouped
 def make(
     *,
-    wanted: ReportRequest,
+    wanted: ReportOptions,
     drawn: SampleOptions,
     beside: EvidenceOptions,
     files: ReportFiles,
@@ -172,7 +171,9 @@ def make(
             if wanted.as_of is None
             else LedgerProofs(connection).checkpoint(wanted.as_of).size
         )
-        bounds = period(connection, checkpoint, moment_us(wanted.since), moment_us(wanted.until))
+        bounds = period(
+            connection, checkpoint, moment_us(wanted.period.since), moment_us(wanted.period.until)
+        )
         asked = ReportParameters(
             chosen.id, checkpoint, *bounds, drawn.seed, drawn.sample, tenant, beside.extends, beside.recount
         )

@@ -21,7 +21,7 @@ from kvcustody.audit.verify.report.verify_report import ReportCheck
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.opening import connect, one_ledger, selection, snapshot
-from kvcustody.console.options import DEFAULT, At, ControlPlane, Ledger, Since, Until
+from kvcustody.console.options import DEFAULT, At, ControlPlane, DuePeriod, Ledger
 from kvcustody.console.report.render.html import render_html
 from kvcustody.console.report.render.number_format import count, percent
 from kvcustody.console.report.render.page_model import Facts, Items, Page, Section, Table
@@ -40,7 +40,7 @@ from kvcustody.governance.processing.record import (
     record_of_facts,
 )
 from kvcustody.governance.processing.verify_record import verify_record
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.times import iso, readable
 
@@ -72,8 +72,7 @@ class RecordOptions(ParameterGroup):
         str, typer.Option(help=f"Whose record: of a {CONTROLLER} (30(1)) or of a {PROCESSOR} (30(2)).")
     ] = CONTROLLER
     ledger: Ledger = DEFAULT
-    since: Since = None
-    until: Until = None
+    period: DuePeriod
     as_of: At = None
 
 
@@ -134,7 +133,7 @@ def ropa(
     if wanted.role not in ROLES:
         raise ConfigError(f"--role `{wanted.role}` is none of: {', '.join(ROLES)}", role=wanted.role)
     source = None if wanted.policy is None else read_file(wanted.policy)
-    chosen = selection(wanted.since, wanted.until, None, None, None, None)
+    chosen = selection(wanted.period.since, wanted.period.until, None, None, None, None)
     stated = ControllerStatement(
         says.controller, says.contact, says.officer, says.purposes, says.subjects, says.data, says.transfers
     )

@@ -31,12 +31,12 @@ from kvcustody.governance.api.models.evidence import (
 from kvcustody.governance.service.access.local_administration import local_name
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.answers.reports import LIST_REPORTS, LIST_SCHEDULES
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.schedules.made_reports import made_reports
 from kvcustody.governance.service.schedules.schedule_book import Maker, ScheduleBook, WantedSchedule
 from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
-from kvcustody.parameter_groups import grouped
 from kvcustody.plurals import several
 from kvcustody.times import TO_THE_MINUTE, readable
 

@@ -27,7 +27,7 @@ from kvcustody.console.options import (
     SubjectStore,
 )
 from kvcustody.errors import ConfigError
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 
 _LOOK_SECONDS = 0.5
 app = typer.Typer(

@@ -12,11 +12,11 @@ from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.size.tenants import TenantProfile, fitting, shares
 from kvcustody.console.size.tenants import plot as write_plot
 from kvcustody.errors import ConfigError
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.lab.replay.options import read_policy
 from kvcustody.lab.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
 from kvcustody.lab.sizing.config_file import read_config
 from kvcustody.lab.sizing.engine_blocks import EngineAllocation, engine_blocks
-from kvcustody.parameter_groups import ParameterGroup, grouped
 
 EPILOG = """
 Examples:

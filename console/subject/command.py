@@ -18,7 +18,7 @@ from kvcustody.console.options import DEFAULT, ControlPlane, Ledger, SubjectStor
 from kvcustody.console.report.render.html import render_html
 from kvcustody.console.report.render.number_format import count, moment, percent
 from kvcustody.console.subject.page import page_of
-from kvcustody.parameter_groups import grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.plurals import several
 
 app = typer.Typer(

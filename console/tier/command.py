@@ -12,22 +12,20 @@ import typer
 from kvcustody.console.api.asking import asked
 from kvcustody.console.command import Json, as_answered, make_table, print_json, print_period, say, stdout
 from kvcustody.console.options import (
-    DayStart,
+    LastDay,
     OldestFirst,
     PageCursor,
-    PeriodEnd,
     Source,
     moment_us,
-    period_us,
 )
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
-from kvcustody.times import DAY_US, readable
+from kvcustody.times import readable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -74,14 +72,13 @@ _Incarnation = Annotated[
 @grouped
 def list_tiers(
     *,
-    since: DayStart = None,
-    until: PeriodEnd = None,
+    period: LastDay,
     tenant: _Tenant = None,
     source: Source,
     as_json: Json = False,
 ) -> None:
     """Each tier's copies, and what stores and restores of a period moved, took, saved and were predicted to take."""
-    since_us, until_us = period_us(since, until, span_us=DAY_US)
+    since_us, until_us = period.bounds_us()
     found = asked(LIST_TIERS, source, since=since_us, until=until_us, tenant=tenant)
     if as_json:
         print_period(Tiers, "tiers", since_us, until_us, found["items"])
@@ -93,7 +90,7 @@ def list_tiers(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferFilter(ParameterGroup):
+class TransferOptions(ParameterGroup):
     """Which decisions are listed."""
 
     since: Annotated[str | None, typer.Option(help="From this UTC date or moment on.")] = None
@@ -120,7 +117,7 @@ class TransferFilter(ParameterGroup):
 @grouped
 def list_transfers(
     *,
-    sought: TransferFilter,
+    sought: TransferOptions,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
     cursor: PageCursor = None,
     oldest_first: OldestFirst = False,

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcustody.errors import ConfigError
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies import library
 from kvcustody.policies.document.problem_codes import CODES
 from kvcustody.policies.document.problems import PolicyRejected

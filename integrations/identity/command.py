@@ -23,7 +23,7 @@ from rich.table import Table
 
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 
 if TYPE_CHECKING:
     from kvcustody.governance.credentials.verification_keys import IssuerKeys

@@ -39,7 +39,6 @@ FOUNDATION = frozenset(
         "guarding_thread",
         "http_exchange",
         "ids",
-        "parameter_groups",
         "plurals",
         "signed_document",
         "tenants",

@@ -118,6 +118,7 @@ def settings_in(folder: Path) -> ServiceSettings:
 @pytest.fixture(scope="module")
 def environment(folder: Path) -> dict[str, str]:
     given = settings_in(folder)
+    assert run("db", "upgrade", "--ledger", given.database_url).exit_code == 0
     names = ("database_url", "state_path", "listen", "signing_key_path")
     return {f"KVCUSTODY_SERVICE_{name.upper()}": str(getattr(given, name)) for name in names}
 

@@ -278,6 +278,18 @@ def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
     return LedgerError(f"ledger `{place}` cannot be used: {reason}", place=place, reason=reason)
 
 
+def check_there(target: str | Path) -> None:
+    """Refuse a place where no ledger's database is: opening it for writing would make one. Raises `LedgerError`."""
+    engine = open_store(target, read_only=True)
+    try:
+        with engine.connect():
+            pass
+    except SQLAlchemyError as problem:
+        raise ledger_error(engine, problem) from problem
+    finally:
+        engine.dispose()
+
+
 def check_store(engine: Engine) -> None:
     """Refuse a ledger that cannot be read, has no schema, or has another revision's."""
     try:

@@ -44,7 +44,7 @@ def show(visit: PageRequest) -> Response:
         period=name,
         found=found,
         chart=_over_time(visit, tenant, since_us, until_us, step_us, form),
-        findings=visit.ask(custody_api.findings, said, visit.text("cursor", 1024), _PAGE),
+        findings=visit.ask(custody_api.findings, said, cursor=visit.text("cursor", 1024), limit=_PAGE),
         gaps=visit.ask(custody_api.gaps, limit=_PAGE)["items"] if everything else None,
     )
 

@@ -45,10 +45,10 @@ from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
-from kvcustody.parameter_groups import ParameterGroup, grouped
 
 READ = Permission.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]

@@ -13,7 +13,7 @@ from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, T
 from kvcustody.governance.api.parameters import NUMBER, Limit, Order, PageOrder, Since, Tenant, Until
 from kvcustody.governance.api.parameters import Cursor as CursorText
 from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
-from kvcustody.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 
 Residency = Annotated[
     int | None,
