@@ -376,7 +376,6 @@ COMMANDS = {  # where commands on the ledger itself list the rows of a table
     "service_keys": ["apikey", "list", "owner"],
     "service_report_schedules": ["report", "schedules", "list"],
     "service_reports": ["report", "list"],
-    "service_scan_orders": ["api", "list-scan-orders"],
 }
 
 
@@ -396,7 +395,7 @@ def test_commands_on_the_ledger_name_them_too(
         rows = Rows(engine, [])
         number = _put(rows, name, column)
         for shown in ([], ["--json"]):
-            ledger = [] if "api" in COMMANDS[name] else ["--ledger", str(tmp_path / "ledger.db")]
+            ledger = ["--ledger", str(tmp_path / "ledger.db")]
             done = CliRunner().invoke(app, [*COMMANDS[name], *ledger, *shown])
             assert done.exit_code == 0, (column.name, done.output)
             assert rows.key(name, GOOD)[:12] in done.output, (column.name, done.output)
