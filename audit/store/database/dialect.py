@@ -252,7 +252,7 @@ class _Sqlite(Dialect):
 
     @contextmanager
     def any_text(self, connection: Connection) -> Iterator[None]:
-        driver: Any = connection.connection.driver_connection
+        driver: Any = connection.connection.cursor().connection
         driver.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         try:
             yield

@@ -95,9 +95,9 @@ class Schedule(NamedTuple):
     def data(self, now_us: int) -> dict[str, Any]:
         """What is shown of it; `next_us` None: nothing is due while it is paused, or its time is `unread` here."""
         facts = self._asdict()
-        for name in ("roles", "of_tenant", "after_us"):
+        for name in ("roles", "of_tenant", "after_us", "unread"):
             del facts[name]
-        facts["next_us"] = None
+        facts |= {"next_us": None, "unread": self.unread}
         try:
             if self.state == ACTIVE:
                 facts["next_us"] = self.calendar.next(now_us).due_us

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import orjson
 import pytest
 from sqlalchemy import BigInteger, Column, Engine, Integer, LargeBinary, String, event
+from typer.testing import CliRunner
 
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import WRITE, with_placeholders
+from kvcustody.audit.store.database.engine import WRITE, open_store, with_placeholders
 from kvcustody.audit.store.schema import stored_rows
 from kvcustody.audit.store.schema.all_tables import metadata
+from kvcustody.console.main import app
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.schedules.made_reports import NOT_HERE
 from kvcustody.governance.service.service import Service
-from standins.service.service_world import Worker, register, ship, who_may
+from standins.service.service_world import Worker, register, settings_in, ship, who_may
 
 TABLES = {table.name: table for table in metadata.sorted_tables if table.name.startswith("service_")}
 GOOD = 0  # the number of the row that can be read
@@ -114,11 +118,11 @@ def odd_values(column: Column[Any], in_file: bool) -> Iterator[Any]:
 class Rows:
     """Writes rows as only the owner of the database could; `workers`: incarnations that are on record."""
 
-    def __init__(self, service: Service, workers: list[str]) -> None:
-        self.service = service
+    def __init__(self, engine: Engine, workers: list[str]) -> None:
+        self.engine = engine
         self.workers = workers
-        self.in_file = dialect_of(service.engine).in_file
-        with service.engine.connect() as connection:
+        self.in_file = dialect_of(engine).in_file
+        with engine.connect() as connection:
             self.before = {
                 name: [row[0] for row in connection.exec_driver_sql(f"SELECT {KEYS[name]} FROM {name}")]
                 for name in TABLES
@@ -150,13 +154,14 @@ class Rows:
         )
 
     def run(self, statement: str, values: tuple[Any, ...] = ()) -> None:
-        with self.service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        with self.engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.exec_driver_sql(with_placeholders(connection, statement), values)
 
 
 class Desk(NamedTuple):
     """Who asks a service what, and which of it reads a table."""
 
+    service: Service
     rows: Rows
     get: Callable[[str], httpx.Response]
     reading: dict[str, list[str]]
@@ -202,7 +207,7 @@ def desk(service_on_each: Service, make_people: Any, make_client: Any) -> Desk:
             if any(re.search(rf"\b{name}\b", statement) for statement in sent):
                 reading[name].append(path)
     event.remove(Engine, "before_cursor_execute", note)
-    return Desk(Rows(service, [worker.incarnation for worker in workers]), get, reading)
+    return Desk(service, Rows(service.engine, [worker.incarnation for worker in workers]), get, reading)
 
 
 def _matches(pattern: str, path: str) -> bool:
@@ -234,7 +239,7 @@ def test_odd_rows_end_no_answer_and_are_named(desk: Desk, name: str) -> None:
         if SHOWN[name] is not None:
             _check_shown(desk, name, column.name, number)
         if "report" in name:
-            desk.rows.service.scheduler.turn()
+            desk.service.scheduler.turn()
     assert asked or not desk.reading[name]
     _clear(desk.rows, name)
 
@@ -301,7 +306,7 @@ def test_a_session_that_cannot_be_read_is_nobodys(
     desk: Desk, make_people: Any, make_client: Any, column: str
 ) -> None:
     """Control: before it is edited it is somebody's."""
-    service, client = desk.rows.service, make_client(desk.rows.service)
+    service, client = desk.service, make_client(desk.service)
     people, name = make_people(service), f"person-{column.replace('_', '-')}"
     key = people.add(name, Role.AUDITOR)
     for value in odd_values(TABLES["service_sessions"].c[column], desk.rows.in_file):
@@ -320,7 +325,7 @@ def test_a_key_whose_row_cannot_be_read_lets_nobody_in(
     desk: Desk, make_people: Any, make_client: Any, name: str
 ) -> None:
     """Control: before its row is edited the key lets in."""
-    service, client = desk.rows.service, make_client(desk.rows.service)
+    service, client = desk.service, make_client(desk.service)
     people = make_people(service)
     mine = {"service_principals": "name", "service_keys": "principal"}[name]
     tries = [(column, value) for column in TABLES[name].c for value in odd_values(column, desk.rows.in_file)]
@@ -339,8 +344,8 @@ def test_an_answer_that_is_kept_and_cannot_be_read_is_a_conflict(
     desk: Desk, make_people: Any, make_client: Any
 ) -> None:
     """Control: until it is edited it is given again."""
-    client = make_client(desk.rows.service)
-    key = make_people(desk.rows.service).add("repeats", Role.AUDITOR)
+    client = make_client(desk.service)
+    key = make_people(desk.service).add("repeats", Role.AUDITOR)
     table = TABLES["service_answers"]
     for column in (table.c.owner, table.c.begun_us, table.c.sealed):
         for number, value in enumerate(odd_values(column, desk.rows.in_file)):
@@ -364,3 +369,39 @@ def test_control_without_the_reader_of_odd_rows_answers_fail(
     _put(desk.rows, "service_principals", TABLES["service_principals"].c.enrolled_us)
     assert desk.get("/v1/principals").status_code == 500
     _clear(desk.rows, "service_principals")
+
+
+COMMANDS = {  # where commands on the ledger itself list the rows of a table
+    "service_principals": ["principal", "list"],
+    "service_keys": ["apikey", "list", "owner"],
+    "service_report_schedules": ["report", "schedules", "list"],
+    "service_reports": ["report", "list"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_on_the_ledger_name_them_too(
+    name: str, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a table and as JSON; `fsck` names principals and keys."""
+    shutil.copy(migrated, tmp_path / "ledger.db")
+    settings = settings_in(tmp_path)
+    for setting in ("database_url", "state_path", "signing_key_path", "listen"):
+        monkeypatch.setenv(f"KVCUSTODY_SERVICE_{setting.upper()}", str(getattr(settings, setting)))
+    monkeypatch.chdir(tmp_path)
+    columns = [column for column in TABLES[name].c if (name, column.name) not in WHOSE]
+    for column in columns[:: max(1, len(columns) // 3)]:
+        engine = open_store(tmp_path / "ledger.db")
+        rows = Rows(engine, [])
+        number = _put(rows, name, column)
+        for shown in ([], ["--json"]):
+            ledger = ["--ledger", str(tmp_path / "ledger.db")]
+            done = CliRunner().invoke(app, [*COMMANDS[name], *ledger, *shown])
+            assert done.exit_code == 0, (column.name, done.output)
+            assert rows.key(name, GOOD)[:12] in done.output, (column.name, done.output)
+            assert f"`{column.name}` " in done.output, (column.name, done.output)
+        if name in ("service_principals", "service_keys"):
+            found = CliRunner().invoke(app, ["audit", "fsck", "--ledger", str(tmp_path / "ledger.db")])
+            assert found.output.count("lets nobody in") == number, found.output
+        _clear(rows, name)
+        engine.dispose()
