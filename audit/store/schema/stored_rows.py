@@ -29,7 +29,7 @@ from kvcustody.errors import ConfigError
 _log = structlog.get_logger(__name__)
 LARGE = 1 << 53
 _SHOWN_CHARACTERS = 64
-_TOLD_MAX = 1024
+_TOLD_KEPT = 1024
 
 
 class StoredRow:
@@ -121,7 +121,7 @@ def _named(table: str, columns: Mapping[str, Column[Any]], values: Mapping[str, 
     return "/".join(str(values[name]) for name in keys)
 
 
-@lru_cache(_TOLD_MAX)
+@lru_cache(_TOLD_KEPT)
 def _tell(said: str) -> None:
     """Log a row once."""
     _log.warning("a row of the control plane cannot be read", row=said)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.evidence.processes.marked_processes import marked_processes
@@ -35,6 +36,7 @@ from kvcustody.times import SECOND_US
 
 _FLUSH_SECONDS = 1.0
 _RUNNING_MAX = 10_000
+_AT_ONCE = 256
 LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
 
 
@@ -73,6 +75,18 @@ def _state(ended: bool, silent: bool) -> WorkerState:
     if ended:
         return WorkerState.ENDED
     return WorkerState.SILENT if silent else WorkerState.AT_WORK
+
+
+def _with_reports(
+    connection: Connection, processes: Iterator[RowMapping]
+) -> Iterator[tuple[RowMapping, StoredRow]]:
+    """Each process with what it last said of itself; many are looked up at once."""
+    while some := list(islice(processes, _AT_ONCE)):
+        mine = service_workers.c.incarnation.in_([row["uuid"] for row in some])
+        rows = stored_rows(connection, select(service_workers).where(mine))
+        reports = {row.incarnation: row for row in rows}
+        for row in some:
+            yield row, reports.get(row["uuid"], _SILENT)
 
 
 def statuses(connection: Connection) -> dict[str, dict[str, float]]:
@@ -238,13 +252,14 @@ class Fleet:
                 .where(incarnations.c.id > after)
                 .order_by(incarnations.c.id)
             )
-            reports = {row.incarnation: row for row in stored_rows(connection, select(service_workers))}
+            processes = (
+                row for row in connection.execute(query).mappings() if not (only_open and row["uuid"] in over)
+            )
             found = []
-            for row in connection.execute(query).mappings():
-                uuid, report = row["uuid"], reports.get(row["uuid"], _SILENT)
-                seen_us = report.seen_us
+            for row, report in _with_reports(connection, processes):
+                uuid, seen_us = row["uuid"], report.seen_us
                 period, end = periods.get(uuid), over.get(uuid)
-                if (period is None and seen_us is None) or (only_open and end is not None):
+                if period is None and seen_us is None:
                     continue  # a command's process, or the control plane's own: no worker (rule 4)
                 started_us = row["started_us"] if period is None else period.started_us
                 silent = end is None and seen_us is not None and now_us - seen_us > LIVE_US
