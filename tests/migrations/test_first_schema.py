@@ -17,6 +17,7 @@ from kvcustody.audit.store.schema.ledger import logs, subjects
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import upgrade
+from kvcustody.times import moment_us
 from standins.migrations import first_schema
 from standins.migrations.catalog import catalog, differences, without_months
 from standins.postgres import set_up_roles_in_turn
@@ -39,6 +40,8 @@ def test_leaves_proofs_checkpoints_and_answers_stay_as_they_were(recorded: Recor
         row["own_hit_blocks"] = reused[row["tenant"]]
     bill = after["commands"][f"showback {first_schema.PERIOD}"]
     assert bill.pop("since") == "2026-01-01T00:00:00Z" and bill.pop("until") == "2026-06-01T00:00:00Z"
+    for hold in after["commands"]["audit hold list"]["holds"]:
+        assert moment_us(hold.pop("at")) == hold["at_us"]
     assert after["commands"] == expected
 
 

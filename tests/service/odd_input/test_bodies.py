@@ -76,7 +76,7 @@ def ask(service_on_each: Any, make_people: Any, make_client: Any) -> Callable[[A
 
 @pytest.fixture(scope="module")
 def operations(service_on_each: Any) -> list[Asked]:
-    document = json.loads(create_api(service_on_each).document())
+    document = create_api(service_on_each).whole_document()
     return [
         Asked(method.upper(), path, operation, document)
         for path, item in document["paths"].items()

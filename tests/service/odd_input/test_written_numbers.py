@@ -26,7 +26,7 @@ def numbers(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
 
 @pytest.fixture(scope="module")
 def every(service: Any) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    return list(numbers(json.loads(create_api(service).document())))
+    return list(numbers(create_api(service).whole_document()))
 
 
 def test_every_number_of_a_query_or_path_is_written_in_one_way(
