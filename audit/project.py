@@ -21,8 +21,8 @@ Figures, by log and hour:
     with its requests, blocks and denials in the log of who acted, as its rows do (rule 3).
 11. Copies off the device are counted by tier (`detail`).
 12. A cause, outcome, level or rule has a figure of its own; a person, a session, an engine or free text has none.
-13. Figures stand by the row that they become (`schema.counters`, rule 3); a leaf of a fleet's is the only one of its
-    tenant in a commit as a rule, so each is put there once and by plain loops.
+13. Figures stand by the row that they become (`schema.counters`, rule 3). Leaves that are alike are added up before
+    they are put there; a leaf of a fleet's is the only one of its tenant in a commit as a rule, so that costs little.
 """
 
 from __future__ import annotations
@@ -312,9 +312,15 @@ HourFigure = tuple[str, str, str, str, str]
 """A `FigureName` without its hour: kind, measure, outcome, detail and classification."""
 Place = tuple[bool, int, int]
 """Whether every scrape reads the figures that stand there, the log, the hour."""
-Figures = dict[Place, dict[HourFigure, int]]
-_Cells = Sequence[dict[HourFigure, int]]  # of each leaf, where its figures stand
-_Who = Sequence[tuple[str, str]]  # outcome and classification of each
+
+
+class Figures(dict[Place, dict[HourFigure, int]]):
+    """What leaves add up to; a place that is asked for is there from then on."""
+
+    def __missing__(self, place: Place) -> dict[HourFigure, int]:
+        made = self[place] = {}
+        return made
+
 
 OUTCOMES = {SCHEMAS[kind].name: kind.figures.by for kind in KINDS if kind.figures.by}
 _SUMS = {SCHEMAS[kind].name: kind.figures.sums for kind in KINDS if kind.figures.sums}
@@ -355,10 +361,12 @@ def is_scraped(kind: str, measure: str) -> bool:
 
 def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = None) -> Figures:
     """The figures of a batch, given the log id of every leaf, added to those there are; no value is 0."""
-    found: Figures = {} if into is None else into
+    found = Figures() if into is None else into
     names = {kind: (kind, LEAVES, "", "", "") for kind in set(batch.kinds)}
-    for log, hour, kind in zip(logs, _hours(batch.at_us), batch.kinds, strict=True):
-        cell, name = _cell(found, (kind == ORPHANS, log, hour)), names[kind]
+    scraped = map(ORPHANS.__eq__, batch.kinds)
+    cells = map(found.__getitem__, zip(scraped, logs, _hours(batch.at_us), strict=True))
+    for cell, kind in zip(cells, batch.kinds, strict=True):
+        name = names[kind]
         cell[name] = cell.get(name, 0) + 1
     for group in batch.groups:
         if group.kind != CHANGED:
@@ -366,11 +374,37 @@ def count_events(batch: LeafBatch, logs: Sequence[int], into: Figures | None = N
     return found
 
 
-def _cell(found: Figures, place: Place) -> dict[HourFigure, int]:
-    cell = found.get(place)
-    if cell is None:
-        cell = found[place] = {}
-    return cell
+class _Alike(NamedTuple):
+    """Leaves by log, hour, outcome and classification: which of these each leaf is of, and for each where it stands."""
+
+    which: list[int]
+    cells: list[dict[HourFigure, int]]
+    who: list[tuple[str, str]]
+
+    def add(self, kind: str, measure: str, values: Iterable[int]) -> None:
+        """Add up the values of leaves."""
+        totals = [0] * len(self.cells)
+        for at, value in zip(self.which, values, strict=False):
+            totals[at] += value
+        for cell, (of, classified), total in zip(self.cells, self.who, totals, strict=True):
+            if total:
+                name = (kind, measure, of, "", classified)
+                cell[name] = cell.get(name, 0) + total
+
+
+def _alike(
+    found: Figures,
+    scraped: bool,
+    logs: Sequence[int],
+    hours: Sequence[int],
+    named: Sequence[str],
+    classes: Sequence[str],
+) -> _Alike:
+    numbers: dict[tuple[int, int, str, str], int] = {}
+    each = zip(logs, hours, named, classes, strict=True)
+    which = [numbers.setdefault(key, len(numbers)) for key in each]
+    cells = [found[scraped, log, hour] for log, hour, _, _ in numbers]
+    return _Alike(which, cells, [key[2:] for key in numbers])
 
 
 def _hours(at_us: Sequence[int]) -> list[int]:
@@ -386,38 +420,32 @@ def _count_group(found: Figures, group: LeafGroup, logs: Sequence[int]) -> None:
     nothing = [""] * len(logs)
     classes = columns.get("classification", nothing)
     named = columns[OUTCOMES[kind]] if kind in OUTCOMES else nothing
-    who = list(zip(named, classes, strict=True))
-    places = zip(repeat(kind == ORPHANS), logs, hours, strict=False)
-    cells = [_cell(found, place) for place in places]
-    first = repeat(1) if max(parts) == 1 else (part == 1 for part in parts)
-    _add(cells, kind, EVENTS, who, first)
+    alike = _alike(found, kind == ORPHANS, logs, hours, named, classes)
+    alike.add(kind, EVENTS, repeat(1) if max(parts) == 1 else (part == 1 for part in parts))
     if kind in ASKING:
-        _count_requests(found, group, cells, who, zip(logs, hours, strict=True))
+        _count_requests(found, group, alike, zip(logs, hours, strict=True))
     elif kind == ASSIGNMENT:
-        _count_assigned(group, cells, who)
+        _count_assigned(group, alike)
     elif kind in COPY_KINDS:
-        _count_copies(group, cells, who)
+        _count_copies(group, alike)
     elif kind == "receipt":
         levels = [
             level if result == "ok" else FAILED
             for level, result in zip(columns["level"], columns["result"], strict=True)
         ]
-        proved = list(zip(levels, classes, strict=True))
-        _add(cells, kind, BLOCKS, proved, group.extents[_RUNS].blocks)
+        proved = _alike(found, False, logs, hours, levels, classes)
+        proved.add(kind, BLOCKS, group.extents[_RUNS].blocks)
         sizes = zip(columns["bytes"], parts, strict=True)
-        _add(cells, kind, BYTES, proved, [size if part == 1 else 0 for size, part in sizes])
+        proved.add(kind, BYTES, [size if part == 1 else 0 for size, part in sizes])
     elif kind == "blocks-released":
         sizes = zip(group.extents[_RUNS].blocks, columns["own"], strict=True)
-        _add(cells, kind, WRITTEN, who, [blocks if own else 0 for blocks, own in sizes])
+        alike.add(kind, WRITTEN, [blocks if own else 0 for blocks, own in sizes])
     else:
         for measure, key in _SUMS.get(kind, {}).items():
-            sums = group.extents[key].blocks if key in group.extents else columns[key]
-            _add(cells, kind, measure, who, sums)
+            alike.add(kind, measure, group.extents[key].blocks if key in group.extents else columns[key])
 
 
-def _count_requests(
-    found: Figures, group: LeafGroup, cells: _Cells, who: _Who, logs: Iterable[tuple[int, int]]
-) -> None:
+def _count_requests(found: Figures, group: LeafGroup, alike: _Alike, logs: Iterable[tuple[int, int]]) -> None:
     """Reuse that was decided: what hit, and what was denied by which rule, of whose blocks, under which revision."""
     columns, kind = group.columns, group.kind
     pairs = zip(columns["log"], columns[ASKING[kind]], strict=True)
@@ -427,41 +455,35 @@ def _count_requests(
         rules: Iterable[str] = columns["rule"]
         for measure in ("requests", "blocks", "tokens"):
             own = [value if counts else 0 for value, counts in zip(columns[measure], acting, strict=True)]
-            _add(cells, kind, measure, who, own)
+            alike.add(kind, measure, own)
     else:
         rules = (reasons[0] if reasons else DEFAULT_DENY for reasons in columns["reasons"])
-    each = zip(acting, logs, who, rules, columns["owner"], columns["revision"], requests, strict=True)
-    for counts, (log, hour), (effect, classification), rule, owner, revision, number in each:
+    each = zip(acting, logs, alike.which, rules, columns["owner"], columns["revision"], requests, strict=True)
+    for counts, (log, hour), at, rule, owner, revision, number in each:
+        effect, classification = alike.who[at]
         if counts and effect == "deny" and number:
-            cell = _cell(found, (True, log, hour))
+            cell = found[True, log, hour]
             name = (kind, DENIED, rule, f"{revision} {owner}", classification)
             cell[name] = cell.get(name, 0) + number
 
 
-def _count_assigned(group: LeafGroup, cells: _Cells, who: _Who) -> None:
+def _count_assigned(group: LeafGroup, alike: _Alike) -> None:
     """Blocks that one tenant was handed and another holds: each log has its own side."""
     columns, sizes = group.columns, group.extents[_RUNS].blocks
     for measure, party in ((ASSIGNED, "owner"), (GIVEN, "tenant")):
         logs = zip(sizes, columns["log"], columns[party], strict=True)
-        _add(cells, group.kind, measure, who, [blocks * (log == log_of(name)) for blocks, log, name in logs])
+        alike.add(group.kind, measure, [blocks * (log == log_of(name)) for blocks, log, name in logs])
 
 
-def _count_copies(group: LeafGroup, cells: _Cells, who: _Who) -> None:
+def _count_copies(group: LeafGroup, alike: _Alike) -> None:
     columns, kind = group.columns, group.kind
     sizes = {COPIES: map(len, columns["numbers"])}
     sizes |= {measure: map(sum, columns[f"{measure}_each"]) for measure in (BLOCKS, BYTES)}
     for measure, values in sizes.items():
         own = map(any, columns["numbers"])  # not what an earlier process left
-        each = zip(cells, who, columns["tier"], values, own, strict=True)
-        for cell, (outcome, classification), tier, value, counts in each:
+        each = zip(alike.which, columns["tier"], values, own, strict=True)
+        for at, tier, value, counts in each:
             if value and counts:
-                name = (kind, measure, outcome, tier, classification)
+                outcome, classification = alike.who[at]
+                name, cell = (kind, measure, outcome, tier, classification), alike.cells[at]
                 cell[name] = cell.get(name, 0) + value
-
-
-def _add(cells: _Cells, kind: str, measure: str, who: _Who, values: Iterable[int]) -> None:
-    names = {(of, classified): (kind, measure, of, "", classified) for of, classified in set(who)}
-    for cell, of, value in zip(cells, who, values, strict=False):
-        if value:
-            name = names[of]
-            cell[name] = cell.get(name, 0) + value

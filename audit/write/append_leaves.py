@@ -168,7 +168,7 @@ class Appender:
         trees = self._trees.grow(logs, hashes)
         hand_over(connection, trees)
         inserts = Inserts(connection)
-        figures: Figures = {}
+        figures = Figures()
         for some in placed:
             self._insert(connection, some, inserts)
             count_events(some.batch, some.logs, figures)

@@ -76,7 +76,7 @@ def rebuild_ledger(connection: Connection, every: Iterable[LogLeaves]) -> None:
         )
         assert made.inserted_primary_key is not None
         number, place, seen_us = int(made.inserted_primary_key[0]), log.first, 0
-        figures: Figures = {}
+        figures = Figures()
         inserts = Inserts(connection)
         for some in _windows(log.leaves):
             batch = read_leaves(some, hashed=False)

@@ -218,7 +218,7 @@ def _left_over(connection: Connection, life: int) -> Counter[str]:
         select(events.c.leaf, logs.c.name).join(logs, logs.c.id == events.c.log).where(said, has_leaf(events))
     )
     names: dict[str, int] = {}
-    figures: Figures = {}
+    figures = Figures()
     for rows in connection.execute(query.execution_options(yield_per=_AT_ONCE)).partitions():
         batch = read_leaves([bytes(row.leaf) for row in rows], hashed=False, keys=COUNTED_KEYS)
         count_events(batch, [names.setdefault(row.name, len(names)) for row in rows], figures)

@@ -103,7 +103,7 @@ class LogCheck:
         self.sealed_us: dict[
             tuple[int, int], int | None
         ] = {}  # the newest leaf of each seal, by log and size
-        self._figures: Figures = {}
+        self._figures = Figures()
         self._unread = False  # a leaf could not be counted
         self.unproved: list[str] = []
         self.size = 0
