@@ -108,9 +108,9 @@ def test_control_one_that_is_killed_comes_back_as_dead(tmp_path: Path) -> None:
 
 
 def test_commands_on_the_ledger_itself_stop_in_order(settings: ServiceSettings, tmp_path: Path) -> None:
-    run("principal", "add", "alice", "--role", "auditor")
-    for _ in range(2):
-        run("principal", "list", "--json")
+    run("init")
+    for name in ("alice", "bob"):
+        run("principal", "add", name, "--role", "auditor")
         run("api", "whoami", "--json")
         run("api", "list-workers", "--json")
     found = ends(tmp_path)
@@ -126,7 +126,7 @@ def test_what_fails_inside_has_ended_in_order_too(settings: ServiceSettings, tmp
     failing = settings.model_copy(update={"signing_key_path": tmp_path / "other.key"})
     with pytest.raises(ConfigError):
         open_service(failing)  # behind the opening of its writer
-    run("principal", "list")
+    run("principal", "add", "alice", "--role", "auditor")
     done = CliRunner().invoke(app, ["principal", "disable", "nobody"])
     assert done.exit_code != 0
     assert {end for _, end in ends(tmp_path)} == {"stopped"}
@@ -158,7 +158,8 @@ def test_control_without_a_record_of_its_end_a_process_comes_back_as_dead(
     settings: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EventWriter, "record_end", lambda self: None)
-    for _ in range(2):
-        run("principal", "list")
+    run("init")
+    for name in ("alice", "bob"):
+        run("principal", "add", name, "--role", "auditor")
         run("api", "whoami")
     assert {("control-plane.local", "died"), ("control-plane", "died")} <= set(ends(tmp_path))

@@ -30,8 +30,9 @@ def reused(at_us: int) -> HitCounters:
 
 
 @pytest.mark.system("the page of decisions shows another period's reuse than was asked for")
-def test_a_period_has_one_answer(store: Engine, tmp_path: Path) -> None:
+def test_a_period_has_one_answer(store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page without a period is the control: its last day has none of it."""
+    monkeypatch.chdir(tmp_path)  # a command takes the signing key that lies where it runs
     ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
     started = WorkerStarted(1, "worker-1", 64, 1, 4096, "cpu", "test")
     OneProcess(store, tmp_path).fill([started, reused(EARLY), reused(LATER)])
