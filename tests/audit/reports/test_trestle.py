@@ -1,4 +1,4 @@
-"""OSCAL documents as trestle takes them in, from an environment of its own (`packaging/trestle_env.sh`)."""
+"""OSCAL documents as trestle takes them in, from an environment of its own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.report.package.oscal_set import oscal_documents
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit.ledgers import report_ledger
+from standins.tool_environment import programs_of
 
 pytestmark = pytest.mark.system
-ROOT = Path(__file__).parents[3]
 FOLDERS = {
     "catalog.json": "catalogs",
     "component-definition.json": "component-definitions",
@@ -35,12 +35,7 @@ FOLDERS = {
 
 @pytest.fixture(scope="module")
 def trestle() -> Path:
-    made = subprocess.run(
-        [str(ROOT / "packaging" / "trestle_env.sh")], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.fail(f"trestle is not here, so OSCAL is unchecked: {made.stderr.strip()}")
-    return ROOT / made.stdout.strip() / "bin" / "trestle"
+    return programs_of(".venv-trestle", "compliance-trestle", "5.2.0") / "trestle"
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import pytest
 
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.service.access.roles import Role
+from standins.tool_environment import programs_of
 
 pytestmark = pytest.mark.system
-ROOT = Path(__file__).resolve().parents[3]
 NDJSON = "shipBatch"
 CALLS = """
 import importlib, inspect, json, pkgutil, sys
@@ -46,12 +46,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def environment() -> Path:
-    made = subprocess.run(
-        [str(ROOT / "packaging" / "client_env.sh")], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.fail(f"no client can be made: {made.stderr.strip()}")
-    return ROOT / made.stdout.strip() / "bin"
+    return programs_of(".venv-client", "openapi-python-client", "0.29.0")
 
 
 def generated(environment: Path, folder: Path, document: bytes) -> str:
@@ -109,6 +104,4 @@ def test_a_document_with_an_open_reference_would_be_noticed(environment: Path, t
     """Positive control: one shared parameter is missing, and the generator says so."""
     document = json.loads(create_api(None).document())
     del document["components"]["parameters"]["limit"]
-    assert "WARNING" in generated(environment, tmp_path, json.dumps(document).encode()).replace(
-        "batches/{sequence}", "", 1
-    ).replace("WARNING", "", 1)
+    assert generated(environment, tmp_path, json.dumps(document).encode()).count("WARNING") > 1
