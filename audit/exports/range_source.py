@@ -20,8 +20,7 @@ from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.export_writer import LeafRange
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import fetch_binary
+from kvcustody.audit.store.database.dialect import dialect_of, fetch_binary
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import TileSource, inclusion_proof
 from kvcustody.audit.tlog.root_log import HeadProof

@@ -24,8 +24,7 @@ from kvcustody.audit.keep.uncount import DroppedRun, uncount_runs
 from kvcustody.audit.leaf.merkle import HALF, HALF_HEIGHT, leaf_hashes
 from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.store.database.bulk_insert import insert_rows
-from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.database.dialect import dialect_of, fetch_all
 from kvcustody.audit.store.database.open_changes import forms_to_drop_from
 from kvcustody.audit.store.schema.all_tables import projections
 from kvcustody.audit.store.schema.ledger import events

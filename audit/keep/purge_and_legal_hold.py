@@ -37,7 +37,7 @@ from kvcustody.audit.keep.counted_months import CountedMonths, ExpiredLeaves
 from kvcustody.audit.keep.drop_leaves import drop_leaves, thin_tiles, tiles_to_thin
 from kvcustody.audit.keep.free_space import free_space
 from kvcustody.audit.keep.truncate_month import counted_months, empty_months
-from kvcustody.audit.kinds import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
+from kvcustody.audit.kinds import SYSTEM, LegalHoldChanged, RetentionPurged, log_of, tenant_of
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.database.signed_orders import orders_of
@@ -373,7 +373,7 @@ def thin_dropped(engine: Engine) -> None:
 
 
 def _tenant(log: str) -> str:
-    return log.removeprefix("tenant/")
+    return tenant_of(log)
 
 
 class _Ends:

@@ -102,7 +102,7 @@ from kvcustody.audit.kinds.ledger_events import (
     SpillStarted,
     Withdrawn,
 )
-from kvcustody.audit.kinds.registry import KINDS, SCHEMA, SYSTEM, EventKind, log_of, logs_of
+from kvcustody.audit.kinds.registry import KINDS, SCHEMA, SYSTEM, EventKind, log_of, logs_of, tenant_of
 
 __all__ = [
     "BARE",
@@ -200,4 +200,5 @@ __all__ = [
     "WorkerStopped",
     "log_of",
     "logs_of",
+    "tenant_of",
 ]

@@ -10,7 +10,7 @@ from kvcustody.audit.kinds.event import (
     Words,
     WorkersLifecycleEvent,
 )
-from kvcustody.audit.kinds.row import Kept, RowColumn, counts, in_table
+from kvcustody.audit.kinds.row import Kept, LeafFigures, RowColumn, in_table
 
 
 class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
@@ -39,7 +39,7 @@ class CaseOpened(GuardingOrder, frozen=True, tag="case-opened"):
         RowColumn("ends", "_ends", Kept.MAYBE_TEXT),
         indexes={"case_id": ("case_id",)},
     )  # fmt: skip
-    figures = counts(by="subject_right")
+    figures = LeafFigures(by="subject_right")
 
 
 class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):
@@ -63,7 +63,7 @@ class CaseStepped(GuardingOrder, frozen=True, tag="case-step"):
         "case_steps", "case_id", "step", "outcome", "ground", "about", "reason", "digest", "actor", "at_us",
         indexes={"case_id": ("case_id",)},
     )  # fmt: skip
-    figures = counts(by="step")
+    figures = LeafFigures(by="step")
 
 
 class ProcessingRestricted(WorkersLifecycleEvent, frozen=True, tag="processing-restricted"):
@@ -77,4 +77,4 @@ class ProcessingRestricted(WorkersLifecycleEvent, frozen=True, tag="processing-r
     subject: MaybeWords
     change: Words
 
-    figures = counts(by="change")
+    figures = LeafFigures(by="change")

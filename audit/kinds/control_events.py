@@ -32,7 +32,7 @@ from kvcustody.audit.kinds.event import (
     WorkersGuardingEvent,
     WorkersLifecycleEvent,
 )
-from kvcustody.audit.kinds.row import Kept, RowColumn, counts, in_table
+from kvcustody.audit.kinds.row import Kept, LeafFigures, RowColumn, in_table
 
 GOVERNOR, POLICY_FEED = "governor", "policy-feed"  # parts of a worker that act by themselves
 OWN_ACTORS = frozenset({GOVERNOR, POLICY_FEED})
@@ -522,5 +522,5 @@ class DecisionRecorded(WorkersGuardingEvent, frozen=True, tag="decision"):
         "decisions", "action", "effect", "reader", "owner", "classification", RowColumn("rule", "_rule", Kept.TEXT),
         "revision", "via", "at_us", month="at_us",
     )  # fmt: skip
-    figures = counts(by="effect")
+    figures = LeafFigures(by="effect")
     acting = "reader"

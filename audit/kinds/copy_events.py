@@ -15,7 +15,7 @@ from kvcustody.audit.kinds.event import (
     Words,
     WorkersLifecycleEvent,
 )
-from kvcustody.audit.kinds.row import INCARNATION, Kept, RowColumn, counts, in_table
+from kvcustody.audit.kinds.row import INCARNATION, Kept, LeafFigures, RowColumn, in_table
 
 END_UNRECORDED = "orphan: its end was not recorded"  # the cause of every end that a scan recorded
 ORDERLY_STOP = "teardown"  # the cause of every end that an orderly stop of the process made
@@ -76,7 +76,7 @@ class CopiesEnded(WorkersLifecycleEvent, frozen=True, tag="copies-ended"):
     incarnation: OwnLife = ""
 
     row = COPY_STEPS
-    figures = counts(by="cause")
+    figures = LeafFigures(by="cause")
 
 
 class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"):
@@ -97,7 +97,7 @@ class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"
     destroyed_us: tuple[int, ...]
 
     row = COPY_STEPS
-    figures = counts(by="cause")
+    figures = LeafFigures(by="cause")
 
 
 class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"):
@@ -130,4 +130,4 @@ class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"
         RowColumn("latency_class", default=""),
         indexes={"residency": ("incarnation", "residency"), "at": ("at_us", "log", "idx")}, month="at_us",
     )  # fmt: skip
-    figures = counts(by="choice")
+    figures = LeafFigures(by="choice")

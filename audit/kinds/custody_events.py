@@ -35,8 +35,8 @@ from kvcustody.audit.kinds.row import (
     LOW,
     PART,
     Kept,
+    LeafFigures,
     RowColumn,
-    counts,
     in_table,
 )
 
@@ -80,7 +80,7 @@ class ResidencyOpened(WorkersLifecycleEvent, frozen=True, tag="residency-opened"
         RowColumn("attached_blocks", "_blocks", Kept.NUMBER), WRITTEN_BLOCKS, LOW, HIGH,
         unique=("incarnation", "residency", "part"), month="opened_us",
     )  # fmt: skip
-    figures = counts(sums={"attached_blocks": "runs", "written_blocks": "written"})
+    figures = LeafFigures(sums={"attached_blocks": "runs", "written_blocks": "written"})
 
 
 class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitored"):
@@ -104,7 +104,7 @@ class RequestMonitored(WorkersLifecycleEvent, frozen=True, tag="request-monitore
     forecast_tokens: int
     trace: Trace = ""
 
-    figures = counts(
+    figures = LeafFigures(
         by="effect",
         sums={name: name for name in ("prompt_tokens", "reused_tokens", "refused_tokens", "forecast_tokens")},
     )
@@ -143,7 +143,7 @@ class BlocksAttached(WorkersLifecycleEvent, frozen=True, tag="blocks-attached"):
         RowColumn("attached_blocks", "_blocks", Kept.NUMBER), LOW, HIGH, "at_us",
         indexes={"residency": ("incarnation", "residency")}, month="at_us",
     )  # fmt: skip
-    figures = counts(sums={"attached_blocks": "runs"})
+    figures = LeafFigures(sums={"attached_blocks": "runs"})
 
 
 class ResidencyReleased(WorkersLifecycleEvent, frozen=True, tag="residency-released"):
@@ -162,7 +162,7 @@ class ResidencyReleased(WorkersLifecycleEvent, frozen=True, tag="residency-relea
     trace: Trace = ""
 
     row = RELEASES
-    figures = counts(by="cause", sums={"written_blocks": "runs"})
+    figures = LeafFigures(by="cause", sums={"written_blocks": "runs"})
 
 
 class BlocksReleased(WorkersLifecycleEvent, frozen=True, tag="blocks-released"):
@@ -182,7 +182,7 @@ class BlocksReleased(WorkersLifecycleEvent, frozen=True, tag="blocks-released"):
     trace: Trace = ""
 
     row = RELEASES
-    figures = counts(by="cause")
+    figures = LeafFigures(by="cause")
 
 
 class HoldsNarrowed(WorkersLifecycleEvent, frozen=True, tag="holds-narrowed"):
@@ -222,7 +222,7 @@ class CustodyEnded(WorkersLifecycleEvent, frozen=True, tag="custody-ended"):
         "retired_boot_us", "ceiling_boot_us", "scrub_within_us", BLOCKS, LOW, HIGH, LEAF_US,
         indexes={"due": ("due_us",), "generation": ("incarnation", "high")}, has_items=True, month="at_us",
     )  # fmt: skip
-    figures = counts(by="cause", sums={"blocks": "runs"})
+    figures = LeafFigures(by="cause", sums={"blocks": "runs"})
 
 
 class ReceiptRecorded(WorkersLifecycleEvent, frozen=True, tag="receipt"):
@@ -255,7 +255,7 @@ class ReceiptRecorded(WorkersLifecycleEvent, frozen=True, tag="receipt"):
         LOW, HIGH, LEAF_US,
         indexes={"generation": ("incarnation", "high")}, has_items=True, month="at_us",
     )  # fmt: skip
-    figures = counts(by="result")
+    figures = LeafFigures(by="result")
 
 
 class IntegrityMismatch(WorkersLifecycleEvent, frozen=True, tag="integrity-mismatch"):
@@ -366,7 +366,7 @@ class ErasureRequested(LifecycleOrder, frozen=True, tag="erasure-requested"):
         RowColumn("at_boot_us", "boot_us"), "deadline_boot_us", "detail",
         indexes={"erasure": ("erasure",)},
     )  # fmt: skip
-    figures = counts(by="selector")
+    figures = LeafFigures(by="selector")
 
 
 class ErasureCompleted(WorkersLifecycleEvent, frozen=True, tag="erasure-completed"):
@@ -384,7 +384,7 @@ class ErasureCompleted(WorkersLifecycleEvent, frozen=True, tag="erasure-complete
         "erasure_results", INCARNATION, "erasure", "outcome", "residencies", RowColumn("blocks"), "remaining", "reason",
         "at_us", indexes={"erasure": ("erasure",)},
     )  # fmt: skip
-    figures = counts(by="outcome")
+    figures = LeafFigures(by="outcome")
 
 
 class OrphanScanned(WorkersLifecycleEvent, frozen=True, tag="orphan-scanned"):
@@ -422,4 +422,4 @@ class OrphanFound(WorkersLifecycleEvent, frozen=True, tag="orphan-found"):
         "orphan_findings", INCARNATION, "scan", "finding", "orphan", "cause", "tenant", "residency", "age_us", "action",
         "outcome", BLOCKS, "at_us",
     )  # fmt: skip
-    figures = counts(by="orphan")
+    figures = LeafFigures(by="orphan")

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 
 import msgspec
 
-from kvcustody.audit.kinds.row import LeafFigures, LeafRow, counts
+from kvcustody.audit.kinds.row import LeafFigures, LeafRow
 
 
 class FieldMeaning(Enum):
@@ -76,7 +76,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     by_worker: ClassVar[bool] = False  # whether workers hand it in (rule 2)
     is_order: ClassVar[bool] = False  # whether others act on it: no worker's role of a database may insert it
     row: ClassVar[LeafRow | None] = None
-    figures: ClassVar[LeafFigures] = counts()
+    figures: ClassVar[LeafFigures] = LeafFigures()
     acting: ClassVar[str] = ""
     at_us: int
 

@@ -15,7 +15,7 @@ from kvcustody.audit.kinds.event import (
     Words,
     WorkersLifecycleEvent,
 )
-from kvcustody.audit.kinds.row import INCARNATION, Kept, RowColumn, counts, in_table
+from kvcustody.audit.kinds.row import INCARNATION, Kept, LeafFigures, RowColumn, in_table
 
 OUTAGES = in_table(
     "outages", INCARNATION, RowColumn("kind", kept=Kept.TEXT), RowColumn("cause", "_cause", Kept.TEXT),
@@ -56,7 +56,7 @@ class HitCounters(WorkersLifecycleEvent, frozen=True, tag="hit-counters"):
         "hit_counters", "tenant", "owner", "action", "effect", "rule", "revision", "from_us", "at_us", "requests",
         "blocks", "tokens", month="at_us",
     )  # fmt: skip
-    figures = counts(by="effect")
+    figures = LeafFigures(by="effect")
     acting = "tenant"
 
 
@@ -145,7 +145,7 @@ class ObservedRemoved(WorkersLifecycleEvent, frozen=True, tag="observed-removed"
     late: int
     remaining: int
 
-    figures = counts(by="cause")
+    figures = LeafFigures(by="cause")
 
 
 class ObservedOverdue(WorkersLifecycleEvent, frozen=True, tag="observed-overdue"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvcustody.audit.kinds import case_events, control_events, copy_events, custody_events, ledger_events
@@ -51,13 +52,20 @@ EARLIER = "earlier_blocks"
 SPARSE = (TRACE, SIGNATURE, "orders", EARLIER)  # keys that a leaf lacks where its event has nothing to say
 
 
+_LOGS_KEPT = 4096  # names, each one text for all leaves of its log
 ACTING = {kind: kind.acting for kind in KINDS if kind.acting}
 """Kinds that are written in two logs, and the field that names who acted; `owner` is the other party."""
 
 
+@lru_cache(_LOGS_KEPT)
 def log_of(tenant: str | None) -> str:
     """The log a tenant's leaves go to; the system log when there is no tenant."""
     return SYSTEM if tenant is None else f"tenant/{tenant}"
+
+
+def tenant_of(log: str) -> str:
+    """Whose log it is, by its name; the system log's name stays."""
+    return log.removeprefix(log_of(""))
 
 
 def logs_of(event: Event) -> tuple[str, ...]:

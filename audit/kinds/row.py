@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -71,13 +72,10 @@ def in_table(
 class LeafFigures(NamedTuple):
     """What leaves of a kind add up to, beside how many they are."""
 
-    by: str  # the key whose values have figures of their own; empty: none
-    sums: Mapping[str, str]  # by measure: a run list, for the blocks of the leaf's part, or another key
-
-
-def counts(*, by: str = "", sums: Mapping[str, str] | None = None) -> LeafFigures:
-    """The figures of a kind."""
-    return LeafFigures(by, sums or {})
+    by: str = ""  # the key whose values have figures of their own; empty: none
+    sums: Mapping[str, str] = MappingProxyType(
+        {}
+    )  # by measure: a run list, for the blocks of the part, or another key
 
 
 ITEM = RowColumn("item", kept=Kept.SMALL, default="0")  # which one of its leaf; 0: the leaf is no list

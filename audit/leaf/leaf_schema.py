@@ -221,7 +221,7 @@ def _meanings(kind: type[Event]) -> dict[str, FieldMeaning | OneOf]:
 
 
 _KEPT = {bool: Kept.FLAG, str: Kept.TEXT, str | None: Kept.MAYBE_TEXT}
-_DURATIONS = ("scrub_within_us", "age_us", "within_us", "transfer_us", "recompute_us", "actual_us")
+DURATIONS = ("scrub_within_us", "age_us", "within_us", "transfer_us", "recompute_us", "actual_us")
 _RENAMED = {
     "incarnation": "of_incarnation",
     "sequence": "of_sequence",
@@ -236,7 +236,7 @@ def _key(field: str, fields: tuple[str, ...]) -> str:
         return "runs"
     if field in _RENAMED:
         return _RENAMED[field]
-    return boot_key(field) if field not in _DURATIONS else field
+    return boot_key(field) if field not in DURATIONS else field
 
 
 def boot_key(name: str) -> str:
@@ -318,10 +318,6 @@ def schema_of(kind: type[Event]) -> LeafSchema:
 
 
 SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
-KINDS_OF_ROW: dict[str, list[type[Event]]] = {}  # by table
-for _kind in KINDS:
-    if _kind.row is not None:
-        KINDS_OF_ROW.setdefault(_kind.row.table, []).append(_kind)
 SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
 WORKERS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_worker)
 ORDERS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.is_order)

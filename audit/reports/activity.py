@@ -15,6 +15,7 @@ from kvcustody.audit.evidence.coverage.block_uses import NEVER
 from kvcustody.audit.evidence.erasure.erasure_state import AskedErasure, ErasureState, completed_by, state_of
 from kvcustody.audit.evidence.erasure.who_owes import owing
 from kvcustody.audit.evidence.processes.work_periods import LIVES, WorkPeriod, work_periods
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.reports.leaf_counts import LeafCounts
 from kvcustody.audit.reports.sections.cases import ReportedCase, read_reported_cases
 from kvcustody.audit.store.database.snapshot import AsOf
@@ -132,7 +133,7 @@ def _release(connection: Connection, within: ColumnElement[bool]) -> tuple[Repor
 def _own_log(connection: Connection, tenant: str | None) -> int | None:
     if tenant is None:
         return None
-    return connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}")) or -1
+    return connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant))) or -1
 
 
 def _erasures(

@@ -33,6 +33,7 @@ from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSumma
 from kvcustody.audit.evidence.erasure.erasure_state import STATES_OF_LEAVES
 from kvcustody.audit.evidence.processes.marked_processes import marked_processes
 from kvcustody.audit.evidence.processes.work_periods import LIVES, work_periods
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.reports.activity import Activity, read_activity
 from kvcustody.audit.reports.control_status import control_statuses
 from kvcustody.audit.reports.exceptions import exceptions
@@ -360,7 +361,7 @@ def _recounted(
     if asked.tenant is None:
         return Recounted(again.leaves, again.digest, *again.missing, differing)
     # How much others recorded is theirs to know.
-    leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(f"tenant/{asked.tenant}", 0)
+    leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(log_of(asked.tenant), 0)
     return Recounted(leaves, again.digest, 0, 0, 0, differing)
 
 

@@ -13,6 +13,7 @@ import orjson
 from sqlalchemy import Connection, and_, case, func, literal_column, not_, or_, select
 
 from kvcustody.audit.evidence.processes.work_periods import LIVES
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.registry import ACTING, KINDS
 from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
@@ -76,7 +77,7 @@ def _counted(
     later = not_(and_(as_of.has(events), has_leaf(events)))
     foreign = or_(later, column.at_us < since_us, column.at_us >= until_us)
     if tenant is not None:
-        own = connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}"))
+        own = connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant)))
         foreign = or_(foreign, column.log != (own or -1))
     every = select(column.incarnation, column.kind, func.count()).group_by(column.kind, column.incarnation)
     of_kind = func.coalesce(column.kind, literal_column("''")).label(

@@ -15,7 +15,7 @@ from kvcustody.audit.evidence.processes.enforcement import CHANGED, monitored_in
 from kvcustody.audit.evidence.processes.marked_processes import history, marked_processes
 from kvcustody.audit.evidence.processes.orders import orders_statement
 from kvcustody.audit.evidence.processes.work_periods import LIVES
-from kvcustody.audit.kinds import BARE, DECLARED, SILENCE, log_of
+from kvcustody.audit.kinds import BARE, DECLARED, SILENCE, log_of, tenant_of
 from kvcustody.audit.reports.leaf_counts import LeafCounts
 from kvcustody.audit.store.database.snapshot import as_of_sizes
 from kvcustody.audit.store.schema.retention import cosignatures
@@ -75,7 +75,6 @@ class ReportedWorker(NamedTuple):
     tiers: tuple[StoppedTier, ...] = ()
 
 
-_TENANT = log_of("")
 _ACTIVATED = "activated"  # the step of a release that puts a revision into effect
 
 
@@ -140,7 +139,7 @@ def stated_policies(boundary: Boundary) -> tuple[str, ...]:
 def stated_tenants(boundary: Boundary) -> tuple[str, ...]:
     """Tenants that workers name, and that no issuer on record has."""
     issuers = {"" if item.tenants == BARE else item.issuer for item in boundary.issuers}
-    names = (log.name.removeprefix(_TENANT) for log in boundary.logs if log.name.startswith(_TENANT))
+    names = (tenant_of(log.name) for log in boundary.logs if log.name.startswith(log_of("")))
     return tuple(name for name in names if name.partition(SEPARATOR)[2] not in issuers)
 
 
@@ -167,7 +166,7 @@ def read_boundary(
     head, note = proofs.checkpoint(checkpoint), proofs.signed(checkpoint)
     parsed = parse_note(note.note)
     path = [] if extends is None else proofs.root_consistency(extends, checkpoint)
-    heads = [log for log in proofs.logs(as_of=checkpoint) if tenant is None or log.name == f"tenant/{tenant}"]
+    heads = [log for log in proofs.logs(as_of=checkpoint) if tenant is None or log.name == log_of(tenant)]
     return Boundary(
         ReportedCheckpoint(
             parsed.text.splitlines()[0],

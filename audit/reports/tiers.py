@@ -14,6 +14,7 @@ from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverage, CopyCoverageRow
 from kvcustody.audit.evidence.copies.copy_rows import CopyTotals, copy_totals
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.reports.reconciliation import Balance
 from kvcustody.audit.reports.system_boundary import ReportedWorker
 from kvcustody.audit.store.database.snapshot import AsOf
@@ -104,7 +105,7 @@ def _decisions(
     where = [state.has(transfer_decisions), has_leaf(transfer_decisions)]
     where += [column.at_us >= since_us, column.at_us < until_us]
     if tenant is not None:
-        own = connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}"))
+        own = connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant)))
         where.append(column.log == (own or -1))
     key = (column.tier, column.action, column.choice, column.outcome)
     sums = (func.sum(column[name]) for name in DecisionTotal._fields[5:])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.leaf.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
-from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.database.dialect import fetch_all
 from kvcustody.audit.store.schema.ledger import logs
 from kvcustody.audit.store.schema.trees import checkpoints, root_leaves
 from kvcustody.audit.tlog.database_tiles import (

@@ -24,8 +24,7 @@ from kvcustody.audit.leaf.merkle import (
     parents,
     split_hashes,
 )
-from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import Question, fetch_all, fetch_pipelined
+from kvcustody.audit.store.database.dialect import Question, dialect_of, fetch_all, fetch_pipelined
 from kvcustody.audit.store.schema.trees import ROOT
 from kvcustody.audit.tlog.proofs import TILE_WIDTH, ProofError
 from kvcustody.audit.tlog.root_log import commitment

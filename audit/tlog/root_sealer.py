@@ -23,15 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.leaf.merkle import Frontier, TreeError, TreeHead, leaf_hashes, placed_nodes
 from kvcustody.audit.store.database.bulk_insert import insert_rows
-from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import (
-    GONE,
-    WRITE,
-    StoreGoneError,
-    describe,
-    fetch_all,
-    file_identity,
-)
+from kvcustody.audit.store.database.dialect import GONE, dialect_of, fetch_all, file_identity
+from kvcustody.audit.store.database.engine import WRITE, StoreGoneError, describe
 from kvcustody.audit.store.schema.trees import ROOT, root_leaves, tree_nodes
 from kvcustody.audit.tlog.root_log import seal
 from kvcustody.clock import MICROSECONDS, Clock

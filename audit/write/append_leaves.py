@@ -32,7 +32,7 @@ from typing import NamedTuple
 import orjson
 from sqlalchemy import Connection, Table, insert, select, update
 
-from kvcustody.audit.kinds import SYSTEM, Event, WorkerReturned, WorkerStopped
+from kvcustody.audit.kinds import SYSTEM, Event, WorkerReturned, WorkerStopped, tenant_of
 from kvcustody.audit.leaf import Context, merkle
 from kvcustody.audit.leaf.batch import (
     EMPTY,
@@ -52,9 +52,9 @@ from kvcustody.audit.project import (
     life_changes,
     project,
 )
+from kvcustody.audit.store.database import engine as database_engine
 from kvcustody.audit.store.database.bulk_insert import Inserts, insert_rows
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import with_placeholders
 from kvcustody.audit.store.database.open_changes import STATE, forms_of
 from kvcustody.audit.store.schema import ledger as schema
 from kvcustody.audit.store.schema.all_tables import has_leaf
@@ -63,13 +63,6 @@ from kvcustody.audit.store.schema.trees import tree_nodes, unsealed_heads
 from kvcustody.audit.tlog.root_sealer import load_frontier
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import LedgerError
-
-
-class Appended(NamedTuple):
-    """How many leaves a call added, and how many were there already."""
-
-    added: int
-    known: int
 
 
 class FreeLeaves(NamedTuple):
@@ -106,10 +99,9 @@ class Appender:
         self._logs.clear()
         self._incarnations.clear()
 
-    def append(self, connection: Connection, batch: LeafBatch, *, skip_known: bool = False) -> Appended:
-        """Insert the leaves in order, with contiguous idx per log, and their projections."""
-        added = self.append_all(connection, [batch], skip_known=skip_known)
-        return Appended(added, len(batch.data) - added)
+    def append(self, connection: Connection, batch: LeafBatch, *, skip_known: bool = False) -> int:
+        """Insert the leaves in order, with contiguous idx per log, and their projections; how many were added."""
+        return self.append_all(connection, [batch], skip_known=skip_known)
 
     def append_all(
         self, connection: Connection, batches: Sequence[LeafBatch], *, skip_known: bool = False
@@ -184,7 +176,7 @@ class Appender:
         query = _LIVES.format(", ".join("?" * len(recorders)))
         if not dialect_of(connection).one_writer:
             query += " FOR KEY SHARE OF i"
-        found = connection.exec_driver_sql(with_placeholders(connection, query), recorders)
+        found = connection.exec_driver_sql(dialect_of(connection).with_placeholders(query), recorders)
         now_us = self._clock.now_us()
         back = [WorkerReturned(now_us, worker, uuid) for uuid, end, worker in found if end == _DIED]
         return [record_apart(connection, RETURNS, self._clock, back, now_us)] if back else []
@@ -228,7 +220,8 @@ class Appender:
     def _taken(self, connection: Connection, rows: Sequence[_LockedRow]) -> list[LockedLog]:
         """The logs of these rows, with which the state of the schema was read (rule 6)."""
         for row in rows[:1]:
-            self._forms = forms_of(connection, *row[4:])
+            is_as_ever = row[4:] == (database_engine.SCHEMA_REVISION, 0)
+            self._forms = {} if is_as_ever else forms_of(connection, *row[4:])
         return [LockedLog(*row[:4]) for row in rows]
 
     def _find_logs(self, connection: Connection, names: Sequence[str], at_us: int, *, free: bool) -> None:
@@ -401,12 +394,12 @@ def _log_ids(
         return found
     # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
     connection.exec_driver_sql(
-        with_placeholders(connection, _NEW_LOG), [(name, _NO_TREE) for name in missing]
+        dialect_of(connection).with_placeholders(_NEW_LOG), [(name, _NO_TREE) for name in missing]
     )
     found = {row.name: row.id for row in connection.execute(query)}
-    tenants = [(name.removeprefix("tenant/"), found[name], at_us) for name in missing if name != SYSTEM]
+    tenants = [(tenant_of(name), found[name], at_us) for name in missing if name != SYSTEM]
     if tenants:
-        connection.exec_driver_sql(with_placeholders(connection, _NEW_TENANT), tenants)
+        connection.exec_driver_sql(dialect_of(connection).with_placeholders(_NEW_TENANT), tenants)
     return found
 
 
@@ -544,7 +537,6 @@ WITH nodes AS (
 INSERT INTO unsealed_heads (log, size, newest_us, grown_us)
 SELECT * FROM unnest(%b::int[], %b::bigint[], %b::bigint[], %b::bigint[])
 """
-_LOGS_AT_ONCE = 256
 _UPDATE = (
     "UPDATE logs SET size = new.column2, frontier = new.column3"
     " FROM (VALUES {}) AS new WHERE logs.id = new.column1"

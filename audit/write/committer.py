@@ -26,15 +26,13 @@ from kvcustody.audit.evidence.subjects.subject_table import Row, store_names
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.merkle import TreeError
-from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.dialect import GONE, dialect_of, file_identity
 from kvcustody.audit.store.database.engine import (
-    GONE,
     WRITE,
     WRITER_CACHE_KIB,
     StoreGoneError,
     check_store,
     describe,
-    file_identity,
     ledger_error,
 )
 from kvcustody.audit.store.database.open_changes import SchemaChangedError
@@ -66,7 +64,8 @@ class Committer:
         self._uncertain = False
         self._connection: Connection | None = None
         self._wal = WalCheckpointer(engine)
-        self._folds = FoldsBetweenCommits() if folds else None
+        self._folds = folds
+        self._unfolded = 0  # deltas of its own since the last turn; enough for one more where that was full
 
     def write_made(self, make: Callable[[Connection], LeafBatch | None]) -> bool:
         """Commit the batch that `make` gives inside the transaction; False where it gives none, and nothing changes."""
@@ -143,16 +142,17 @@ class Committer:
             raise
         self._uncertain = False
         self._wal.committed(done if isinstance(done, int) else sum(done.added))
-        if self._folds is not None and self._folds.is_due(self._appender.deltas):
-            self._fold(self._folds)
+        self._unfolded += self._appender.deltas
+        if self._folds and self._unfolded >= DELTAS_MAX:
+            self._fold()
         return done
 
-    def _fold(self, folds: FoldsBetweenCommits) -> None:
+    def _fold(self) -> None:
         """Fold figures (rule 3), on the connection of commits: another's would cost it its pages."""
         folded = 0
         with suppress(SQLAlchemyError, LedgerError), self._begun() as connection:
             folded = fold_some(connection)
-        folds.turned(folded)
+        self._unfolded = DELTAS_MAX if folded >= DELTAS_MAX else 0
 
     def check_there(self) -> None:
         """Raise `StoreGoneError` where the file is another one, before a connection makes an empty one in its place."""
@@ -221,22 +221,6 @@ def closing_committer(engine: Engine, clock: Clock) -> Iterator[Committer]:
         yield committer
     finally:
         committer.close()
-
-
-class FoldsBetweenCommits:
-    """A writer's share of the folding: a turn after so many deltas of its own, and again while turns are full."""
-
-    def __init__(self) -> None:
-        self._deltas = 0
-
-    def is_due(self, deltas: int) -> bool:
-        """Whether a turn is due after a commit that wrote so many."""
-        self._deltas += deltas
-        return self._deltas >= DELTAS_MAX
-
-    def turned(self, folded: int) -> None:
-        """So many deltas were folded."""
-        self._deltas = DELTAS_MAX if folded >= DELTAS_MAX else 0
 
 
 class DatabaseSink:

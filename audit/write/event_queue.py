@@ -39,7 +39,7 @@ from kvcustody.audit.kinds import (
     Withdrawn,
 )
 from kvcustody.audit.kinds.block_runs import Runs, block_count
-from kvcustody.audit.leaf.batch_encoder import Entry
+from kvcustody.audit.leaf.batch_encoder import Entry, Item
 from kvcustody.clock import Clock
 from kvcustody.times import MINUTE_US
 
@@ -48,7 +48,6 @@ _TOO_FAST = "events arrived faster than any store could keep them"
 _TOGETHER = 64  # events of one leaf at most
 _BLOCKS_MAX = 256  # of one event that shares a leaf: longer lists have parts, which an item has not
 _BESIDE = frozenset({ResidencyOpened, BlocksAttached})  # come before what is told of them, whatever waits
-Item = tuple[int, Event]
 
 
 def _few(runs: Runs) -> bool:

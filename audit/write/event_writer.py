@@ -387,7 +387,8 @@ class LedgerWriter:
                 until = min(until, self._outage.spacing.due_at)
             if self._sealer is not None and not self._outage.active:
                 until = min(until, time.monotonic() + self._sealer.due_seconds)
-            until = min(until, self._outage.replay_due_at)
+            if self._outage.replaying:
+                until = min(until, self._outage.replay_due_at)
             intake.idle = True
             if self._outage.held or not len(intake):
                 intake.wake.wait(max(0.001, until - time.monotonic()))
@@ -429,7 +430,7 @@ class LedgerWriter:
         if self._outage.active and not behind and (held or self._may_retry(work)):
             self._outage.recover()
         if not work.items:
-            self._outage.replay()
+            self._replay()
             return
         self._was_busy = True
         left = work.entries() if self._outage.active or behind else self._hand_in(work)
@@ -438,6 +439,10 @@ class LedgerWriter:
             cause = over if behind and not self._outage.down else self._outage.down
             self._outage.divert(left, cause or "earlier events are still in the spill", self._finish)
         elif len(self._intake) < self._settings.capacity // 2:
+            self._replay()
+
+    def _replay(self) -> None:
+        if self._outage.replaying:
             self._outage.replay()
 
     def _may_retry(self, work: Encoded) -> bool:
@@ -485,7 +490,6 @@ class LedgerWriter:
             half = len(entries) // 2
             left = self._hand_in(encoded_of(entries[:half]), again=True)
             return left + entries[half:] if left else self._hand_in(encoded_of(entries[half:]), again=True)
-        self._outage.spacing.acknowledged()
         self._finish(work.items)
         return []
 

@@ -28,8 +28,7 @@ from kvcustody.audit.evidence.subjects.subject_table import Row, row_of
 from kvcustody.audit.kinds import Event, GapRecorded, ReplayCompleted, SpillStarted
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.leaf.batch import read_leaves
-from kvcustody.audit.leaf.batch_encoder import Entry
-from kvcustody.audit.leaf.column_encoder import Item
+from kvcustody.audit.leaf.batch_encoder import Entry, Item
 from kvcustody.audit.write.event_queue import DurableWatermark, EventQueue, TenantShares, sizes_of
 from kvcustody.audit.write.sink import (
     BatchRefusedError,
@@ -139,7 +138,6 @@ class Outage:
         replay_share: float,
     ) -> None:
         self._replay_share = replay_share
-        self._behind: _Replay | None = None
         self._sink = sink
         self._life = life
         self._clock = clock
@@ -153,7 +151,10 @@ class Outage:
         self._registered = False
         self.spacing = Spacing(retry_seconds, sink.early_seconds, sink.wait_seconds_max)
         self.down = ""  # why the sink takes nothing; empty when it does
-        self.spilled = False
+        self.spilled = False  # there is something in the spill
+        self._behind: _Replay | None = None
+        self.replaying = False  # the own spill is handed in behind live batches (rule 3)
+        self.active = False  # events go to the spill, or nowhere
         self.full = ""  # why the spill takes no more
         self.held: list[Entry] = []  # refused by sink and spill, waiting
 
@@ -162,15 +163,11 @@ class Outage:
         """Why events are not handed in; empty when they are, or when only a replay is due."""
         return self.full or self.down
 
-    @property
-    def active(self) -> bool:
-        """Events go to the spill, or nowhere."""
-        return bool(self.down or (self.spilled and self._behind is None))
-
-    @property
-    def replaying(self) -> bool:
-        """The own spill is handed in behind live batches (rule 3)."""
-        return self._behind is not None
+    def _stand(self, *, down: str, spilled: bool, behind: _Replay | None) -> None:
+        """The one place where these change, so that who asks at every batch reads an attribute."""
+        self.down, self.spilled, self._behind = down, spilled, behind
+        self.replaying = behind is not None
+        self.active = bool(down or (spilled and behind is None))
 
     @property
     def replay_due_at(self) -> float:
@@ -187,8 +184,7 @@ class Outage:
         cause = problem.cause if isinstance(problem, NotAcknowledgedError) else problem.message
         if not self.down:
             self._sink.lost(cause)
-        self.down = cause
-        self._stop_replay()
+        self._stop_replay(cause)
         self.spacing.failed(problem.wait_seconds if isinstance(problem, SinkAwayError) else 0.0)
 
     def divert(self, entries: list[Entry], cause: str, finish: Callable[[Sequence[Item]], None]) -> None:
@@ -222,7 +218,7 @@ class Outage:
         self._shares.spilled((tenant, size * packed) for tenant, size in sizes_of(entries, names))
         self.full = ""
         if not self.spilled:
-            self.spilled = True
+            self._stand(down=self.down, spilled=True, behind=self._behind)
             if not self.down:
                 self.spacing.wait()
         return True
@@ -256,7 +252,7 @@ class Outage:
 
         Raises what the sink raises.
         """
-        self._stop_replay()
+        self._stop_replay(self.down)
         segments = self._spill.segments()
         counts = _Counts()
         own = [segment for segment in segments if self._is_own(segment)]
@@ -277,27 +273,29 @@ class Outage:
         finally:
             for segment in others:
                 segment.close()
-        self._behind = _Replay(own) if own else None
-        if self._behind is None:
-            self._replayed()
+        if own:
+            behind = _Replay(own)
+            self._stand(down=self.down, spilled=self.spilled, behind=behind)
+            self._replay_part(behind)  # a sink that answers and takes no leaf is still away
         else:
-            self._replay_part(self._behind)  # a sink that answers and takes no leaf is still away
-        self.down = self.full = ""
+            self._replayed()
+        self.spacing.acknowledged()
+        self.full = ""
+        self._stand(down="", spilled=self.spilled, behind=self._behind)
 
     def rewind(self, why: str) -> None:
         """What the sink kept is to be handed in once more (rule 6); what had gone before it, and why, is on record."""
         _log.error(
             "the ledger lost what it had acknowledged; all that was kept is handed in again", reason=why
         )
-        self._stop_replay()
-        self.down = why  # from here on nobody asks the sink for anything
+        self._stop_replay(why)  # from here on nobody asks the sink for anything
         try:
             self._sink.rewind()
         except (OSError, LedgerError) as problem:
             self.lost(problem if isinstance(problem, LedgerError) else LedgerError(str(problem.strerror)))
             return
         self._registered = False
-        self.spilled = True
+        self._stand(down=why, spilled=True, behind=None)
         self.spacing.due_at = 0.0
         self._intake.emit(SpillStarted(self._clock.now_us(), why, 0))
 
@@ -319,7 +317,6 @@ class Outage:
         if not behind.left:
             behind.left.extend(filter(self._is_own, self._spill.segments()))
             if not behind.left:
-                self._behind = None
                 self._replayed()
                 return
         segment = behind.left[0]
@@ -337,14 +334,13 @@ class Outage:
         behind.counts = _Counts()
 
     def _replayed(self) -> None:
-        self.spilled = False
-        self.spacing.acknowledged()
+        self._stand(down=self.down, spilled=False, behind=None)
         self._shares.replayed()
 
-    def _stop_replay(self) -> None:
+    def _stop_replay(self, down: str) -> None:
         if self._behind is not None:
             self._behind.close()
-            self._behind = None
+        self._stand(down=down, spilled=self.spilled, behind=None)
 
     def _is_own(self, segment: SpillSegment) -> bool:
         return segment.path.name.startswith(self._life.incarnation)

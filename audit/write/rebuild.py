@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Table, delete, exists, insert, select
 
-from kvcustody.audit.kinds import SYSTEM
+from kvcustody.audit.kinds import SYSTEM, tenant_of
 from kvcustody.audit.leaf.batch import LeafBatch, read_leaves
 from kvcustody.audit.leaf.merkle import EMPTY
 from kvcustody.audit.project import Figures, IncarnationRow, count_events, life_changes, project
@@ -24,7 +24,6 @@ from kvcustody.audit.store.schema.ledger import events, incarnations, logs, tena
 from kvcustody.audit.write.append_leaves import change_life, register, write_deltas
 
 _AT_ONCE = 5_000
-_TENANT = "tenant/"
 
 
 class LogLeaves(NamedTuple):
@@ -90,7 +89,7 @@ def rebuild_ledger(connection: Connection, every: Iterable[LogLeaves]) -> None:
             count_events(batch, of_log, figures)
             place = idx.stop
         if log.name != SYSTEM:  # a tenant whose leaves were all dropped has its log
-            tenant = {"tenant": log.name.removeprefix(_TENANT), "log": number}
+            tenant = {"tenant": tenant_of(log.name), "log": number}
             connection.execute(insert(tenants).values(**tenant, first_seen_us=seen_us))
         write_deltas(inserts, figures, {number: log.size})
         inserts.finish()

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -17,6 +16,7 @@ from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirecto
 from kvcustody.audit.evidence.subjects.subject_table import Row
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf.batch import LeafBatch
+from kvcustody.audit.tlog.root_sealer import RootSealer
 from kvcustody.errors import CustodyError
 from kvcustody.tenants import Issuers
 
@@ -60,29 +60,6 @@ class BatchRefusedError(NotAcknowledgedError):
         self.kind = kind
 
 
-class Sealer(Protocol):
-    """Puts commits under checkpoints (`tlog.root_sealer`), on the writer's thread but for `ask` and `soon`."""
-
-    @property
-    def due_seconds(self) -> float:
-        """When `turn` has something to do: so long from now."""
-
-    def turn(self) -> None:
-        """Seal where it is due."""
-
-    def ask(self) -> threading.Event:
-        """Ask for a seal of what is committed by now; the event is set when that was done, or cannot be."""
-
-    def soon(self) -> None:
-        """Somebody would like a seal, and does not wait."""
-
-    def give_up(self) -> None:
-        """Nothing can be sealed now: whoever waits is let go."""
-
-    def end(self, *, seal: bool) -> None:
-        """The last turn."""
-
-
 class LedgerSink(Protocol):
     """Used by one thread at a time, but for `prepare`, which may run beside a `commit`, and `issuers`."""
 
@@ -91,7 +68,7 @@ class LedgerSink(Protocol):
         """Who is behind a pseudonym."""
 
     @property
-    def sealer(self) -> Sealer | None:
+    def sealer(self) -> RootSealer | None:
         """What seals from here; None where somebody else does."""
 
     @property

@@ -24,7 +24,7 @@ from sqlalchemy.exc import OperationalError
 
 from kvcustody.audit.kinds import SchemaChanged
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE, with_placeholders
+from kvcustody.audit.store.database.engine import VERSION_TABLE, WRITE
 from kvcustody.audit.store.schema.ledger import logs, metadata
 from kvcustody.audit.store.schema.schema_changes import schema_change_logs, schema_changes
 from kvcustody.audit.write.append_leaves import Appender, record_apart
@@ -174,6 +174,6 @@ def _undo(connection: Connection) -> str:
         new_form.take_columns(connection, name, added[name].split())
     connection.execute(delete(schema_change_logs))
     connection.execute(delete(schema_changes))
-    update = with_placeholders(connection, f"UPDATE {VERSION_TABLE} SET version_num = ?")  # noqa: S608 - our own names
+    update = dialect_of(connection).with_placeholders(f"UPDATE {VERSION_TABLE} SET version_num = ?")  # noqa: S608 - our own names
     connection.exec_driver_sql(update, (change.before,))
     return change.before

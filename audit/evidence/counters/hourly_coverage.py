@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Connection, case, delete, func, select, tu
 from kvcustody.audit.evidence.coverage.block_uses import UNKNOWN
 from kvcustody.audit.evidence.coverage.custody_units import CustodySelection, LifeUnits, read_units
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, add_rows, by_period, lags_of, rows_of
-from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.kinds import SYSTEM, log_of, tenant_of
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.snapshot import as_of_sizes
 from kvcustody.audit.store.schema.counters import ALL_HOURS, coverage_hours, coverage_pass
@@ -155,7 +155,7 @@ def _rows(
         query = query.where(key > tuple_(hour_us, _id_of(connection, name), classification))
     query = query.order_by(*coverage_hours.primary_key.columns).limit(limit)
     for hour_us, _, classification, *counts, lag, name in connection.execute(query):
-        who = UNKNOWN if name == SYSTEM else str(name).removeprefix("tenant/")
+        who = UNKNOWN if name == SYSTEM else tenant_of(str(name))
         yield HourCoverage(hour_us, CoverageRow(who, classification, *counts), lag)
 
 
@@ -183,6 +183,6 @@ def recent_sums(connection: Connection, tenants: Collection[str]) -> list[Tenant
         .group_by(who)
     )
     return [
-        TenantSums(str(name).removeprefix("tenant/"), *map(int, sums))
+        TenantSums(tenant_of(str(name)), *map(int, sums))
         for name, *sums in connection.execute(query.order_by(who))
     ]

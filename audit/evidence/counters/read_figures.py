@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, CompoundSelect, Connection, exists, func, 
 from kvcustody.audit.evidence.processes.sequence_gaps import recorded_losses
 from kvcustody.audit.evidence.processes.work_periods import RETURNED, about, life_leaves
 from kvcustody.audit.evidence.query.evidence_columns import read, unit_keys
-from kvcustody.audit.kinds import PROCESS_DEATH, SYSTEM, log_of
+from kvcustody.audit.kinds import PROCESS_DEATH, SYSTEM, log_of, tenant_of
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.leaf.change_items import CHANGED
 from kvcustody.audit.project import (
@@ -242,8 +242,8 @@ def _ended_twice(connection: Connection, life: int) -> Counter[str]:
 
 def leaves_by_tenant(connection: Connection) -> dict[str, int]:
     """How many leaves each tenant's log has; those that retention dropped are in its size."""
-    query = select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))
-    return {name.removeprefix("tenant/"): size for name, size in connection.execute(query)}
+    query = select(logs.c.name, logs.c.size).where(logs.c.name.like(log_of("%")))
+    return {tenant_of(name): size for name, size in connection.execute(query)}
 
 
 class LargestTenants(NamedTuple):
@@ -255,9 +255,9 @@ class LargestTenants(NamedTuple):
 
 def largest_tenants(connection: Connection, limit: int) -> LargestTenants:
     """So many tenants, in one snapshot with what the others have where the transaction is one."""
-    of_tenants = logs.c.name.like("tenant/%")
+    of_tenants = logs.c.name.like(log_of("%"))
     largest = select(logs.c.name, logs.c.size).where(of_tenants).order_by(logs.c.size.desc(), logs.c.name)
-    found = {name.removeprefix("tenant/"): size for name, size in connection.execute(largest.limit(limit))}
+    found = {tenant_of(name): size for name, size in connection.execute(largest.limit(limit))}
     every = int(connection.scalar(select(func.sum(logs.c.size)).where(of_tenants)) or 0)
     return LargestTenants(found, every - sum(found.values()))
 
@@ -282,7 +282,7 @@ def denials_by_rule(
         if log not in names:
             continue
         revision, _, owner = detail.partition(" ")
-        totals[names[log].removeprefix("tenant/"), owner, rule, int(revision)] += value
+        totals[tenant_of(names[log]), owner, rule, int(revision)] += value
     return tuple(Denials(*key, totals[key]) for key in sorted(totals) if totals[key])
 
 
@@ -297,7 +297,7 @@ def monitored_figures(
         sums[measure] += value
         if measure == EVENTS and outcome == "would-deny":
             sums["would_deny"] += value
-    return {name.removeprefix("tenant/"): found[log] for log, name in _names(connection, found).items()}
+    return {tenant_of(name): found[log] for log, name in _names(connection, found).items()}
 
 
 def orphans_by_class(connection: Connection) -> Counter[str]:

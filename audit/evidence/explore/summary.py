@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from kvcustody.audit.evidence.counters.read_figures import events_by_log, hour_span, hourly_counts, leaves_in
 from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.query.events import EventFilter, logs_of
-from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.kinds import SYSTEM, log_of, tenant_of
 from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.project import ASKING, DEFAULT_DENY, DENIED, OUTCOMES
 from kvcustody.times import HOUR_US, MINUTE_US
@@ -79,7 +79,7 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
         facets = {name: _most(found) for name, found in sample.facets.items()}
         total, exact = sample.total(connection, wanted)
         return ExplorerSummary(total, exact, facets, frozenset(), sample.leaves, width, columns)
-    log = None if wanted.tenant is None else f"tenant/{wanted.tenant}"
+    log = None if wanted.tenant is None else log_of(wanted.tenant)
     if wanted.logs is not None:
         log = wanted.logs[0] if log is None or log in wanted.logs else _NONE
     by_kind, by_outcome, by_rule = Counter[str](), Counter[str](), Counter[str]()
@@ -104,9 +104,7 @@ def summarize(connection: Connection, wanted: EventFilter) -> ExplorerSummary:
         if wanted.logs is not None
         else events_by_log(connection, kinds=wanted.kinds, outcome=wanted.outcome, **period)
     )
-    names = Counter(
-        {name.removeprefix("tenant/"): events for name, events in by_log.items() if name != SYSTEM}
-    )
+    names = Counter({tenant_of(name): events for name, events in by_log.items() if name != SYSTEM})
     facets = {
         "tenant": _most(names),
         "kind": _most(by_kind),
@@ -217,7 +215,7 @@ def _denied(log: str, body: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def _values(log: str, body: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if log != SYSTEM:
-        yield "tenant", log.removeprefix("tenant/")
+        yield "tenant", tenant_of(log)
     yield "kind", str(body["kind"])
     outcome = body.get(OUTCOMES.get(body["kind"], "outcome"))
     for name, value in (("outcome", outcome), ("actor", body.get("actor")), ("rule", body.get("rule"))):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.kinds import SYSTEM, log_of, tenant_of
 from kvcustody.audit.kinds.registry import SIGNATURE
 from kvcustody.audit.leaf.leaf_schema import SIGNED_ORDERS
 from kvcustody.audit.store.database.signed_orders import SIGNED_LATER, RefusedOrder, SignedOrders, orders_of
@@ -102,7 +102,7 @@ def orders_to_sign(connection: Connection) -> list[UnsignedOrder]:
         body = orjson.loads(data)
         if SIGNATURE not in body and body["log"] == log:
             digest = hashlib.sha256(data).hexdigest()
-            tenant = None if log == SYSTEM else log.removeprefix(log_of(""))
+            tenant = None if log == SYSTEM else tenant_of(log)
             found.append(
                 UnsignedOrder(body["kind"], log, idx, digest, int(body["at_us"]), str(body["actor"]), tenant)
             )

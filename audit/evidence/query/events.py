@@ -27,8 +27,7 @@ from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.block_runs import blocks_at, names_block
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import LIST_OF_KIND
-from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.database.dialect import dialect_of, fetch_all
 from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
 from kvcustody.audit.store.schema.leaf_tables import (
     attachments,

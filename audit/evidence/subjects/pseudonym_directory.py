@@ -36,7 +36,7 @@ from kvcustody.audit.evidence.subjects.subject_table import (
     unlinkings,
 )
 from kvcustody.audit.kinds import KINDS, CaseOpened, ErasureRequested, Event
-from kvcustody.audit.store.database.engine import with_placeholders
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.errors import LedgerError
 
 _SECRET_BYTES = 16
@@ -160,14 +160,12 @@ class SubjectDirectory:
     def _have(self, connection: Connection, wanted: list[Who]) -> None:
         """Read the rows of these, and invent those that there are none of."""
         stored = {self._stored(who): who for who in wanted}
-        places = list(stored)
+        places, lookup = list(stored), dialect_of(connection).with_placeholders(_LOOKUP)
         for start in range(0, len(places), LOOKUP_ROWS):
             chunk = places[start : start + LOOKUP_ROWS]
             chunk += chunk[-1:] * (LOOKUP_ROWS - len(chunk))  # one statement, prepared once
             values = tuple(chain.from_iterable(chunk))
-            for name, secret, *place in connection.exec_driver_sql(
-                with_placeholders(connection, _LOOKUP), values
-            ):
+            for name, secret, *place in connection.exec_driver_sql(lookup, values):
                 who = stored[(place[0], place[1], place[2])]
                 self._known[who] = name
                 if secret and self._keys is None and not (who[2] or is_sealed(secret)):

@@ -18,10 +18,11 @@ from sqlalchemy import ColumnElement, Connection, Table, or_, select
 
 from kvcustody.audit.evidence.coverage.custody_units import DEVICE_TIER
 from kvcustody.audit.evidence.query.evidence_columns import POOL_SHIFT, is_among
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.block_runs import UNNAMED
 from kvcustody.audit.reports.sampling.population import CustodyPopulation, PopulationMember
 from kvcustody.audit.reports.sampling.strata import Sampling, Stratum, concluded, draw_strata
-from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.database.dialect import fetch_all
 from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import (
@@ -162,7 +163,7 @@ class _LeafFinder:
 
     def _kept(self, found: Iterable[_Place]) -> list[_Place]:
         """Each leaf once, and of one tenant only its own log's."""
-        own = None if self._tenant is None else f"tenant/{self._tenant}"
+        own = None if self._tenant is None else log_of(self._tenant)
         first: dict[tuple[str, int], _Place] = {}
         for place in sorted(found):
             if own in (None, place.log):
@@ -227,7 +228,7 @@ class _LeafFinder:
         if found is None:
             life = self._ids[item.incarnation]
             every = self._rows(events, events.c.kind.in_(kinds), events.c.incarnation == life)
-            own = ("system", f"tenant/{item.tenant}")
+            own = ("system", log_of(item.tenant))
             found = self._context[key] = [place for place in every if place.log in own]
         return found
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from kvcustody.audit.evidence.coverage.custody_units import LifeUnits
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, periods_of
 from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
+from kvcustody.audit.kinds import log_of, tenant_of
 from kvcustody.audit.reports.activity import ReportedErasure
 from kvcustody.audit.reports.system_boundary import ReportedLog, ReportedWorker
 
 PERIODS = 4
 THRESHOLD_PPM = 999_000
 MET, MISSED, UNKNOWN, NOTHING_DUE = "met", "missed", "not known", "nothing was due"
-_PREFIX = "tenant/"
 
 
 class TrendPeriod(NamedTuple):
@@ -92,7 +92,7 @@ def board_facts(
 
 def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
     """The tenants that have a log of their own."""
-    return {log.name.removeprefix(_PREFIX) for log in logs if log.name.startswith(_PREFIX)}
+    return {tenant_of(log.name) for log in logs if log.name.startswith(log_of(""))}
 
 
 def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int) -> str:

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, and_, case, func, literal, select
 
 from kvcustody.audit.evidence.coverage.custody_units import LifeUnits
 from kvcustody.audit.evidence.query.showback import CrossedReuse, crossed_reuse
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.reports.leaf_counts import LeafCounts
 from kvcustody.audit.reports.reconciliation import Balance
 from kvcustody.audit.store.database.snapshot import AsOf
@@ -168,4 +169,4 @@ def _balances(overview: LeafCounts, found: _Opened) -> tuple[Balance, ...]:
 def _log(connection: Connection, tenant: str | None) -> int | None:
     if tenant is None:
         return None
-    return connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}")) or -1
+    return connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant))) or -1

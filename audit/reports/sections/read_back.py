@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, case, func, select
 
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import receipts
@@ -40,7 +41,7 @@ def read_back(
     column = receipts.c
     where = [state.has(receipts), has_leaf(receipts), column.at_us >= since_us, column.at_us < until_us]
     if tenant is not None:
-        own = connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}"))
+        own = connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant)))
         where.append(column.log == (own or -1))
     scrub = case((column.high > 0, CUSTODY), else_=BOOT).label("scrub")
     each = func.coalesce(column.bytes.op("/")(func.nullif(column.blocks, 0)), 0)

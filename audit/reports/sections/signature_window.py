@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, and_, case, func, select
 
+from kvcustody.audit.kinds import log_of
 from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
@@ -50,7 +51,7 @@ def signature_window(
     longest = NO_WINDOW
     sizes = np.array([row.size for row in signed], np.int64)
     for log, size in state.sizes.items():
-        if not size or (tenant is not None and names[log] != f"tenant/{tenant}"):
+        if not size or (tenant is not None and names[log] != log_of(tenant)):
             continue
         for first, end, place in _spans(connection, log, sizes):
             at_us = _earliest(connection, (log, first, end), since_us, until_us, lives)

@@ -17,8 +17,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, LargeBinary, Table
 
-from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import raise_driver_error
+from kvcustody.audit.store.database.dialect import dialect_of, raise_driver_error
 
 Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]  # of one length

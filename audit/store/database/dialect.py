@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import orjson
@@ -28,11 +28,15 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from kvcustody.audit.store.database.database_place import PostgresServer
 
 _STEPS = 10_000  # of SQLite between two looks at the clock: about a millisecond
+GONE = (0, 0)  # in place of a file's identity, where there is none
 _NO_CHANGE = "LOCK TABLE schema_changes IN ACCESS SHARE MODE"  # before a snapshot, and takes none
+
+Question = tuple[str, tuple[Any, ...]]  # a statement as text, written with `?`, and its values
 
 
 class Dialect:
@@ -274,3 +278,61 @@ def dialect_of(database: Engine | Connection) -> Dialect:
 def file_of(engine: Engine) -> Path | None:
     """The file that a SQLite engine opens; None for a server."""
     return dialect_of(engine).file(engine)
+
+
+def file_identity(engine: Engine) -> tuple[int, int]:
+    """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
+    path = file_of(engine)
+    if path is None:
+        return (1, 1)
+    try:
+        found = path.stat()
+    except OSError:
+        return GONE
+    return (found.st_dev, found.st_ino)
+
+
+def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+    """Every row that a statement as text, written with `?`, gives for these values."""
+    return connection.exec_driver_sql(dialect_of(connection).with_placeholders(statement), values).all()
+
+
+def fetch_binary(
+    connection: Connection, statement: str, values: tuple[Any, ...]
+) -> Sequence[tuple[Any, ...]]:
+    """The same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
+    if dialect_of(connection).in_file:
+        return [tuple(row) for row in fetch_all(connection, statement, values)]
+    if not connection.in_transaction():
+        connection.begin()  # as a question through SQLAlchemy would
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.cursor(binary=True) as cursor:
+            found: list[tuple[Any, ...]] = cursor.execute(
+                dialect_of(connection).with_placeholders(statement), values
+            ).fetchall()
+            return found
+    except connection.dialect.loaded_dbapi.Error as problem:
+        raise_driver_error(connection, statement, problem)
+
+
+def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
+    """What `fetch_all` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
+    if dialect_of(connection).in_file or len(questions) < 2:
+        return [fetch_all(connection, *question) for question in questions]
+    if not connection.in_transaction():
+        connection.begin()  # as a question through SQLAlchemy would
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.pipeline():
+            mark = dialect_of(connection).with_placeholders
+            cursors = [driver.execute(mark(text), values) for text, values in questions]
+            return [cursor.fetchall() for cursor in cursors]
+    except connection.dialect.loaded_dbapi.Error as problem:
+        raise_driver_error(connection, "; ".join(statement for statement, _ in questions), problem)
+
+
+def raise_driver_error(connection: Connection, statement: str, problem: Exception) -> NoReturn:
+    """Raise what a driver raised as the error that SQLAlchemy gives for a statement of its own."""
+    base = connection.dialect.loaded_dbapi.Error
+    raise DBAPIError.instance(statement, None, problem, base, dialect=connection.dialect) from problem

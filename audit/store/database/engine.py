@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import Engine, Select, column, create_engine, event, inspect, select, table
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import LRUCache
 
 from kvcustody.audit.store.database.database_place import PostgresServer, SqliteFile, database_place
-from kvcustody.audit.store.database.dialect import dialect_of, file_of
-from kvcustody.audit.store.database.sqlite_writers import gate, queue_writes
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.sqlite_writers import begin_in_turns
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
 
@@ -49,8 +48,6 @@ _OPTIONS_REFUSED = "unsupported startup parameter"  # what PgBouncer says that i
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 
 _log = structlog.get_logger(__name__)
-
-Question = tuple[str, tuple[Any, ...]]  # a statement as text, written with `?`, and its values
 
 LOCKED = "it is locked by another writer"
 _SQLITE_REASONS = {
@@ -120,17 +117,7 @@ def _sqlite(place: SqliteFile, read_only: bool, timeout_seconds: float, mapped: 
         if mapped:
             connection.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
 
-    if not read_only:
-        queue_writes(engine, path, timeout_seconds)  # before the next: a turn comes first
-
-    @event.listens_for(engine, "begin")
-    def _begun(connection: Connection) -> None:
-        if not connection.get_execution_options().get("kvcustody_write", False):
-            connection.exec_driver_sql("BEGIN")
-            return
-        with nullcontext() if in_memory else gate(path, timeout_seconds, partial(_mode, keys)):
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-
+    begin_in_turns(engine, place, timeout_seconds, partial(_mode, keys))
     return engine
 
 
@@ -206,58 +193,6 @@ class _CompiledStatements:
 _sqlite_statements, _postgres_statements = _CompiledStatements(), _CompiledStatements()
 
 
-def with_placeholders(connection: Connection, statement: str) -> str:
-    """A statement as text, written with `?`, with the marks of the connection's driver."""
-    return dialect_of(connection).with_placeholders(statement)
-
-
-def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
-    """Every row that a statement as text, written with `?`, gives for these values."""
-    return connection.exec_driver_sql(with_placeholders(connection, statement), values).all()
-
-
-def fetch_binary(
-    connection: Connection, statement: str, values: tuple[Any, ...]
-) -> Sequence[tuple[Any, ...]]:
-    """The same as plain tuples; PostgreSQL sends bytes as they are, and not as text: for many leaves."""
-    if dialect_of(connection).in_file:
-        return [tuple(row) for row in fetch_all(connection, statement, values)]
-    if not connection.in_transaction():
-        connection.begin()  # as a question through SQLAlchemy would
-    driver: Any = connection.connection.driver_connection
-    try:
-        with driver.cursor(binary=True) as cursor:
-            found: list[tuple[Any, ...]] = cursor.execute(
-                with_placeholders(connection, statement), values
-            ).fetchall()
-            return found
-    except connection.dialect.loaded_dbapi.Error as problem:
-        raise_driver_error(connection, statement, problem)
-
-
-def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
-    """What `fetch_all` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
-    if dialect_of(connection).in_file or len(questions) < 2:
-        return [fetch_all(connection, *question) for question in questions]
-    if not connection.in_transaction():
-        connection.begin()  # as a question through SQLAlchemy would
-    driver: Any = connection.connection.driver_connection
-    try:
-        with driver.pipeline():
-            cursors = [
-                driver.execute(with_placeholders(connection, text), values) for text, values in questions
-            ]
-            return [cursor.fetchall() for cursor in cursors]
-    except connection.dialect.loaded_dbapi.Error as problem:
-        raise_driver_error(connection, "; ".join(statement for statement, _ in questions), problem)
-
-
-def raise_driver_error(connection: Connection, statement: str, problem: Exception) -> NoReturn:
-    """Raise what a driver raised as the error that SQLAlchemy gives for a statement of its own."""
-    base = connection.dialect.loaded_dbapi.Error
-    raise DBAPIError.instance(statement, None, problem, base, dialect=connection.dialect) from problem
-
-
 def describe(problem: BaseException) -> str:
     """Why the database failed, in a few words on one line and without statement values."""
     cause = getattr(problem, "orig", None) or problem
@@ -328,18 +263,3 @@ class StoreGoneError(LedgerError):
     """The file under an open ledger is not the file that was opened."""
 
     code = "KVC612"
-
-
-GONE = (0, 0)
-
-
-def file_identity(engine: Engine) -> tuple[int, int]:
-    """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
-    path = file_of(engine)
-    if path is None:
-        return (1, 1)
-    try:
-        found = path.stat()
-    except OSError:
-        return GONE
-    return (found.st_dev, found.st_ino)

@@ -24,13 +24,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection, Engine, event
 
+from kvcustody.audit.store.database.database_place import SqliteFile
 from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.files import claim_file
 from kvcustody.guarding_thread import GuardingThread
@@ -79,10 +80,7 @@ _queues_lock = threading.Lock()
 
 @contextmanager
 def gate(path: Path, timeout_seconds: float, mode: Callable[[], int]) -> Iterator[None]:
-    """Hold the gate of a file (rule 4) while a transaction begins; where it cannot be had, begin all the same.
-
-    `mode`: of the lock's file, where there is none yet.
-    """
+    """Hold the gate of a file (rule 4) while a transaction begins; where it cannot be had, begin all the same."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         try:
@@ -110,14 +108,24 @@ def queue_at(path: Path) -> WriteQueue:
         return _queues.setdefault(path.absolute(), WriteQueue())
 
 
-def queue_writes(engine: Engine, path: Path, timeout_seconds: float) -> None:
-    """Have all writing transactions of this process on one SQLite file take turns, whichever engine they use."""
-    turns = queue_at(path)
-    patience_seconds = LINE * timeout_seconds
+def begin_in_turns(
+    engine: Engine, place: SqliteFile, timeout_seconds: float, mode: Callable[[], int]
+) -> None:
+    """Begin the transactions of an engine: those that write take turns, whichever engines of the file they use.
+
+    `mode`: of the gate's file, where there is none yet.
+    """
+    path, in_memory = place.path, place.in_memory
+    turns, patience_seconds = queue_at(path), LINE * timeout_seconds
 
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("kvcustody_write", False) and turns.take(patience_seconds):
+        if not connection.get_execution_options().get("kvcustody_write", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        if turns.take(patience_seconds):
             connection.info[_KEY] = True
+        with nullcontext() if in_memory else gate(path, timeout_seconds, mode):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def end(connection: Any) -> None:
         with suppress(NotImplementedError):  # the dialect's own first connection, which takes no turn

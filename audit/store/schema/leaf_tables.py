@@ -47,10 +47,10 @@ from kvcustody.audit.kinds.custody_events import (
     ResidencyOpened,
     ResidencyReleased,
 )
-from kvcustody.audit.kinds.event import Event
 from kvcustody.audit.kinds.ledger_events import GapRecorded, HitCounters
+from kvcustody.audit.kinds.registry import KINDS
 from kvcustody.audit.kinds.row import TRACES, Kept, LeafRow, RowColumn
-from kvcustody.audit.leaf.leaf_schema import KINDS_OF_ROW, SCHEMAS, LeafSchema
+from kvcustody.audit.leaf.leaf_schema import SCHEMAS, LeafSchema
 from kvcustody.audit.store.schema.ledger import metadata
 
 SPAN_LEAVES = 1024
@@ -69,15 +69,10 @@ def span_of(idx: ColumnElement[int]) -> ColumnElement[int]:
     return idx // literal_column(str(SPAN_LEAVES), Integer)
 
 
-def _rows_of(kind: type[Event]) -> Table:
-    """The table that a kind has rows in."""
-    assert kind.row is not None
-    return table_of(kind.row)
-
-
-def table_of(row: LeafRow) -> Table:
-    """The table of a row."""
-    kinds = KINDS_OF_ROW.get(row.table, ())
+def table_of(row: LeafRow | None) -> Table:
+    """The table of a row that kinds declare."""
+    assert row is not None
+    kinds = [kind for kind in KINDS if kind.row is not None and kind.row.table == row.table]
     first = SCHEMAS[kinds[0]] if kinds else None
     return Table(
         row.table,
@@ -102,27 +97,27 @@ def _column(column: RowColumn, leaf: LeafSchema | None) -> Column[Any]:
     return Column(column.name, _KEPT[kept], nullable=kept is Kept.MAYBE_TEXT, server_default=default)
 
 
-residencies = _rows_of(ResidencyOpened)
-attachments = _rows_of(BlocksAttached)
-releases = _rows_of(ResidencyReleased)
-custody_ends = _rows_of(CustodyEnded)
-receipts = _rows_of(ReceiptRecorded)
-decisions = _rows_of(DecisionRecorded)
-hit_counters = _rows_of(HitCounters)
-erasures = _rows_of(ErasureRequested)
-erasure_effects = _rows_of(ErasureApplied)
-erasure_remains = _rows_of(ErasureRemaining)
-erasure_rereads = _rows_of(ErasureReread)
-erasure_results = _rows_of(ErasureCompleted)
-orphan_scans = _rows_of(OrphanScanned)
-orphan_findings = _rows_of(OrphanFound)
-outages = _rows_of(GapRecorded)
-copy_steps = _rows_of(CopiesStored)
-transfer_decisions = _rows_of(TransferDecided)
-cases = _rows_of(CaseOpened)
-case_steps = _rows_of(CaseStepped)
-policy_revisions = _rows_of(PolicyActivated)
-retention_purges = _rows_of(RetentionPurged)
-legal_holds = _rows_of(LegalHoldChanged)
+residencies = table_of(ResidencyOpened.row)
+attachments = table_of(BlocksAttached.row)
+releases = table_of(ResidencyReleased.row)
+custody_ends = table_of(CustodyEnded.row)
+receipts = table_of(ReceiptRecorded.row)
+decisions = table_of(DecisionRecorded.row)
+hit_counters = table_of(HitCounters.row)
+erasures = table_of(ErasureRequested.row)
+erasure_effects = table_of(ErasureApplied.row)
+erasure_remains = table_of(ErasureRemaining.row)
+erasure_rereads = table_of(ErasureReread.row)
+erasure_results = table_of(ErasureCompleted.row)
+orphan_scans = table_of(OrphanScanned.row)
+orphan_findings = table_of(OrphanFound.row)
+outages = table_of(GapRecorded.row)
+copy_steps = table_of(CopiesStored.row)
+transfer_decisions = table_of(TransferDecided.row)
+cases = table_of(CaseOpened.row)
+case_steps = table_of(CaseStepped.row)
+policy_revisions = table_of(PolicyActivated.row)
+retention_purges = table_of(RetentionPurged.row)
+legal_holds = table_of(LegalHoldChanged.row)
 event_traces = table_of(TRACES)
 Index("ix_residencies_log_subject", residencies.c.log, span_of(residencies.c.idx), residencies.c.subject)

@@ -18,8 +18,6 @@ part.
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -42,42 +40,27 @@ metadata = MetaData(
     }
 )
 
-_Id = BigInteger().with_variant(Integer, "sqlite")
-
-
-def _big(name: str, *, null: bool = False) -> Column[Any]:
-    return Column(name, BigInteger, nullable=null)
-
-
-def _text(name: str, *, null: bool = False) -> Column[Any]:
-    return Column(name, Text, nullable=null)
-
-
-def _place() -> tuple[Column[Any], Column[Any]]:
-    """Where the leaf is: the key of every projection."""
-    return Column("log", Integer, nullable=False), Column("idx", BigInteger, nullable=False)
-
-
 logs = Table(
     "logs",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("name", Text, nullable=False, unique=True),
-    _big("size"),
+    Column("size", BigInteger, nullable=False),
     Column("frontier", LargeBinary, nullable=False),
 )
 
 events = Table(
     "events",
     metadata,
-    *_place(),
+    Column("log", Integer, nullable=False),
+    Column("idx", BigInteger, nullable=False),
     Column("incarnation", Integer, nullable=False),
-    _big("sequence"),
+    Column("sequence", BigInteger, nullable=False),
     Column("part", Integer, nullable=False),
     Column("parts", Integer, nullable=False),
     Column("kind", String(32), nullable=False),
     Column("outage", String(1), nullable=False),
-    _big("at_us"),
+    Column("at_us", BigInteger, nullable=False),
     Column("leaf", LargeBinary, nullable=False),
     PrimaryKeyConstraint("log", "idx"),
     UniqueConstraint("incarnation", "sequence", "part", "log"),
@@ -90,7 +73,7 @@ tenants = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("log", Integer, nullable=False),
-    _big("first_seen_us"),
+    Column("first_seen_us", BigInteger, nullable=False),
 )
 
 
@@ -107,15 +90,15 @@ incarnations = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("uuid", String(32), nullable=False, unique=True),
     Column("worker", Integer, nullable=False),
-    _big("offset_us"),
-    _big("started_us"),
+    Column("offset_us", BigInteger, nullable=False),
+    Column("started_us", BigInteger, nullable=False),
     Column("shards", Integer, nullable=True),
-    _big("blocks", null=True),
-    _big("bytes_per_block", null=True),
-    _text("device", null=True),
-    _text("software", null=True),
-    _big("ended_us", null=True),
-    _text("end", null=True),
+    Column("blocks", BigInteger, nullable=True),
+    Column("bytes_per_block", BigInteger, nullable=True),
+    Column("device", Text, nullable=True),
+    Column("software", Text, nullable=True),
+    Column("ended_us", BigInteger, nullable=True),
+    Column("end", Text, nullable=True),
     Index("ix_incarnations_worker", "worker"),
 )
 
@@ -124,10 +107,10 @@ subjects = Table(
     "subjects",
     metadata,
     Column("pseudonym", String(32), primary_key=True),
-    _text("tenant"),
-    _text("subject"),
-    _text("session"),
-    _text("secret", null=True),
+    Column("tenant", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("secret", Text, nullable=True),
     Index("ix_subjects_who", "tenant", "subject", "session"),
 )
 
@@ -135,5 +118,5 @@ subject_unlinkings = Table(
     "subject_unlinkings",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),  # one row, 1; none before the first
-    _big("count"),
+    Column("count", BigInteger, nullable=False),
 )

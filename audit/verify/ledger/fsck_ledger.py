@@ -152,8 +152,8 @@ def fsck(
         report.unproved += check.unproved
         sealed_us |= check.sealed_us
     named = {row.id: row.name for row in rows}
-    for log, what in stray_rows(connection):
-        report.problems.append(FsckFinding(named.get(log, f"log {log}"), None, None, "", what))
+    for log, idx, what in stray_rows(connection):
+        report.problems.append(FsckFinding(named.get(log, f"log {log}"), idx, idx, "", what))
     report.problems += [FsckFinding(TRIGGERS, None, None, "", what) for what in missing_triggers(connection)]
     report.problems += [FsckFinding(RULES, None, None, "", what) for what in missing_rules(connection)]
     report.problems += _unassigned(connection, [row.name for row in rows])

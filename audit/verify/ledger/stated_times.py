@@ -25,7 +25,7 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.evidence.processes.marked_processes import read_marked
 from kvcustody.audit.evidence.query.events import CursorError
 from kvcustody.audit.kinds.block_runs import Int64s
-from kvcustody.audit.store.database.engine import fetch_all
+from kvcustody.audit.store.database.dialect import fetch_all
 from kvcustody.audit.store.schema.all_tables import is_leaf_of
 from kvcustody.audit.store.schema.leaf_tables import outages
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs

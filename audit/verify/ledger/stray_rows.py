@@ -36,6 +36,7 @@ from kvcustody.audit.store.schema.trees import ROOT, root_leaves, tree_nodes
 _SHOWN = 100  # rows of each table: what one INSERT made, another can have made a million times
 _OF_ALL = {tree_nodes: ROOT, counters: ALL_LOGS, coverage_hours: ALL_LOGS}  # in place of a log's id
 _COMPARED = {tenants, root_leaves}  # every row of theirs is derived again
+Stray = tuple[int | None, int | None, str]  # the ids of log and leaf that the row names, and what is wrong
 
 
 def keys_of_no_number(connection: Connection) -> Iterator[str]:
@@ -67,8 +68,8 @@ def _odd_keys() -> str:
     return str(query.compile(dialect=SQLiteDialect(), compile_kwargs={"literal_binds": True}))
 
 
-def stray_rows(connection: Connection) -> Iterator[tuple[int | None, str]]:
-    """What is wrong, with the log's id where there is one."""
+def stray_rows(connection: Connection) -> Iterator[Stray]:
+    """Every one of them, or the first of each table where there are many."""
     for table in every_table():
         if table is events:
             yield from _off_their_places(connection)
@@ -78,19 +79,21 @@ def stray_rows(connection: Connection) -> Iterator[tuple[int | None, str]]:
             yield from _without_log(connection, table)
         if table in tables_of_one_row() and table is not subject_unlinkings:  # which is no evidence
             others = connection.scalars(select(table.c.id).where(table.c.id != 1).limit(_SHOWN)).all()
-            yield from ((None, f"`{table.name}` has one row, 1, and another: `{other}`") for other in others)
+            yield from (
+                (None, None, f"`{table.name}` has one row, 1, and another: `{other}`") for other in others
+            )
 
 
-def _off_their_places(connection: Connection) -> Iterator[tuple[int | None, str]]:
+def _off_their_places(connection: Connection) -> Iterator[Stray]:
     """Leaves in no log, or where no log has a place; those beyond its end are found from its own size."""
     off = or_(events.c.idx < 0, _has_no_log(events))
     for log, idx in connection.execute(select(events.c.log, events.c.idx).where(off).limit(_SHOWN)):
-        yield log, f"`events` has a leaf at `{idx}` of log `{log}`, which is no place of a log that is there"
+        yield log, idx, "`events` has a leaf here, which is no place of a log that is there"
 
 
-def _without_leaf(connection: Connection, table: Table) -> Iterator[tuple[int | None, str]]:
+def _without_leaf(connection: Connection, table: Table) -> Iterator[Stray]:
     for log, idx in connection.execute(_rows_without_leaf(table)):
-        yield log, f"`{table.name}` has a row of leaf `{idx}` of log `{log}`, which is not there"
+        yield log, idx, f"`{table.name}` has a row of this leaf, which is not there"
 
 
 @cache
@@ -99,12 +102,12 @@ def _rows_without_leaf(table: Table) -> Select[Any]:
     return select(table.c.log, table.c.idx).where(~exists().where(its)).distinct().limit(_SHOWN)
 
 
-def _without_log(connection: Connection, table: Table) -> Iterator[tuple[int | None, str]]:
+def _without_log(connection: Connection, table: Table) -> Iterator[Stray]:
     query = select(table.c.log).where(_has_no_log(table)).distinct().limit(_SHOWN)
     if table in _OF_ALL:
         query = query.where(table.c.log != _OF_ALL[table])
     for log in connection.scalars(query):
-        yield log, f"`{table.name}` has a row of a log that is not there"
+        yield log, None, f"`{table.name}` has a row of a log that is not there"
 
 
 def _has_no_log(table: Table) -> ColumnElement[bool]:

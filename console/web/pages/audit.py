@@ -18,9 +18,11 @@ import orjson
 from starlette.responses import Response
 
 from kvcustody import times
-from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.kinds import SYSTEM, log_of, tenant_of
+from kvcustody.audit.kinds.registry import HEAD_KEYS
 from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
+from kvcustody.audit.leaf.leaf_schema import DURATIONS
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.report.render.charts import Figure, columns
 from kvcustody.console.report.render.number_format import count, duration, moment
@@ -195,22 +197,19 @@ def _seen(visit: PageRequest, log: str) -> None:
             visit.caller.must(Permission.READ_CUSTODY)
             raise not_found()
         return
-    tenant = log.removeprefix("tenant/")
+    tenant = tenant_of(log)
     if log != log_of(tenant):
         raise not_found()
     visit.caller.tenant_of(Permission.READ_CUSTODY, tenant)
-
-
-_HEAD = frozenset(
-    {"schema", "kind", "outage", "log", "incarnation", "sequence", "at_us", "boot_us", "part", "parts"}
-)
 
 
 def facts_of(body: dict[str, Any]) -> list[tuple[str, str]]:
     """The fields of a leaf but its head, readable; what a leaf of several events has, event by event."""
     if body["kind"] == CHANGED:
         return [(item["kind"].replace("-", " "), sentence_of(item)) for item in plain_bodies(body)]
-    return [(name.replace("_", " "), _text(name, value)) for name, value in body.items() if name not in _HEAD]
+    return [
+        (name.replace("_", " "), _text(name, value)) for name, value in body.items() if name not in HEAD_KEYS
+    ]
 
 
 def _text(name: str, value: Any) -> str:
@@ -225,8 +224,8 @@ def _text(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if not isinstance(value, int):
         return str(value)
-    if name in ("scrub_within_us", "age_us"):
+    if name in DURATIONS:
         return duration(value)
     if name.endswith("_boot_us"):
         return f"{count(value)} µs on the worker's boot clock" if value else "–"
-    return moment(value) if name.endswith("_us") else count(value)
+    return moment(value) if name.endswith(("_us", "_utc")) else count(value)

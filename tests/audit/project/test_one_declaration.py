@@ -16,7 +16,7 @@ FIGURE = ('''        indexes={"erasure": ("erasure",)},
 
 class CustodyOverdue''', '''        indexes={"erasure": ("erasure",)},
     )  # fmt: skip
-    figures = counts(sums={"skipped": "skipped"})
+    figures = LeafFigures(sums={"skipped": "skipped"})
 
 
 class CustodyOverdue''')  # fmt: skip

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, delete, select, update
 
 from kvcustody.audit.kinds import WorkerStarted
 from kvcustody.audit.leaf.merkle import EMPTY, HALF, TreeHead, leaf_hashes
-from kvcustody.audit.store.database import engine as store
+from kvcustody.audit.store.database import dialect as store
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.store.schema.trees import checkpoints, root_leaves, signed_checkpoints, tree_nodes
 from kvcustody.audit.tlog import database_proofs as ledger_proofs

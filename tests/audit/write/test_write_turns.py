@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.audit.store.database import engine as database_engine
 from kvcustody.audit.store.database import sqlite_writers
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.store.database.sqlite_writers import WriteQueue
@@ -113,7 +112,7 @@ def test_whoever_waits_for_another_process_comes_before_who_asks_later(
     """Without the queue of this process, as between processes. Control: without the gate nobody holds a place."""
     monkeypatch.setattr(WriteQueue, "take", lambda _queue, _seconds: False)
     if not gated:
-        monkeypatch.setattr(database_engine, "gate", lambda *_: nullcontext())
+        monkeypatch.setattr(sqlite_writers, "gate", lambda *_: nullcontext())
     path = tmp_path / "ledger.db"
     path.write_bytes(migrated.read_bytes())
     engines = [open_store(path, timeout_seconds=30) for _ in range(3)]

@@ -14,7 +14,9 @@ from kvcustody.audit.kinds.examples import example_of
 from kvcustody.audit.leaf import Context, leaves
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.leaf.leaf_schema import FOLDED
+from kvcustody.console.audit.kinds import kinds_table
 from kvcustody.console.main import app
+from kvcustody.governance.api.operations.audit import KindName
 
 CONTEXT = Context("ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": "9b8a7c6d5e4f3021")
 
@@ -39,6 +41,12 @@ def test_every_kind_is_listed_and_an_unknown_one_is_refused() -> None:
     assert {row["kind"]: row["outage"] for row in listed} == {of.name: of.outage for of in KINDS.values()}
     assert all(row["kind"] in asked() for row in listed)
     assert "kvcustody audit kinds" in asked("reciept", code=2)
+
+
+def test_the_table_of_the_docs_and_the_api_have_every_kind_and_no_other() -> None:
+    names = sorted(of.name for of in KINDS.values())
+    assert [row.split("`")[1] for row in kinds_table().splitlines()[2:]] == names
+    assert sorted(KindName) == names
 
 
 def test_one_kind_is_shown_with_its_leaf_in_each_log() -> None:

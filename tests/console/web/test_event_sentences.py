@@ -11,7 +11,7 @@ import pytest
 
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
-from kvcustody.audit.leaf.leaf_schema import SCHEMAS
+from kvcustody.audit.leaf.leaf_schema import DURATIONS, SCHEMAS
 from kvcustody.console.web.event_sentences import SENTENCES, sentence_of
 from kvcustody.console.web.pages.audit import facts_of
 from standins.audit.recorded_events import CONTEXT, WRITTEN, event_of
@@ -71,6 +71,18 @@ def test_a_decision_says_who_was_allowed_what_and_by_which_rule() -> None:
     assert said == "labs was allowed to reuse acme's blocks, by labs-reads-acme"
     denied = sentence_of(body | {"effect": "deny", "action": "reuse", "reasons": []})
     assert denied == "labs was not allowed to reuse acme's blocks, by default-deny, as no rule permits it"
+
+
+def test_a_length_of_time_is_no_moment() -> None:
+    """Whichever kind has one. The control is a moment."""
+    tried = set()
+    for body in (each for kind in KINDS for each in BODIES[kind]):
+        for name in body.keys() & {*DURATIONS}:
+            facts = dict(facts_of(body | {name: 90_000_000}))
+            assert facts[name.replace("_", " ")] == "1.5 min", (body["kind"], name)
+            tried.add(name)
+    assert tried == {*DURATIONS}
+    assert dict(facts_of(BODIES["case-opened"][0]))["received utc"].endswith("Z")
 
 
 def test_a_leaf_of_several_events_says_how_many_of_each() -> None:

@@ -1,7 +1,8 @@
 """Where a test enters code that differs between the two databases, and which suites run on both.
 
-1. Product code asks `store.database.dialect` what its database can do. Each such question is a branch, named
-   by the file and function that ask and by what they ask: `audit/write/append_leaves.py:append:arrays`.
+1. Product code asks a `store.database.dialect.Dialect` what its database can do. Each such question is a branch, named
+   by the file and function that ask and by what they ask: `audit/write/append_leaves.py:append:arrays`. A method of a
+   dialect, and `file_of`, ask for their callers.
 2. `tests/databases.json` lists suites that together enter every branch which any suite on `any_store` enters. They run
    on both databases in `make test`; the others run on SQLite there, and on both in `make test-system`.
 3. A suite outside the table that enters a branch which the table does not list fails. `python tests/databases.py`
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 from kvcustody.audit.store.database import dialect
@@ -47,7 +49,7 @@ def recorded() -> Iterator[set[str]]:
 
     def asked(self: Dialect, name: str) -> Any:
         frame = sys._getframe(1)
-        while frame.f_code.co_filename == dialect.__file__ and frame.f_back is not None:
+        while _asks_for_caller(frame.f_code) and frame.f_back is not None:
             frame = frame.f_back
         file = frame.f_code.co_filename
         if file.startswith(_SOURCES) and not name.startswith("__"):
@@ -59,6 +61,11 @@ def recorded() -> Iterator[set[str]]:
         yield entered
     finally:
         del Dialect.__getattribute__
+
+
+def _asks_for_caller(code: CodeType) -> bool:
+    name = code.co_qualname
+    return code.co_filename == dialect.__file__ and ("." in name or name == dialect.file_of.__name__)
 
 
 def check(suite: str, entered: set[str], table: Table) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Column, Engine, Integer, LargeBinary, String,
 from typer.testing import CliRunner
 
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import WRITE, open_store, with_placeholders
+from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.store.schema import stored_rows
 from kvcustody.audit.store.schema.all_tables import metadata
 from kvcustody.console.main import app
@@ -154,7 +154,7 @@ class Rows:
 
     def run(self, statement: str, values: tuple[Any, ...] = ()) -> None:
         with self.engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            connection.exec_driver_sql(with_placeholders(connection, statement), values)
+            connection.exec_driver_sql(dialect_of(connection).with_placeholders(statement), values)
 
 
 class Desk(NamedTuple):

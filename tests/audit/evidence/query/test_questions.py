@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.store.database.engine import fetch_all, fetch_pipelined
+from kvcustody.audit.store.database.dialect import fetch_all, fetch_pipelined
 
 SIZES = (1, 1 << 20, 1 << 40)  # psycopg would send each as another type
 QUESTIONS = [("SELECT name FROM workers WHERE id = ?", (size,)) for size in SIZES]
