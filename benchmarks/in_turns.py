@@ -111,6 +111,10 @@ def _metrics(result: Mapping[str, Any]) -> Figures:
     return {f"{what}, CPU ms": result[name]["cpu_ms"] for what, name in of.items()}
 
 
+def _requests(result: Mapping[str, Any]) -> Figures:
+    return {f"{what}, CPU µs": us for what, us in result["cpu_us"].items()}
+
+
 def _report(result: Mapping[str, Any]) -> Figures:
     of = {"a report": "without_recount", "a report's verification": "verified_from_an_export"}
     return {f"{what}, CPU s": result[name]["cpu_s"] for what, name in of.items()}
@@ -171,6 +175,10 @@ BENCHMARKS = {
     "metrics": Benchmark(
         "what a scrape and the overview read of the ledger",
         *("evidence/figures_cost.py", ("--events", "20000", "--slow", "1"), _metrics),
+    ),
+    "requests": Benchmark(
+        "one request to the service, without a socket",
+        *("fleet/request_cost.py", ("--events", "5000"), _requests),
     ),
     "report": Benchmark(
         "a report of a period in every format, and its verification",

@@ -57,7 +57,7 @@ def confirm(
 
     On record first. Every deadline before its time is over from then on, for good; processes of this machine that keep
     time in the same file follow within seconds. Where a control plane keeps the ledger, an operator confirms it there
-    (`kvcustody api clock confirm`), and workers follow.
+    (`kvcustody service confirm-clock`), and workers follow.
     """
     clock = _open(file)
     now = clock.state()

@@ -15,37 +15,37 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import orjson
 import typer
 import typer.core
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
+from kvcustody.console.terminal.lines import TURNS
+from kvcustody.console.terminal.lines import printable as printable  # noqa: PLC0414 - others have both from here
+from kvcustody.console.terminal.lines import say as say  # noqa: PLC0414
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.times import WHOLE_NUMBER
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
 
 EXIT_NO = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _TYPED = "kvcustody.typed"  # in a context's `meta`: the words of the command line
 _NUMBER_MAX = 1 << 63
-_LINE_SECONDS = 10.0
-_TURNS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the direction of writing, or the line
-_NOT_SHOWN = re.compile(f"[\x00-\x1f\x7f-\x9f{_TURNS}]")
+_NOT_OFFERED = re.compile(r"(?:Value error, )?'([^']*)' is not one of ((?:'[^']*'(?:, )?)+)")
 _AS_JSON = orjson.OPT_INDENT_2 | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
-_NOT_SHOWN_IN_JSON = re.compile(f"[\x7f-\x9f{_TURNS}]")  # JSON escapes the others itself
+_NOT_SHOWN_IN_JSON = re.compile(f"[\x7f-\x9f{TURNS}]")  # JSON escapes the others itself
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
 
@@ -87,21 +87,66 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 def _one_line(error: Exception) -> str:
     """A usage error in our form: lowercase, one line, no full stop."""
     text = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
+    text = _NOT_OFFERED.sub(_with_nearest, text)
     return text[:1].lower() + text[1:]
 
 
-def _check_numbers(command: Any) -> None:
-    """Have a command, or every command of a group, refuse numbers that no ledger holds: past 64 bits, or not finite."""
-    if hasattr(command, "checks_numbers"):
+def _with_nearest(found: re.Match[str]) -> str:
+    """What is said of a value that is not offered: what is, and which of it may have been meant."""
+    close = get_close_matches(found[1], re.findall("'([^']*)'", found[2]), n=1)
+    hint = f"; did you mean `{close[0]}`?" if close else ""
+    return f"`{found[1]}` is not one of {found[2]}{hint}"
+
+
+def prepare(command: Any) -> None:
+    """Have a command, or every command of a group, behave as ours: its help, its texts, its numbers."""
+    if hasattr(command, "is_prepared"):
         return
-    command.checks_numbers = True
+    command.is_prepared = True
+    command.format_help = lambda ctx, _: _print_help(command, ctx)
+    command.get_help_option = partial(_help_option, command.get_help_option)
     for param in command.params:
+        _take_texts(param)
         if _takes_whole_numbers(param.type_descriptor.annotation):
             param.process_value = _written_one_way(param)
     if isinstance(command, typer.core.TyperGroup):
         group: Any = command
         group.resolve_command = _resolving(group.resolve_command)
     command.invoke = _checked(command.invoke)
+
+
+def _print_help(command: Any, ctx: Any) -> None:
+    from kvcustody.console.terminal.help_page import print_help
+
+    print_help(command, ctx)
+
+
+def _help_option(get: Callable[[Any], Any], ctx: Any) -> Any:
+    option = get(ctx)
+    _take_texts(option)
+    return option
+
+
+def _take_texts(param: Any) -> None:
+    """Have a parameter take a text as it is: typer would make a validator first, and import pydantic for it."""
+    if hasattr(param, "takes_texts") or not hasattr(param, "get_runtime_param"):
+        return
+    param.takes_texts = True
+    typed = param.type_descriptor
+    simple = typed.annotation in (str, bool) and typed.parameter_info.parser is None
+    if simple and param.nargs == 1 and not param.multiple:
+        param.get_runtime_param = partial(_Text, param.get_runtime_param)
+
+
+class _Text(NamedTuple):
+    """What typer asks for the value of a parameter."""
+
+    validator: Callable[[], Any]
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """A text of ASCII as it is, and nothing where there is none; anything else as the validator takes it."""
+        is_text = isinstance(value, str) and value.isascii() and param.type_descriptor.annotation is str
+        return value if value is None or is_text else self.validator().coerce(value, param=param, ctx=ctx)
 
 
 def _written_one_way(param: Any) -> Callable[[Any, Any], Any]:
@@ -127,14 +172,25 @@ def _resolving(resolve: Callable[[Any, list[str]], Any]) -> Callable[[Any, list[
     def resolving(ctx: Any, args: list[str]) -> Any:
         name, command, rest = resolve(ctx, args)
         if command is not None:
-            _check_numbers(command)
+            prepare(command)
         return name, command, rest
 
     return resolving
 
 
+def _check_once(ctx: Any) -> None:
+    """Refuse an option that takes one value and is given two: the first would be lost without a word."""
+    typed = [word.partition("=")[0] for word in ctx.meta.get(_TYPED, ()) if word.startswith("--")]
+    for param in ctx.command.params:
+        if not (getattr(param, "multiple", False) or getattr(param, "is_flag", False)):
+            given = [word for word in typed if word in param.opts]
+            if len(given) > 1:
+                raise UsageError(f"`{given[0]}` takes one value, and is given {len(given)}", ctx=ctx)
+
+
 def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(ctx: Any) -> Any:
+        _check_once(ctx)
         for name, value in ctx.params.items():
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(each, int) and not -_NUMBER_MAX <= each < _NUMBER_MAX:
@@ -154,13 +210,23 @@ class CustodyGroup(typer.core.TyperGroup):
         if any("\0" in text for text in args):
             raise UsageError("an argument has the character U+0000", ctx=ctx)
         ctx.meta.setdefault(_TYPED, list(args))
+        for param in self.params:
+            _take_texts(param)
         return list(super().parse_args(ctx, args))
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """As for any group."""
+        return _help_option(super().get_help_option, ctx)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The page of the group."""
+        _print_help(self, ctx)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As for any group; the command refuses numbers that no ledger holds."""
+        """As for any group; the command is one of ours."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            _check_numbers(command)
+            prepare(command)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -260,16 +326,10 @@ def print_json(value: Any) -> None:
     sys.stdout.write(_NOT_SHOWN_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
-def as_answered(model: type[BaseModel], answer: dict[str, Any]) -> dict[str, Any]:
-    """What an operation answers, its moments in both forms: the same from a server and from a ledger's own files."""
-    from kvcustody.governance.api.http.answer_times import dated
-
-    return dated(model, answer)
-
-
-def print_answer(model: type[BaseModel], answer: dict[str, Any]) -> None:
-    """Print what an operation answers as one JSON document."""
-    print_json(as_answered(model, answer))
+def print_more(answer: dict[str, Any]) -> None:
+    """Say how the page after this one is asked for, where there is one."""
+    if answer["next"] is not None:
+        say(f"more: --cursor {answer['next']}")
 
 
 def print_dated(data: Any) -> None:
@@ -279,82 +339,20 @@ def print_dated(data: Any) -> None:
     print_json(dated_data(data))
 
 
-def print_period(
-    model: type[BaseModel], named: str, since_us: int, until_us: int, items: Sequence[dict[str, Any]]
-) -> None:
-    """Print what an operation answers of a period as one JSON document, its items under a name of the command's."""
-    answer = as_answered(model, {"since_us": since_us, "until_us": until_us, "items": items})
-    print_json({named if name == "items" else name: value for name, value in answer.items()})
-
-
-class _Lines(Progress):
-    """Progress where nobody looks at a terminal: a line on stderr every so many seconds of work."""
-
-    _told_at = 0.0
-
-    def refresh(self) -> None:
-        """Where the work is, at most every `_LINE_SECONDS`."""
-        now = time.monotonic()
-        self._told_at = self._told_at or now
-        if now - self._told_at >= _LINE_SECONDS:
-            self._told_at = now
-            for task in self.tasks:
-                of = "" if task.total is None else f" of {task.total:,.0f}"
-                say(f"{task.description}: {task.completed:,.0f}{of}", file=sys.stderr, flush=True)
-
-    def update(self, *given: Any, **named: Any) -> None:
-        """As a bar's, which would be drawn by a thread."""
-        super().update(*given, **named)
-        self.refresh()
-
-    def advance(self, *given: Any, **named: Any) -> None:
-        """As a bar's."""
-        super().advance(*given, **named)
-        self.refresh()
-
-
 def progress_bar() -> Progress:
     """A bar on stderr; where stderr is not a terminal, a line now and then."""
-    console = Console(stderr=True)
-    return (Progress if console.is_terminal else _Lines)(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+    from kvcustody.console.terminal.progress import make_progress
 
-
-def printable(text: str) -> str:
-    """The text with escapes for what would command the terminal that shows it (rule 4)."""
-    return _NOT_SHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def say(*texts: object, **how: Any) -> None:
-    """Print as `print` does, each line as it is to be shown (rule 4): the one way in which a command says something."""
-    print(*("\n".join(map(printable, str(text).split("\n"))) for text in texts), **how)
-
-
-class _PlainTable(Table):
-    """A table whose texts are shown as they are, whoever wrote them (rule 4); what is to stand out is a `Text`."""
-
-    def add_row(self, *cells: Any, **how: Any) -> None:
-        """A row of texts."""
-        super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **how)
+    return make_progress()
 
 
 def make_table(title: str, *columns: str, left: int = 1) -> Table:
     """A plain table; the first `left` columns are text, the rest numbers."""
-    table = _PlainTable(
-        title=Text(printable(title)) if title else None,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        header_style="dim",
-        padding=(0, 2, 0, 0),
-    )
+    from rich.text import Text
+
+    from kvcustody.console.terminal.tables import PlainTable
+
+    table = PlainTable(title)
     for index, column in enumerate(columns):
         table.add_column(Text(printable(column)), justify="left" if index < left else "right")
     return table
@@ -362,5 +360,7 @@ def make_table(title: str, *columns: str, left: int = 1) -> Table:
 
 def stdout() -> Console:
     """The terminal for results; wide enough for a table when stdout is not a terminal."""
+    from rich.console import Console
+
     console = Console()
     return console if console.is_terminal else Console(width=160)

@@ -103,15 +103,14 @@ def _offered(function: Any) -> set[str]:
 
 
 def commands_table() -> str:
-    """The table in Markdown; the commands of `api` are in the API's own tables."""
+    """The table in Markdown."""
     made = [
         "| command | `--json` | `--ledger` | `--server` | values offered | ends with 1 when |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows():
-        if not row.name.startswith("api "):
-            marks = ["yes" if mark else "" for mark in (row.as_json, row.ledger, row.server)]
-            marks[0] = marks[0] or "prints as it goes"
-            choices = ", ".join(f"`{flag}`" for flag in row.choices)
-            made.append(f"| `{row.name}` | {' | '.join(marks)} | {choices} | {ANSWERS.get(row.name, '')} |")
+        marks = ["yes" if mark else "" for mark in (row.as_json, row.ledger, row.server)]
+        marks[0] = marks[0] or "prints as it goes"
+        choices = ", ".join(f"`{flag}`" for flag in row.choices)
+        made.append(f"| `{row.name}` | {' | '.join(marks)} | {choices} | {ANSWERS.get(row.name, '')} |")
     return "\n".join(made) + "\n"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.clock import SystemClock
+from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.errors import KeyringError
 from kvcustody.governance.keys.key_hierarchy import (
@@ -32,6 +33,7 @@ DEFAULT = Path("kvcustody-root.key")
 _File = Annotated[Path, typer.Argument(help="The root key file.", metavar="FILE")]
 
 app = typer.Typer(
+    cls=OperationGroup,
     no_args_is_help=True,
     help="Make and check the root key file: 32 random bytes, mode 0600, on a local disk.",
     epilog="docs/operate/keys.md says which keys exist, where each one lives and how it ends.",

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 import typer.core
@@ -22,6 +21,9 @@ import typer.main
 
 from kvcustody.console.command import CustodyGroup, UsageError
 from kvcustody.console.plugins import add_absent, add_command, installed, summary_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class LazyGroup(CustodyGroup):
         """The commands' names, in the order of a listing."""
         raise NotImplementedError
 
+    def has(self, name: str) -> bool:
+        """Whether there is a command of this name."""
+        return name in self.names()
+
     def summary(self, name: str) -> str | None:
         """How the help of a command begins, without making it; None where only the command can say."""
         raise NotImplementedError
@@ -75,7 +81,7 @@ class LazyGroup(CustodyGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name, None where there is none; within a listing its summary alone (rule 1)."""
         if cmd_name not in self.commands:
-            if cmd_name not in self.names():
+            if not self.has(cmd_name):
                 return None
             summary = self.summary(cmd_name) if self._listing else None
             if summary is not None:
@@ -163,6 +169,10 @@ class ExtendedGroup(TableGroup):
         """Ours in the order of the table, then the others by name."""
         return [*self.table, *(name for name in self._others() if name not in self.table)]
 
+    def has(self, name: str) -> bool:
+        """Ours by the table; others' packages are looked through for other names alone."""
+        return name in self.table or super().has(name)
+
     def summary(self, name: str) -> str | None:
         """As the table or the other package's text has it."""
         if name in self.table:
@@ -174,7 +184,7 @@ class ExtendedGroup(TableGroup):
         """Ours, or what the other package's entry point names."""
         if name in self.table:
             return super().load(name)
-        made = typer.Typer(rich_markup_mode="markdown")
+        made = typer.Typer()
         add_command(made, self._others()[name])
         return typer.main.get_group(made).commands[name]
 
@@ -185,7 +195,7 @@ class ExtendedGroup(TableGroup):
 def _loaded(name: str, lazy: Lazy) -> Any:
     module, _, attribute = lazy.target.partition(":")
     found = getattr(import_module(module), attribute)
-    made = typer.Typer(rich_markup_mode="markdown")
+    made = typer.Typer()
     if isinstance(found, typer.Typer):
         made.add_typer(found, name=name)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from kvcustody._version import __version__
 from kvcustody.console.command import say
 from kvcustody.console.lazy import ExtendedGroup, Lazy, Needs
+from kvcustody.logger import configure_logging
 
 COMMANDS = {
     "up": Lazy(
@@ -46,6 +48,10 @@ COMMANDS = {
         "kvcustody.console.policy.command:app",
         "Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
     ),
+    "workbench": Lazy(
+        "kvcustody.console.api.group:workbench",
+        "A policy document as a control plane judges it: validate, lint, test, diff, prove, simulate, explain.",
+    ),
     "principal": Lazy(
         "kvcustody.console.principal.command:principals",
         "Enrol, list, disable and enable the people and machines that may ask a control plane.",
@@ -54,10 +60,6 @@ COMMANDS = {
         "kvcustody.console.principal.keys:keys",
         "Issue, replace, list and revoke API keys: of principals, and of an engine's tenants.",
     ),
-    "api": Lazy(
-        "kvcustody.console.api.group:app",
-        "Every operation of the API: of a control plane with --server, else of the ledger that the settings name.",
-    ),
     "audit": Lazy(
         "kvcustody.console.audit.command:app",
         "Look into the ledger, prove what it says, export it and check it.",
@@ -65,6 +67,10 @@ COMMANDS = {
     "witness": Lazy(
         "kvcustody.console.witness.command:app",
         "Run a witness (C2SP tlog-witness): somebody else who signs that a ledger only grew.",
+    ),
+    "custody": Lazy(
+        "kvcustody.console.api.group:custody",
+        "What is held and was held: blocks, residencies, totals, refusals, and what crossed between tenants.",
     ),
     "coverage": Lazy(
         "kvcustody.console.coverage.command:app",
@@ -96,8 +102,12 @@ COMMANDS = {
         "kvcustody.console.worker:app",
         "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
     ),
+    "job": Lazy(
+        "kvcustody.console.api.group:job",
+        "Long work of a control plane, as checks, exports and reports are: list, follow, cancel, fetch its files.",
+    ),
     "tier": Lazy(
-        "kvcustody.console.tier.command:app",
+        "kvcustody.console.api.group:tier",
         "Tiers: what was stored off the device and came back, what was left alone, and why.",
     ),
     "showback": Lazy(
@@ -106,7 +116,7 @@ COMMANDS = {
         "EPILOG",
     ),
     "prefixes": Lazy(
-        "kvcustody.console.audit.prefixes:app",
+        "kvcustody.console.api.group:prefixes",
         "Which prefixes are worth keeping: what later requests reused of what one had written.",
     ),
     "top": Lazy(
@@ -118,6 +128,14 @@ COMMANDS = {
         "kvcustody.console.live.advise:advise",
         "Seven questions about the cache of running workers or for a trace, answered with the evidence.",
         "EPILOG",
+    ),
+    "service": Lazy(
+        "kvcustody.console.api.group:service",
+        "What a control plane says of itself: health, readiness, metrics, versions, its API document.",
+    ),
+    "protocol": Lazy(
+        "kvcustody.console.api.group:protocol",
+        "What workers and their control plane say to each other, for whoever writes or checks a worker.",
     ),
     "clock": Lazy(
         "kvcustody.console.clock:app",
@@ -141,6 +159,7 @@ _FIRST = {
     "replay": "Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
     "policy": "Start with `kvcustody policy init`: it writes a policy to check, test and prove.",
 }
+_NEW_OBJECTS = 50_000  # that are not freed again; Python's own number is 700
 
 
 class Kvcustody(ExtendedGroup):
@@ -149,6 +168,15 @@ class Kvcustody(ExtendedGroup):
     table = COMMANDS
     elsewhere = dict.fromkeys(("conformance", "demo", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
+
+    def main(self, *given: Any, **named: Any) -> Any:
+        """Run the program. What it imports is no garbage, so garbage is looked for after many more new objects."""
+        before = gc.get_threshold()
+        gc.set_threshold(_NEW_OBJECTS, *before[1:])
+        try:
+            return super().main(*given, **named)
+        finally:
+            gc.set_threshold(*before)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help, and what else there is where an extra is lacking."""
@@ -167,7 +195,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Custody of LLM key/value caches: who may reuse a block, for how long it may exist, "
     "and proof that it is gone.",
@@ -189,6 +216,10 @@ def _kvcustody(
     ] = False,
 ) -> None:
     """What is logged on the way of a command goes to stderr: stdout is its answer."""
+    configure_logging(_log_to_stderr)
+
+
+def _log_to_stderr() -> None:
     import structlog
 
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))

@@ -23,7 +23,7 @@ from kvcustody.audit.store.database.signed_orders import SignedOrders, authentic
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.command import tell_history
-from kvcustody.console.options import AnySource, ControlPlane, moment_us
+from kvcustody.console.options import ControlPlane, ServiceSource, moment_us
 from kvcustody.errors import ConfigError
 from kvcustody.files import read_words
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.settings import ServiceSettings
 
 _SNAPSHOT_SECONDS = 600.0
+_LEDGER, _SERVICE_LEDGER = "KVCUSTODY_DATABASE_URL", "KVCUSTODY_SERVICE_DATABASE_URL"
 _TRUST_VARIABLES = frozenset({"KVCUSTODY_POLICY_TRUST", "KVCUSTODY_CONFIG"})
 
 
@@ -166,6 +167,17 @@ def selection(
     return made
 
 
+def ledger_of(source: ServiceSource) -> str | None:
+    """The ledger of a command: its option's, else that of `KVCUSTODY_DATABASE_URL`; None: the settings name it.
+
+    Settings of a service are stronger than the variable, which is the workers'.
+    """
+    variables = {name.upper(): value for name, value in os.environ.items()}
+    if source.ledger is not None or source.config is not None or _SERVICE_LEDGER in variables:
+        return source.ledger
+    return variables.get(_LEDGER)
+
+
 def service_settings(config: Path | None, ledger: str | None, **explicit: str | None) -> ServiceSettings:
     """The settings of a service; what was given as an option is stronger."""
     from kvcustody.governance.service.settings import load_service_settings
@@ -196,7 +208,7 @@ def connect(
     )
 
 
-def control_plane(source: AnySource) -> ControlPlaneConnection:
+def control_plane(source: ServiceSource) -> ControlPlaneConnection:
     """The connection of a command that names a ledger or a control plane; raises `ConfigError` where both are given."""
     one_ledger(source.ctx)
     return connect(source.plane)

@@ -45,6 +45,10 @@ SettledLedger = Annotated[
     str | None,
     typer.Option("--ledger", help=f"The ledger: {_LEDGER}; stronger than the settings.", metavar="PATH|URL"),
 ]
+As = Annotated[
+    str | None,
+    typer.Option("--as", help="On the ledger itself: act as this enrolled principal.", metavar="NAME"),
+]
 Server = Annotated[
     str | None,
     typer.Option(
@@ -92,7 +96,7 @@ class SubjectNames(StrEnum):
 
 
 NamesOfSubjects = Annotated[
-    SubjectNames,
+    SubjectNames | None,
     typer.Option(
         "--subject-names",
         envvar="KVCUSTODY_SUBJECT_NAMES",
@@ -101,15 +105,11 @@ NamesOfSubjects = Annotated[
 ]
 Since = Annotated[str | None, typer.Option(help="Custody due from this UTC date or time on (ISO 8601).")]
 Until = Annotated[str | None, typer.Option(help="Custody due before this UTC date or time.")]
-DayStart = Annotated[
-    str | None,
-    typer.Option("--since", help="From this UTC date or moment on; default: a day before --until."),
-]
 PeriodEnd = Annotated[str | None, typer.Option("--until", help="Up to this one, not included; now.")]
-PageCursor = Annotated[
-    str | None, typer.Option("--cursor", help="Go on after this cursor, which the last page gave.")
-]
 OldestFirst = Annotated[bool, typer.Option("--oldest-first", help="The oldest first, not the newest.")]
+ActKey = Annotated[
+    str | None, typer.Option("--idempotency-key", help="The act's own key; default: a new one.")
+]
 SigningKeyFile = Annotated[
     Path | None, typer.Option("--signing-key", help="The file of the key that signs.", metavar="FILE")
 ]
@@ -137,46 +137,22 @@ class ControlPlane(ParameterGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(ParameterGroup):
-    """A ledger, or a control plane that is asked instead."""
-
-    ctx: typer.Context
-    ledger: Ledger = DEFAULT
-    plane: ControlPlane
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubjectSource(ParameterGroup):
-    """A ledger with its store of subject keys, or a control plane that is asked instead."""
-
-    ctx: typer.Context
-    ledger: Ledger = DEFAULT
-    subject_keys: SubjectStore = None
-    plane: ControlPlane
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActSource(ParameterGroup):
-    """A ledger that an act about a subject is put on record in, or a control plane that is asked for it."""
-
-    ctx: typer.Context
-    ledger: Ledger = DEFAULT
-    subject_keys: SubjectStore = None
-    subject_names: NamesOfSubjects = SubjectNames.SEALED
-    plane: ControlPlane
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServiceSource(ParameterGroup):
     """The ledger that the settings of a service name, or a control plane that is asked instead."""
 
     ctx: typer.Context
+    plane: ControlPlane
     config: Config = None
     ledger: SettledLedger = None
-    plane: ControlPlane
+    as_name: As = None
+    subject_keys: SubjectStore = None
 
 
-AnySource = Source | SubjectSource | ActSource | ServiceSource
+@dataclass(frozen=True, kw_only=True)
+class ActSource(ServiceSource):
+    """Where an act is put on record, and the act's own key: the same again does nothing, and is answered alike."""
+
+    key: ActKey = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,18 +161,6 @@ class DuePeriod(ParameterGroup):
 
     since: Since = None
     until: Until = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LastDay(ParameterGroup):
-    """A period that ends now and is a day long, where neither end is said."""
-
-    since: DayStart = None
-    until: PeriodEnd = None
-
-    def bounds_us(self) -> tuple[int, int]:
-        """The period in UTC µs; raises `ConfigError`."""
-        return period_us(self.since, self.until, span_us=times.DAY_US)
 
 
 def moment_us(text: str | None, option: str = "time") -> int | None:

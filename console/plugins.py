@@ -11,13 +11,16 @@ from __future__ import annotations
 import ast
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvcustody.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "kvcustody.commands"
 
@@ -25,6 +28,8 @@ GROUP = "kvcustody.commands"
 @cache
 def installed() -> tuple[EntryPoint, ...]:
     """The entry points of the group in order of name, of each name one."""
+    from importlib.metadata import entry_points
+
     return tuple({entry.name: entry for entry in sorted(entry_points(group=GROUP))}.values())
 
 
@@ -32,7 +37,7 @@ def add_to_group(app: typer.Typer, group: str) -> None:
     """Add the commands of a group of ours that others bring (rule 2)."""
     for entry in installed():
         if entry.name.startswith(f"{group}."):
-            add_command(app, EntryPoint(entry.name.removeprefix(f"{group}."), entry.value, entry.group))
+            add_command(app, type(entry)(entry.name.removeprefix(f"{group}."), entry.value, entry.group))
 
 
 def summary_of(module: str, attribute: str) -> str | None:

@@ -17,6 +17,7 @@ from kvcustody.audit.write.committer import closing_committer
 from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock
+from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, make_table, print_dated, print_json, say, stdout
 from kvcustody.console.live.worker_status import open_runs
 from kvcustody.console.opening import reading, writing
@@ -27,6 +28,7 @@ from kvcustody.times import SECOND_US, readable
 
 _RECORDER = "console:closing"
 app = typer.Typer(
+    cls=OperationGroup,
     no_args_is_help=True,
     help="Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
     epilog="docs/operate/incidents.md says when a process is closed by itself, and what it means that one returns.",
@@ -84,7 +86,7 @@ def close(
     """Declare processes dead that do not come back: what they held is closed as unproven, as behind a crash.
 
     Refused for a process that was heard in the last minute. Where a control plane keeps the ledger, two operators say
-    so there (`kvcustody api close-worker`); without anybody it closes who is silent for
+    so there (`kvcustody worker declare-dead`); without anybody it closes who is silent for
     `worker_silence_days`.
     """
     if not spill_lost:

@@ -24,11 +24,12 @@ from kvcustody.console.audit.kinds import kinds_table
 from kvcustody.console.command_table import commands_table
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS
-from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.declarations import every_operation
+from kvcustody.governance.api.openapi_document import whole_document
 from kvcustody.governance.observability.metrics import metrics_table
 from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach
 from kvcustody.governance.service.ingest.check_leaves import worker_fields_table
-from kvcustody.governance.service.operations.operation import Operations
+from kvcustody.governance.service.operations.operation import Operation, Operations
 from kvcustody.governance.service.problem_details import problems_table
 from kvcustody.governance.service.settings import service_settings_table
 from kvcustody.governance.settings import settings_table
@@ -143,23 +144,21 @@ def _roles() -> str:
 
 
 def _api() -> str:
-    api = create_api(None)
-    return "".join(_operations(api.operations, api.whole_document()))
+    return "".join(_operations(every_operation().operations, whole_document()))
 
 
 def _operations(declared: Operations, document: dict[str, Any]) -> Iterator[str]:
     for tag in document["tags"]:
         yield f"## {tag['name']}\n\n{tag['description']}\n\n"
-        yield "| operation | needs | |\n|---|---|---|\n"
-        for path, item in document["paths"].items():
-            for method, operation in item.items():
+        yield "| operation | command | needs | |\n|---|---|---|---|\n"
+        for item in document["paths"].values():
+            for operation in item.values():
                 if tag["name"] in operation["tags"]:
-                    needs = declared.by_name[operation["operationId"]].needs
-                    yield _row(method, path, needs, operation)
+                    yield _row(declared.by_name[operation["operationId"]], operation)
         yield "\n"
 
 
-def _row(method: str, path: str, needs: str, operation: dict[str, Any]) -> str:
+def _row(one: Operation, operation: dict[str, Any]) -> str:
     notes = []
     query = [f"`{given['name']}`" for given in operation.get("parameters", ()) if given["in"] == "query"]
     if query:
@@ -168,7 +167,7 @@ def _row(method: str, path: str, needs: str, operation: dict[str, Any]) -> str:
         notes.append("*recorded*")
     says = " ".join(operation["description"].split())
     more = f" ({'; '.join(notes)})" if notes else ""
-    return f"| `{method.upper()} {path}` | {needs} | {says}{more} |\n"
+    return f"| `{one.method} {one.path}` | `{one.command}` | {one.needs} | {says}{more} |\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -8,7 +8,8 @@
    step by step has the same schema: `tests/migrations` compares both with the database's own catalog.
 3. A newer schema is refused, never downgraded; so is one that is older than the first revision.
 4. On PostgreSQL the months to come have their partitions afterwards, where nobody is in the way.
-5. Upgrades of several ledgers by one process take turns: Alembic knows one connection a process.
+5. Upgrades of several ledgers by one process take turns: Alembic knows one connection a process. It is imported only
+   where a revision has to run: most starts find the newest schema.
 
 6. A revision that names tables in `ONLINE` changes them online (`online.change`): what is before it commits first; the
    opening commits with its number, and then rows are copied while others write and read. A start does that for a ledger
@@ -28,12 +29,9 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, Select, column, func, inspect, select, table
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.store.database.create_schema import create_schema
@@ -50,6 +48,11 @@ from kvcustody.migrations.online.change import (
     undo_change,
 )
 from kvcustody.migrations.online.copied_rows import Progress, Step
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import Script, ScriptDirectory
 
 LEAVES_AT_START = 100_000
 VERSIONS = Path(__file__).parent / "versions"
@@ -99,6 +102,9 @@ def _open(connection: Connection, progress: Progress | None, leaves_max: int | N
     """Rule 6: revisions from the first one that names tables on, and the opening of their change."""
     dialect_of(connection).as_long_as_it_takes(connection)
     dialect_of(connection).one_at_a_time(connection, _UPGRADING)
+    from alembic import command
+    from alembic.script import ScriptDirectory
+
     config, before = _config(connection, progress), current(connection)
     online = _online(ScriptDirectory.from_config(config), before)
     if not online:  # another process was first
@@ -145,6 +151,8 @@ def _leaves(connection: Connection) -> int:
 
 
 def _config(connection: Connection, progress: Progress | None) -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("version_locations", str(VERSIONS).replace("%", "%%"))
@@ -157,8 +165,14 @@ def _config(connection: Connection, progress: Progress | None) -> Config:
 
 def _upgrade(connection: Connection, progress: Progress | None) -> tuple[str, bool]:
     """Everything up to the first revision that names tables (rule 6): the one reached, and whether one does."""
+    found = current(connection)
+    if found is not None and found == _newest():
+        return found, False
+    from alembic import command
+    from alembic.script import ScriptDirectory
+
     config = _config(connection, progress)
-    scripts, found = ScriptDirectory.from_config(config), current(connection)
+    scripts = ScriptDirectory.from_config(config)
     if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
         raise other_schema(found)
     online = _online(scripts, found)
@@ -173,10 +187,21 @@ def _upgrade(connection: Connection, progress: Progress | None) -> tuple[str, bo
     return reached, bool(online)
 
 
+def _newest() -> str:
+    """The newest revision, by the names of the files."""
+    return max(path.name.partition("_")[0] for path in VERSIONS.glob("[0-9]*.py"))
+
+
 def current(connection: Connection) -> str | None:
     """The revision a ledger is at; None where it has no schema."""
-    return _context(connection).get_current_revision()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    version: Select[str] = select(column("version_num")).select_from(table(VERSION_TABLE))
+    found = connection.scalars(version).all()
+    return found[0] if len(found) == 1 else _context(connection).get_current_revision()
 
 
 def _context(connection: Connection) -> MigrationContext:
+    from alembic.runtime.migration import MigrationContext
+
     return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})

@@ -93,6 +93,9 @@ def unconfigured_logs() -> Iterator[None]:
     structlog = sys.modules.get("structlog")
     if structlog is not None:
         structlog.reset_defaults()
+    logger = sys.modules.get("kvcustody.logger")
+    if logger is not None:
+        logger.configure_logging(lambda: None)  # what a test asked for, and nothing was logged by
 
 
 @pytest.fixture(scope="session")

@@ -75,6 +75,11 @@ class CheckpointSigner:
         """A snapshot for health and reports."""
         return self._status
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it signs by itself, once an interval."""
+        return self._thread is not None
+
     def last_head(self) -> TreeHead:
         """The head that was signed last; the empty one where none was."""
         return last_signed(self._memory) or EMPTY.head()
@@ -226,6 +231,16 @@ def _store(connection: Connection, found: SignedNote) -> None:
 def _remember(memory: Path, note: bytes) -> None:
     """The file holds the old note or the new one, whole, whatever happens."""
     write_file(memory, note)
+
+
+@contextmanager
+def behind_handover(memory: Path) -> Iterator[None]:
+    """No key of this memory is handed over meanwhile (`CheckpointSigner.alone`); waits for one that is."""
+    descriptor = _running(memory, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _running(memory: Path, operation: int) -> int:

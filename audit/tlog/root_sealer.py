@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -29,6 +28,7 @@ from kvcustody.audit.store.schema.trees import ROOT, root_leaves, tree_nodes
 from kvcustody.audit.tlog.root_log import seal
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import LedgerError
+from kvcustody.logger import get_logger
 
 INTERVAL_SECONDS = 10.0
 OVERDUE_INTERVALS = 3  # a leaf that waited for so many: nobody seals
@@ -36,7 +36,7 @@ _SOON_US = 1 * MICROSECONDS  # at least so long between seals that somebody woul
 _LOGS_AT_ONCE = 1000
 _AGAIN_US = 1 * MICROSECONDS  # where a seal failed, or another process was at it
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Unsealed(NamedTuple):

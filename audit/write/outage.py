@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import orjson
-import structlog
 
 from kvcustody.audit.evidence.subjects.subject_table import Row, row_of
 from kvcustody.audit.kinds import Event, GapRecorded, ReplayCompleted, SpillStarted
@@ -40,8 +39,9 @@ from kvcustody.audit.write.sink import (
 from kvcustody.audit.write.spill_file import SpillFile, SpillFullError, SpillSegment
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _PART_LEAVES = 250  # handed in of the own spill at once: what a live batch may have to wait for
 
 

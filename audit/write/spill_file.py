@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from kvcustody.compression import CompressionError, compress, decompress
+from kvcustody.audit.write.compression import CompressionError, compress, decompress
 from kvcustody.errors import LedgerError
 from kvcustody.files import private_folder, sync_path
 

@@ -31,9 +31,9 @@ from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirecto
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.leaf import Context
 from kvcustody.audit.leaf.batch_encoder import BatchEncoder
+from kvcustody.audit.write.compression import compress, decompress
 from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
-from kvcustody.compression import compress, decompress
 from kvcustody.errors import ServiceError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection

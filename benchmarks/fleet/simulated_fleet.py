@@ -41,8 +41,8 @@ from kvcustody.audit.kinds import (
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context
 from kvcustody.audit.leaf.batch_encoder import BatchEncoder
+from kvcustody.audit.write.compression import ENCODING, compress
 from kvcustody.audit.write.event_writer import WriterSettings
-from kvcustody.compression import ENCODING, compress
 from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.roles import Role

@@ -2,45 +2,41 @@
 
 1. With `--server` the key of `--api-key-file` asks. Without, the service's own operations run in this process on the
    ledger that the settings name: same checks, same records, as `local:<user>` or as an enrolled principal (`--as`).
-2. Whoever may write the ledger's files may do so (administration, rule 1 of `local_administration`). A ledger that a
-   server has open is asked over that server.
+2. Whoever may write the ledger's files may do so (administration, rule 1 of `local_administration`), beside a server
+   that is running on it.
+3. An act on the ledger itself names no person without the ledger's store of subject keys. Its orders are signed as the
+   settings of workers say where no other do: workers follow no other order.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
-import typer
 
 from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.audit.store.database.engine import check_there
+from kvcustody.console.api import operation_commands
+from kvcustody.console.api.api_reply import ApiReply, refusal
 from kvcustody.console.command import tell_history
-from kvcustody.console.opening import connect, service_settings
-from kvcustody.console.options import Config, ControlPlane, SettledLedger
-from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.console.opening import control_plane, ledger_of, service_settings
+from kvcustody.console.options import ActSource, ServiceSource
+from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
-from kvcustody.governance.service.operations.parameter_groups import ParameterGroup
 
 if TYPE_CHECKING:
     from kvcustody.governance.api.local_calls import LocalCalls
     from kvcustody.governance.service.service import Service
+    from kvcustody.governance.service.settings import ServiceSettings
 
 _LOCAL_ROLES = (frozenset(Role) - OF_TENANTS - ALONE) | {Role.BOOTSTRAP}
-
-
-class ApiReply(NamedTuple):
-    """A success: its status, media type, `ETag` and bytes."""
-
-    status: int
-    media: str
-    etag: str
-    body: bytes
 
 
 class Asker(Protocol):
@@ -60,41 +56,124 @@ class Asker(Protocol):
         """One request; raises `ServiceError` for whatever is not a success."""
 
 
-As = Annotated[
-    str | None,
-    typer.Option("--as", help="On the ledger itself: act as this enrolled principal.", metavar="NAME"),
-]
+def call(
+    asker: Asker,
+    operation: str,
+    values: Mapping[str, Any],
+    *,
+    body: bytes | None = None,
+    key: str | None = None,
+) -> ApiReply:
+    """Call an operation by its name.
+
+    Args:
+        asker: Whom to ask.
+        operation: Its name, as `listEvents`.
+        values: Its parameters by their names in the API document, wherever each goes; None: left out.
+        body: A whole body, in place of its parts.
+        key: The act's own key where the operation has one; None: a new one.
+
+    Raises:
+        ServiceError: The call is refused.
+    """
+    command = operation_commands.by_operation(operation)
+    path, query, headers, parts = command.path, {}, {}, {}
+    assert values.keys() <= {part.name for part in command.parts}, (operation, values.keys())
+    for part in command.parts:
+        value = values.get(part.name)
+        if value is None:
+            continue
+        if part.place == "path":
+            path = path.replace("{" + part.name + "}", one_segment(str(value)))
+        elif part.place == "query":
+            query[part.name] = str(value).lower() if isinstance(value, bool) else str(value)
+        elif part.place == "header":
+            headers[part.name] = str(value)
+        else:
+            parts[part.name] = value
+    if body is not None and parts:
+        raise ConfigError("--body is the whole body; leave out its parts")
+    if body is None and any(part.place == "body" for part in command.parts):
+        body = orjson.dumps(parts)
+    if body is None and command.raw:
+        body = b""
+    if body is not None:
+        headers["Content-Type"] = command.raw or "application/json"
+    if command.keyed:
+        headers["Idempotency-Key"] = key or uuid.uuid4().hex
+    return asker.ask(
+        command.method, path, query=query, headers=headers, body=b"" if body is None and command.raw else body
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Where(ParameterGroup):
-    """The options that say whom to ask."""
+def done(
+    operation: str,
+    source: ServiceSource,
+    settings: Mapping[str, str | None] = MappingProxyType({}),
+    **values: Any,
+) -> dict[str, Any]:
+    """What an operation answers that is called once, by its name: `asking` and `call` say the arguments."""
+    key = source.key if isinstance(source, ActSource) else None
+    with asking(source, operation, settings) as asker:
+        return dict(orjson.loads(call(asker, operation, values, key=key).body))
 
-    plane: ControlPlane
-    config: Config = None
-    ledger: SettledLedger = None
-    as_name: As = None
+
+def every_page(asker: Asker, operation: str, values: Mapping[str, Any], first: ApiReply) -> ApiReply:
+    """Every page of a list as one, from its first on."""
+    page = orjson.loads(first.body)
+    items = page["items"]
+    while page["next"] is not None:
+        page = orjson.loads(call(asker, operation, {**values, "cursor": page["next"]}).body)
+        items += page["items"]
+    return first._replace(body=orjson.dumps(page | {"items": items}))
+
+
+def one_segment(text: str) -> str:
+    """`text` where it names one thing; raises `ConfigError` for what would lead elsewhere in a path."""
+    if not text or "/" in text or "?" in text or "#" in text or text in (".", ".."):
+        raise ConfigError(f"`{text}` is no name of one thing")
+    return text
 
 
 @contextmanager
-def asking(where: Where) -> Iterator[Asker]:
-    """Whom the options name (rule 1)."""
-    if where.plane.server is not None:
-        if where.as_name is not None:
+def asking(
+    source: ServiceSource, operation: str, settings: Mapping[str, str | None] = MappingProxyType({})
+) -> Iterator[Asker]:
+    """Whom the options name (rule 1), for one operation; what only reads a ledger opens no service.
+
+    Args:
+        source: The options.
+        operation: The operation, by its name.
+        settings: What a command states of the service's settings itself; None: as they are.
+
+    Raises:
+        ConfigError: A control plane is asked, which has its own settings.
+    """
+    stated = {name: value for name, value in settings.items() if value is not None}
+    if source.plane.server is not None:
+        if source.as_name is not None:
             raise ConfigError("--as works on the ledger itself; against a server the key says who asks")
-        with connect(where.plane) as connection:
+        if stated:
+            raise ConfigError(f"with --server, the control plane's settings say `{'`, `'.join(stated)}`")
+        with control_plane(source) as connection:
             yield _Remote(connection)
+        return
+    if operation_commands.by_operation(operation).reads and source.as_name is None:
+        from kvcustody.console.api.ledger_asker import open_ledger
+
+        with open_ledger(source) as reader:
+            yield reader
         return
     from kvcustody.console.documents import ConsoleDocuments
     from kvcustody.governance.api.local_calls import LocalCalls
-    from kvcustody.governance.service.service import open_service
+    from kvcustody.governance.service.service import open_local_service
 
     configure("warning", "console")
-    settings = service_settings(where.config, where.ledger)
-    check_there(settings.database_url)
-    alone = {"webhooks": (), "requests_per_second": 1e6, "requests_burst": 1_000_000, "console": False}
-    with open_service(settings.model_copy(update=alone), documents=ConsoleDocuments()) as service:
-        caller = _local(service, where.as_name)
+    own = service_settings(source.config, ledger_of(source), subject_keys_url=source.subject_keys, **stated)
+    check_there(own.database_url)
+    own = own.model_copy(update=_of_workers(own))
+    with open_local_service(own, documents=ConsoleDocuments()) as service:
+        caller = _local(service, source.as_name)
         with LocalCalls(service) as calls:
             yield LocalAsker(service, calls, caller)
 
@@ -144,6 +223,8 @@ class LocalAsker:
         """One call through the gate."""
         from kvcustody.governance.api.local_calls import LocalRequest
 
+        if self._service.subject_keys is None and self._service.settings.subject_names != "clear":
+            _check_nobody_is_named(path, body)
         asked = {name: str(value) for name, value in query.items()}
         found = self._calls.call(self._caller, LocalRequest(method, path, asked, headers, body or b""))
         marked = self._service.marked()
@@ -151,8 +232,32 @@ class LocalAsker:
             tell_history(history(marked))
         made = ApiReply(found.status, found.header("content-type"), found.header("etag"), found.body)
         if made.status >= 400:
-            raise _refusal(made)
+            raise refusal(made)
         return made
+
+
+def _check_nobody_is_named(path: str, body: bytes | None) -> None:
+    """Raise `ConfigError` for an act about a person, whom a ledger without its store of subject keys cannot name."""
+    said = orjson.loads(body) if body and body.startswith(b"{") else {}
+    if path.startswith("/v1/cases") or said.get("subject") is not None or said.get("session") is not None:
+        raise ConfigError(
+            "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
+            "`--subject-names clear` where workers keep names in clear"
+        )
+
+
+def _of_workers(own: ServiceSettings) -> dict[str, Path]:
+    """Who may order, and the key that signs an order, as the settings of workers say where no other do (rule 3)."""
+    from kvcustody.governance.settings import load_settings
+
+    if own.policy_trust is not None:
+        return {}
+    workers = load_settings()
+    found = {
+        "policy_trust": workers.policy_trust,
+        "order_key_path": own.order_key_path or workers.order_key_path,
+    }
+    return {name: Path(path) for name, path in found.items() if workers.policy_trust and path}
 
 
 def _local(service: Service, name: str | None) -> Caller:
@@ -164,14 +269,3 @@ def _local(service: Service, name: str | None) -> Caller:
     if found is None or found.disabled_us is not None:
         raise ConfigError(f"--as `{name}`: nobody of that name is enrolled", name=name)
     return Caller(found.name, found.roles, found.tenant, "local")
-
-
-def _refusal(found: ApiReply) -> ServiceError:
-    """A problem document as the error that a command prints."""
-    if not found.media.startswith("application/problem+json"):
-        return ServiceError(f"answered {found.status}", problem="unknown", status=found.status)
-    problem = orjson.loads(found.body)
-    says = problem.get("detail") or problem["title"]
-    for item in problem.get("errors", ())[:3]:
-        says += f"; `{item['at']}` {item['what']}"
-    return ServiceError(says, problem=problem["type"].rpartition(":")[2], status=found.status)

@@ -1,4 +1,4 @@
-"""Writes what `kvcustody api` needs of the API document into `commands.json`: reading the document would cost a second.
+"""Writes what commands of operations need of the API document into `commands.json`: reading it would cost a second.
 
 The build runs `python -m kvcustody.console.api.generate_commands` (packaging/build_backend.py); `make setup` does too.
 Run it after a change of the API; without the file the commands are made from the document each time.
@@ -7,48 +7,51 @@ Run it after a change of the API; without the file the commands are made from th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from kvcustody.console.api.api_commands import FILE, Command, Part
+from kvcustody.console.api.command_parts import FILE, Command, Part
 from kvcustody.files import READABLE, write_file
+from kvcustody.governance.api.declarations import every_operation
+from kvcustody.governance.api.operation_function import DeclaredOperation
+
+_KEPT = ("type", "enum", "items", "format", "pattern", "minimum", "maximum")
+_WORDS = re.compile(r"\^\(([a-z|-]+)\)\$")  # a pattern that lists what it fits
 
 
 def generated() -> bytes:
     """The file's content: one line for each operation."""
-    from kvcustody.governance.api.app import create_api
+    from kvcustody.governance.api.openapi_document import whole_document
 
-    made = commands(create_api(None).whole_document())
+    every = every_operation().by_name
+    made = commands(whole_document(), every)
     lines = (orjson.dumps({**one._asdict(), "parts": [part._asdict() for part in one.parts]}) for one in made)
     return b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
-def command_name(operation: str) -> str:
-    """`listEvents` is `list-events`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", operation).lower()
-
-
-def commands(document: dict[str, Any]) -> Iterator[Command]:
-    """The command of every operation of an API document."""
+def commands(document: dict[str, Any], declared: Mapping[str, DeclaredOperation]) -> Iterator[Command]:
+    """The command of every operation of an API document; `declared`: by their names."""
     for path, item in document["paths"].items():
         for method, operation in item.items():
+            one = declared[operation["operationId"]]
             parts = [*_given(document, operation), *_of_body(document, operation)]
-            names = {given["name"] for given in operation.get("parameters", ())}
+            given = {item["name"] for item in operation.get("parameters", ())}
             media = list(operation.get("requestBody", {}).get("content", {}))
             answers = str(operation["responses"].get("202", {}).get("content", ""))
             yield Command(
-                command_name(operation["operationId"]),
+                one.operation.command,
                 operation["operationId"],
                 method.upper(),
                 path,
                 operation["description"],
-                "Idempotency-Key" in names,
-                "cursor" in names and operation["operationId"] != "streamEvents",
+                "Idempotency-Key" in given,
+                "cursor" in given and operation["operationId"] != "streamEvents",
                 "schemas/Job" in answers,
                 media[0] if media and media[0] != "application/json" else "",
+                one.reads,
                 tuple(parts),
             )
 
@@ -84,14 +87,15 @@ def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 
 def _kept(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """What an option's type follows from."""
-    found = {
-        name: value
-        for name, value in _resolved(document, schema).items()
-        if name in ("type", "enum", "items")
-    }
+    """What an option's type follows from, and what it is checked by before anybody is asked."""
+    resolved = _resolved(document, schema)
+    found = {name: resolved[name] for name in _KEPT if name in resolved}
     if "items" in found:
         found["items"] = _kept(document, found["items"])
+    words = _WORDS.fullmatch(found.get("pattern", ""))
+    if words is not None:
+        del found["pattern"]
+        found["enum"] = words[1].split("|")
     return found
 
 

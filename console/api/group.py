@@ -1,66 +1,87 @@
-"""The group `kvcustody api`: of its commands, one for each operation, only the one that is asked for is made."""
+"""Groups that have a command for each operation of their name; only the one that is asked for is made.
+
+1. An operation says what its command is called (`Operation.command`).
+2. A command that is written for a group is that of the operation of its name. The others are made.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import orjson
 import typer
 import typer.main
 
-from kvcustody.console.api.api_commands import FILE, Command, Part, function_of
-from kvcustody.console.lazy import LazyGroup
-
-HELP = (
-    "Every operation of the API: of a control plane with --server, else of the ledger that the settings name. "
-    "docs/build/api.md has them all."
-)
+from kvcustody.console.api.command_parts import Command
+from kvcustody.console.api.operation_commands import commands_of
+from kvcustody.console.api.presenters import PRESENTERS
+from kvcustody.console.lazy import TableGroup
 
 
-def read_commands() -> list[Command]:
-    """The command of every operation, from the file that this version was built with; a checkout may lack it."""
-    try:
-        written = (Path(__file__).parent / FILE).read_bytes()
-    except FileNotFoundError:
-        from kvcustody.console.api.generate_commands import generated
+class OperationGroup(TableGroup):
+    """The commands that were written for the group, then one for each other operation (rule 2)."""
 
-        written = generated()
-    content = orjson.loads(written)
-    return [Command(**{**item, "parts": tuple(Part(**part) for part in item["parts"])}) for item in content]
-
-
-@cache
-def _commands() -> dict[str, Command]:
-    return {command.name: command for command in sorted(read_commands(), key=lambda one: one.name)}
-
-
-class ApiGroup(LazyGroup):
-    """A group of one command for each operation."""
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._written = [*self.table, *self.commands]
 
     def names(self) -> list[str]:
-        """The names, in the order of the alphabet."""
-        return list(_commands())
+        """The names, those of operations in the order of the alphabet."""
+        made = commands_of(self.name or "")
+        return [*self._written, *(name for name in made if name not in self._written)]
 
     def summary(self, name: str) -> str | None:
-        """What the operation does."""
-        return _commands()[name].says
+        """As for any table, or what the operation does."""
+        return super().summary(name) if name in self.table else commands_of(self.name or "")[name].says
 
     def load(self, name: str) -> Any:
-        """The command of an operation."""
-        command = _commands()[name]
-        arguments = " ".join(part.name.upper() for part in command.parts if part.place == "path")
-        example = f"Example: `kvcustody api {name} {arguments}".rstrip() + " --json`"
-        made = typer.Typer(rich_markup_mode="markdown")
-        made.command(name=name, epilog=example)(function_of(command))
+        """What the table names, or the command of an operation."""
+        if name in self.table:
+            return super().load(name)
+        from kvcustody.console.api.api_commands import function_of
+
+        command = commands_of(self.name or "")[name]
+        made = typer.Typer()
+        made.command(name=name, epilog=_examples(command))(function_of(command))
         made.callback()(lambda: None)
         return typer.main.get_group(made).commands[name]
 
 
-app = typer.Typer(cls=ApiGroup, no_args_is_help=True, help=HELP)
+def _examples(command: Command) -> str:
+    """How a command is used: as its presenter says, else with its arguments."""
+    presenter = PRESENTERS.get(command.operation)
+    if presenter is None:
+        arguments = " ".join(part.name.upper() for part in command.parts if part.is_argument)
+        return f"Example: `kvcustody {command.name} {arguments}".rstrip() + " --json`"
+    if len(presenter.examples) == 1:
+        return f"Example: `kvcustody {presenter.examples[0]}`"
+    return "Examples:" + "".join(f"\n\n    kvcustody {example}" for example in presenter.examples)
 
 
-@app.callback()
-def _api() -> None:
-    pass
+def _group(says: str, epilog: str | None = None) -> typer.Typer:
+    """A group that has commands of operations alone."""
+    made = typer.Typer(cls=OperationGroup, no_args_is_help=True, help=says, epilog=epilog)
+    made.callback()(lambda: None)
+    return made
+
+
+CUSTODY = (
+    "What is held and was held: blocks, residencies, totals, refusals, and what crossed between tenants."
+)
+JOB = (
+    "Long work of a control plane, as checks, exports and reports are: list, follow, cancel, fetch its files."
+)
+SERVICE = "What a control plane says of itself: health, readiness, metrics, versions, its API document."
+PROTOCOL = "What workers and their control plane say to each other, for whoever writes or checks a worker."
+WORKBENCH = (
+    "A policy document as a control plane judges it: validate, lint, test, diff, prove, simulate, explain."
+)
+custody, job, service, protocol = _group(CUSTODY), _group(JOB), _group(SERVICE), _group(PROTOCOL)
+workbench = _group(WORKBENCH)
+tier = _group(
+    "Tiers: what was stored off the device and came back, what was left alone, and why.",
+    "docs/operate/tiers.md#why-was-it-moved-or-not says how a decision is made and what each figure means.",
+)
+prefixes = _group(
+    "Which prefixes are worth keeping: what later requests reused of what one had written.",
+    "docs/audit/showback.md#prefixes says what a row is; no content is read or shown.",
+)

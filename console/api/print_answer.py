@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 import typer
 
-from kvcustody.console.api.client import ApiReply, Asker
+from kvcustody.console.api.api_reply import ApiReply
+from kvcustody.console.api.client import Asker, one_segment
 from kvcustody.console.command import make_table, print_json, printable, say, stdout
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_folder, evidence_mode, write_file
@@ -51,13 +52,6 @@ def tell(answer: ApiReply, as_json: bool, out: Path | None) -> None:
         show(orjson.loads(answer.body))
     else:
         typer.echo(answer.body, nl=False)
-
-
-def one_segment(text: str) -> str:
-    """`text` where it names one thing; raises `ConfigError` for what would lead elsewhere in a path."""
-    if not text or "/" in text or "?" in text or "#" in text or text in (".", ".."):
-        raise ConfigError(f"`{text}` is no name of one thing")
-    return text
 
 
 def _write(path: Path, data: bytes) -> None:

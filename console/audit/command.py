@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from kvcustody.console.lazy import Lazy, TableGroup
+from kvcustody.console.api.group import OperationGroup
+from kvcustody.console.lazy import Lazy
 
 
 def _command(target: str, example: str) -> Lazy:
     return Lazy(f"kvcustody.console.audit.{target}", example=f"kvcustody audit {example}")
 
 
-class AuditGroup(TableGroup):
+class AuditGroup(OperationGroup):
     """What is asked of a ledger."""
 
     table = {  # noqa: RUF012
         "status": _command("query:status", "status --json"),
         "tail": _command("query:tail", "tail --follow --kind decision"),
-        "query": _command("query:query", "query --tenant acme --outcome deny --since 2026-11-20 --json"),
         "kinds": _command("kinds:kinds", "kinds receipt --json"),
         "prove": _command("query:prove", "prove tenant/acme 17 --out leaf-17"),
         "times": _command("query:times", "times --tenant acme --json"),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.query.events import (
-    BlockRef,
-    Cursor,
     EventFilter,
     EventRow,
     newest_events,
 )
-from kvcustody.audit.evidence.query.known_names import check_said, known_tenant
+from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.siem.cursor_reader import describe_losses, newest_positions, pull
@@ -28,13 +23,22 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.tlog.witness.status import witness_status
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
-from kvcustody.console.command import Json, following, make_table, print_json, printable, say, stdout
+from kvcustody.console.api.client import done
+from kvcustody.console.command import (
+    Json,
+    following,
+    make_table,
+    print_json,
+    print_more,
+    printable,
+    say,
+    stdout,
+)
 from kvcustody.console.opening import reading
-from kvcustody.console.options import DEFAULT, Ledger, OldestFirst, PageCursor, moment_us
+from kvcustody.console.options import DEFAULT, Ledger, OldestFirst, ServiceSource
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
-from kvcustody.governance.identity.w3c_trace import check_trace
-from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.governance.settings import load_settings
 from kvcustody.plurals import several
 from kvcustody.times import readable
@@ -103,98 +107,14 @@ def tail(
                         _line(row, as_json)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoughtEvents(ParameterGroup):
-    """What leaves say that are looked for."""
-
-    tenant: _Tenant = None
-    since: Annotated[str | None, typer.Option(help="From this time on (ISO 8601, UTC).")] = None
-    until: Annotated[str | None, typer.Option(help="Before this time.")] = None
-    kind: _Kind = None
-    outcome: Annotated[str | None, typer.Option(help="An outcome, effect or result, as `deny`.")] = None
-    actor: Annotated[str | None, typer.Option(help="Who did it.")] = None
-    rule: Annotated[str | None, typer.Option(help="A rule that determined it.")] = None
-    grant: Annotated[str | None, typer.Option(help="A grant or segment that determined it.")] = None
-    revision: Annotated[int | None, typer.Option(help="A policy revision.")] = None
-    residency: Annotated[int | None, typer.Option(help="A residency.")] = None
-    block: Annotated[str | None, typer.Option(help="A block, as `INCARNATION:BLOCK:GENERATION[:POOL]`.")] = (
-        None
-    )
-    trace: Annotated[
-        str | None, typer.Option(help="A W3C trace id, 32 hexadecimal digits: what belongs to its requests.")
-    ] = None
-    reader: Annotated[str | None, typer.Option(help="The tenant that asked for blocks.")] = None
-    owner: Annotated[str | None, typer.Option(help="The tenant whose blocks they are.")] = None
-    generation: Annotated[
-        int | None, typer.Option(help="The number of a hand-out: what happened to that block.")
-    ] = None
-
-    def filter(self) -> EventFilter:
-        """The filter, but for the tenant, whose name the ledger knows; raises `ConfigError`."""
-        return EventFilter(
-            since_us=moment_us(self.since, "--since"),
-            until_us=moment_us(self.until, "--until"),
-            kinds=_kinds(self.kind),
-            outcome=self.outcome,
-            actor=self.actor,
-            rule=self.rule,
-            grant=self.grant,
-            revision=self.revision,
-            residency=self.residency,
-            block=_block(self.block),
-            trace=None if self.trace is None else check_trace(self.trace),
-            reader=self.reader,
-            owner=self.owner,
-            generation=self.generation,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageOptions(ParameterGroup):
-    """Which page of the leaves that were found."""
-
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100
-    cursor: PageCursor = None
-    oldest_first: OldestFirst = False
-
-
 @grouped
-def query(
-    *,
-    ledger: Ledger = DEFAULT,
-    sought: SoughtEvents,
-    as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
-    page: PageOptions,
-    as_json: Json = False,
-) -> None:
-    """Find leaves by what they say, newest first, page by page.
-
-    With --as-of the same question gives the same answer for ever.
-    """
-    wanted = sought.filter()
-    place = None if page.cursor is None else Cursor.from_text(page.cursor)
-    with reading(ledger) as engine, engine.connect() as connection:
-        wanted = wanted._replace(tenant=known_tenant(connection, sought.tenant))
-        newest = not page.oldest_first
-        found = find_by_time(connection, wanted, newest=newest, after=place, limit=page.limit, as_of=as_of)
-        if not found.rows and found.next is None and page.cursor is None:
-            check_said(connection, wanted)
-    following = found.next.to_text() if found.next else None
-    if as_json:
-        print_json({"events": [_facts(row) for row in found.rows], "next": following})
-        return
-    _show(found.rows, as_json=False)
-    if following:
-        say(f"more: --cursor {following}")
-
-
 def prove(
     log: Annotated[str, typer.Argument(help="The log: `system` or `tenant/NAME`.")],
-    idx: Annotated[int, typer.Argument(help="The leaf's place in it.")],
-    ledger: Ledger = DEFAULT,
+    idx: Annotated[int, typer.Argument(help="The leaf's place in it.", min=0)],
     as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write PREFIX.leaf and PREFIX.proof instead.")] = None,
     *,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Prove that a leaf is in the ledger: the leaf, its path, the sub-log's head and the signed checkpoint.
@@ -202,21 +122,20 @@ def prove(
     `kvcustody audit verify PREFIX.proof --key …` checks what --out wrote, and so does the lone `verify_kvcustody.py`;
     docs/audit/ledger.md#proofs-of-the-ledger has the format.
     """
-    with reading(ledger) as engine, engine.connect() as connection:
-        proofs = LedgerProofs(connection)
-        leaf, proof = proofs.proven(log, idx, as_of=as_of)
+    found = done("proveEvent", source, log=log, idx=idx, as_of=as_of)
+    leaf, proof = found["canonical"], found["proof"]
     if out is not None:
         try:
-            write_file(out.with_name(out.name + ".leaf"), leaf, mode=evidence_mode())
-            write_file(out.with_name(out.name + ".proof"), proof.to_bytes(), mode=evidence_mode())
+            write_file(out.with_name(out.name + ".leaf"), leaf.encode(), mode=evidence_mode())
+            write_file(out.with_name(out.name + ".proof"), proof.encode(), mode=evidence_mode())
         except OSError as error:
             raise ConfigError(f"proof `{out}` cannot be written: {error.strerror}", path=out) from None
     if as_json:
-        print_json({"log": log, "idx": idx, "leaf": leaf.decode(), "proof": proof.to_bytes().decode()})
+        print_json(found)
     elif out is not None:
         say(f"written: {out}.leaf, {out}.proof")
     else:
-        sys.stdout.write(leaf.decode() + "\n\n" + proof.to_bytes().decode())
+        sys.stdout.write(f"{leaf}\n\n{proof}")
 
 
 def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
@@ -301,18 +220,6 @@ def _names(tenant: str | None, name: str) -> tuple[str, ...]:
     return (name,) if tenant is None else (f"tenant/{tenant}",)
 
 
-_NUMBER = re.compile("[0-9]{1,18}")  # as the ledger holds it, and no other digit of Unicode
-
-
-def _block(text: str | None) -> BlockRef | None:
-    if text is None:
-        return None
-    incarnation, *numbers = text.split(":")
-    if len(numbers) not in (2, 3) or not all(_NUMBER.fullmatch(number) for number in numbers):
-        raise ConfigError(f"--block `{text}` is not `INCARNATION:BLOCK:GENERATION[:POOL]`")
-    return BlockRef(incarnation, *map(int, numbers))
-
-
 def _facts(row: EventRow) -> dict[str, Any]:
     return {"log": row.log, "idx": row.idx, "event": row.body}
 
@@ -321,9 +228,21 @@ def _show(rows: tuple[EventRow, ...], as_json: bool) -> None:
     if as_json:
         print_json({"events": [_facts(row) for row in rows]})
         return
-    table = make_table(f"{several(len(rows), 'leaf')}", "time (UTC)", "log", "idx", "event", "says", left=5)
-    for row in rows:
-        table.add_row(readable(row.at_us), row.log, str(row.idx), row.kind, _says(row.body))
+    _print_leaves([_facts(row) | {"at_us": row.at_us} for row in rows])
+
+
+def print_events(answer: dict[str, Any]) -> None:
+    """Leaves by what they say."""
+    _print_leaves([one | {"event": one["leaf"]} for one in answer["items"]])
+    print_more(answer)
+
+
+def _print_leaves(found: list[dict[str, Any]]) -> None:
+    names = ("time (UTC)", "log", "idx", "event", "says")
+    table = make_table(several(len(found), "leaf"), *names, left=len(names))
+    for one in found:
+        event = one["event"]
+        table.add_row(readable(one["at_us"]), one["log"], str(one["idx"]), event["kind"], _says(event))
     stdout().print(table, markup=False)
 
 

@@ -8,11 +8,10 @@ import typer
 
 from kvcustody.audit.evidence.query.showback import ShowbackRow
 from kvcustody.audit.exports.csv_table import csv_text
-from kvcustody.console.api.asking import asked
-from kvcustody.console.command import Json, make_table, print_period, say, stdout
-from kvcustody.console.options import PeriodEnd, Source, period_us
+from kvcustody.console.api.client import done
+from kvcustody.console.command import Json, make_table, print_json, say, stdout
+from kvcustody.console.options import PeriodEnd, ServiceSource, period_us
 from kvcustody.governance.observability.serving_summary import seconds_text
-from kvcustody.governance.service.answers.showback import GET_SHOWBACK
 from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import readable
 
@@ -27,7 +26,7 @@ def bill(
     until: PeriodEnd = None,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated on stdout, a row a tenant.")] = False,
-    source: Source,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.
@@ -36,17 +35,14 @@ def bill(
     has told none. docs/audit/showback.md defines every column.
     """
     since_us, until_us = period_us(since, until)
-    found = asked(GET_SHOWBACK, source, since=since_us, until=until_us, tenant=tenant)
-    rows = [{name: row[name] for name in _COLUMNS} for row in found["items"]]
-    _print(rows, since_us, until_us, as_json, as_csv)
-
-
-def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_json: bool, as_csv: bool) -> None:
+    found = done("getShowback", source, since=since_us, until=until_us, tenant=tenant)
     if as_json:
-        from kvcustody.governance.api.models.operations import Showback
+        print_json(found)
+    else:
+        _print([{name: row[name] for name in _COLUMNS} for row in found["items"]], since_us, until_us, as_csv)
 
-        print_period(Showback, "tenants", since_us, until_us, rows)
-        return
+
+def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_csv: bool) -> None:
     if as_csv:
         text = csv_text([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
         say(text.replace("\r\n", "\n"), end="")

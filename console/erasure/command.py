@@ -5,70 +5,57 @@ from __future__ import annotations
 import json
 import sys
 import time
-import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.text import Text
 
 from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue, new_opening
-from kvcustody.audit.evidence.erasure.erasure_holds import holds_on_erasure
 from kvcustody.audit.evidence.erasure.requests_and_answers import (
-    ErasureStanding,
-    ErasureState,
-    Status,
     names,
-    read_standings,
-    requests,
     status,
 )
 from kvcustody.audit.evidence.processes.marked_processes import history
-from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
-from kvcustody.audit.write.record_operator_act import record_operator_act
-from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.clock import SystemClock
+from kvcustody.console.api.client import asking, call, done
+from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.clock import deadline_us
 from kvcustody.console.command import (
     EXIT_ERROR,
     Json,
     Yes,
     confirm,
-    make_table,
-    print_dated,
     print_json,
-    printable,
     say,
-    stdout,
     tell_history,
 )
 from kvcustody.console.erasure.page import render
+from kvcustody.console.erasure.print_erasures import print_status
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
+    ActSource,
     Keys,
     Ledger,
     NamesOfSubjects,
-    OldestFirst,
-    SubjectNames,
+    ServiceSource,
     SubjectStore,
 )
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
-from kvcustody.governance.erasure.erasure_run import request_event
-from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
+from kvcustody.governance.erasure.selector import Selector, selector_from
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
 from kvcustody.governance.release.order_signing import read_signed_orders
-from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
-from kvcustody.times import readable
 
 app = typer.Typer(
+    cls=OperationGroup,
     no_args_is_help=True,
     help="End everything that is held of a tenant, subject, session, domain or model, and prove it.",
     epilog="docs/audit/deletion.md says what it covers, what may lawfully stay, and what its certificate shows.",
@@ -89,37 +76,20 @@ class SelectorOptions(ParameterGroup):
     key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None
     label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None
 
-    def selector(self) -> Selector:
-        """The checked selector."""
-        selector = Selector(
-            self.tenant,
-            self.subject,
-            self.session,
-            _digest(self.model),
-            self.classification,
-            self.segment,
-            self.key_epoch,
-            _labels(self.label or []),
-        )
-        check_selector(selector)
-        return selector
-
 
 @app.command(
-    epilog="Examples:\n\n    kvcustody erasure request --tenant acme --subject ada --actor dpo@acme\n\n"
-    "    kvcustody erasure request --tenant acme --classification confidential --actor dpo@acme --yes --json"
+    epilog="Examples:\n\n    kvcustody erasure request --tenant acme --subject ada\n\n"
+    "    kvcustody erasure request --tenant acme --classification confidential --yes --json"
 )
 @grouped
 def request(
     *,
     what: SelectorOptions,
-    actor: Annotated[str, typer.Option(help="Who asks; it is put on record.")],
     deadline_seconds: Annotated[
         int, typer.Option(min=1, max=30 * 86_400, help="Seconds until the deadline: 30 days at most.")
     ] = 3600,
-    ledger: Ledger = DEFAULT,
-    subject_keys: SubjectStore = None,
-    subject_names: NamesOfSubjects = SubjectNames.SEALED,
+    subject_names: NamesOfSubjects = None,
+    source: ActSource,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -129,47 +99,28 @@ def request(
     restricts the processing of anybody whom it covers.
     An erasure that names neither a subject nor a session asks for the name once more, or for `--yes`.
     """
-    selector = what.selector()
     if what.subject is None and what.session is None:
         confirm(
             f"everything of `{what.tenant}`" if what.tenant else "everything of every tenant",
             what.tenant or "every tenant",
             yes=yes,
         )
-    erasure = uuid.uuid4().hex
-    clock = SystemClock()
-    with (
-        subject_store(subject_keys, ledger) as keys,
-        writing(ledger) as engine,
-    ):
-        clear = subject_names is SubjectNames.CLEAR and subject_keys is None
-        if keys is None and not clear and (what.subject is not None or what.session is not None):
-            raise ConfigError(
-                "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
-                "`--subject-names clear` where workers keep names in clear"
-            )
-        with engine.connect() as connection:
-            selector = selector._replace(tenant=known_tenant(connection, what.tenant))
-            check_not_restricted(connection, selector, keys)
-        within_us = deadline_seconds * MICROSECONDS
-        record_operator_act(
-            engine,
-            lambda at_us: request_event(selector, erasure, actor, at_us + within_us, at_us),
-            clock=clock,
-            subject_keys=None if clear else keys,
-            clear_names=clear,
-        )
+    stated = {field.name: getattr(what, field.name) for field in fields(what)}
+    labels = dict(_labels(stated.pop("label") or []))
+    made = done(
+        "requestErasure",
+        source,
+        {"subject_names": subject_names},
+        **stated,
+        labels=labels,
+        deadline_seconds=deadline_seconds,
+    )
     if as_json:
-        print_json({"erasure": erasure, "kind": selector.kind, "deadline_seconds": deadline_seconds})
+        print_json(made)
     else:
-        say(f"requested: {erasure} ({selector.kind}); see `kvcustody erasure status {erasure}`")
-
-
-def _digest(text: str | None) -> bytes | None:
-    try:
-        return bytes.fromhex(text) if text is not None else None
-    except ValueError:
-        raise ConfigError(f"model `{text}` is not a digest in hex") from None
+        say(
+            f"requested: {made['erasure']} ({made['selector']}); see `kvcustody erasure status {made['erasure']}`"
+        )
 
 
 def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
@@ -187,89 +138,26 @@ def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
     epilog="Examples:\n\n    kvcustody erasure status 3f2a…\n\n"
     "    kvcustody erasure status 3f2a… --wait-seconds 60 --json",
 )
+@grouped
 def show_status(
     erasure: _Id,
     *,
     wait_seconds: Annotated[int, typer.Option(min=0, help="Wait so long for it to be complete.")] = 0,
-    ledger: Ledger = DEFAULT,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Which workers have answered, what each did, what stays and why, and who has not answered."""
     until = time.monotonic() + wait_seconds
-    with reading(ledger) as engine:
+    with asking(source, "getErasure") as asker:
         while True:
-            with engine.connect() as connection:
-                found = status(connection, erasure, deadline_us())
-                holds = holds_on_erasure(connection, found.request.tenant, found.request.subject)
-            if found.outcome == "complete" or time.monotonic() >= until:
+            found = orjson.loads(call(asker, "getErasure", {"erasure": erasure}).body)
+            if found["outcome"] == "complete" or time.monotonic() >= until:
                 break
             time.sleep(0.25)
     if as_json:
-        print_dated(_plain(found) | {"holds": [one._asdict() for one in holds]})
-        return
-    say(f"{found.standing.text}: {found.request.erasure} ({found.request.selector})")
-    table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
-    for one in found.answers:
-        answer = one.outcome or ("unreachable" if one.worker in found.unreachable else "none yet")
-        counts = map(str, (one.residencies, one.blocks, one.remaining))
-        table.add_row(one.worker, answer, one.reason, *counts)
-    stdout().print(table)
-    for hold in holds:
-        on = (
-            "everything" if hold.tenant is None else f"{'a subject of ' if hold.subject else ''}{hold.tenant}"
-        )
-        say(f"legal hold {hold.hold} on {on} since {readable(hold.at_us)}: {printable(hold.reason)}")
-
-
-def marked_standing(standing: ErasureStanding) -> Text:
-    """The state in words, standing out where a deadline was not kept or nobody follows the order."""
-    is_good = standing.state in (ErasureState.OPEN, ErasureState.COMPLETE)
-    return Text(printable(standing.text), "" if is_good else "bold red")
-
-
-def _plain(found: Status) -> dict[str, Any]:
-    return {
-        "state": found.state,
-        "why": found.standing.why,
-        "outcome": found.outcome,
-        "request": found.request._asdict(),
-        "answers": [one._asdict() for one in found.answers],
-        "waiting": list(found.waiting),
-        "unreachable": list(found.unreachable),
-    }
-
-
-@app.command(name="list", epilog="Example: `kvcustody erasure list --tenant acme --json`")
-def show_list(
-    *,
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    oldest_first: OldestFirst = False,
-    ledger: Ledger = DEFAULT,
-    as_json: Json = False,
-) -> None:
-    """Every erasure on record, newest first, and how it stands: `open`, `missed`, `complete`, `late` or `not-followed`.
-
-    Workers do not follow an order that no trusted key signed, where the settings name `policy_trust`.
-    """
-    with reading(ledger) as engine, engine.connect() as connection:
-        tenant = known_tenant(connection, tenant)
-        now_us = deadline_us()
-        found = requests(connection, tenant=tenant)
-        standings = read_standings(connection, found, now_us)
-    found = found[::-1] if oldest_first else found
-    if as_json:
-        print_dated([one._asdict() | standings[one]._asdict() for one in found])
-        return
-    if not found:
-        say(
-            "no erasure was asked for; `kvcustody erasure request --tenant TENANT --subject NAME` asks for one"
-        )
-        return
-    table = make_table("", "erasure", "kind", "tenant", "asked by", "deadline (UTC)", "state", left=6)
-    for one in found:
-        named = (one.erasure, one.selector, one.tenant or "any", one.actor, readable(one.deadline_us))
-        table.add_row(*named, marked_standing(standings[one]))
-    stdout().print(table)
+        print_json(found)
+    else:
+        print_status(found)
 
 
 @app.command(

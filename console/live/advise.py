@@ -15,8 +15,8 @@ from kvcustody.audit.evidence.counters.hourly_coverage import recent
 from kvcustody.audit.evidence.counters.read_figures import orphans_by_class
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.worker_status import worker_statuses
-from kvcustody.console.opening import reading
-from kvcustody.console.options import Source
+from kvcustody.console.opening import reading, service_settings
+from kvcustody.console.options import ServiceSource
 from kvcustody.console.replay.command import read_unit, replayed_aside
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.serving_summary import SeenWorker
@@ -56,7 +56,7 @@ def advise(
     trace: Annotated[
         Path | None, typer.Argument(help="A recorded trace, as `replay` takes it: no worker is needed.")
     ] = None,
-    source: Source,
+    source: ServiceSource,
     load: TraceOptions,
     model: Annotated[
         Path | None, typer.Option(help="Of a trace: the config.json of its model, for the bytes of a token.")
@@ -91,7 +91,10 @@ def advise(
             seen = look()
         custody = None
         if source.plane.server is None:
-            with reading(source.ledger) as engine, engine.connect() as connection:
+            with (
+                reading(service_settings(source.config, source.ledger).database_url) as engine,
+                engine.connect() as connection,
+            ):
                 custody = _of_ledger(connection)
         found = questions.advise(seen, custody, prefixes=_prefixes_command())
     _show(seen, found, of, as_json)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.worker_status import worker_statuses
-from kvcustody.console.options import Source
+from kvcustody.console.options import ServiceSource
 from kvcustody.console.report.render.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import (
     SeenWorker,
@@ -40,7 +40,7 @@ EPILOG = "Example: `kvcustody top --server https://kv.example:8443 --api-key-fil
 @grouped
 def top(
     *,
-    source: Source,
+    source: ServiceSource,
     interval: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds between two looks.")] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="One look, and end.")] = False,
     tenants: Annotated[

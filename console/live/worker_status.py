@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import orjson
 from sqlalchemy import Engine
 
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.console.opening import control_plane, reading
-from kvcustody.console.options import Source
+from kvcustody.console.api.client import asking, call, every_page
+from kvcustody.console.options import ServiceSource
 from kvcustody.errors import CustodyError
 from kvcustody.governance.observability.serving_summary import SeenWorker
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
@@ -20,32 +21,20 @@ _PAGE, _OPEN_MAX = 1000, 10_000
 
 
 @contextmanager
-def worker_statuses(source: Source) -> Iterator[Callable[[], list[SeenWorker]]]:
+def worker_statuses(source: ServiceSource) -> Iterator[Callable[[], list[SeenWorker]]]:
     """What looks up all running workers that said anything, ten seconds old at most."""
     clock = SystemClock()
-    if source.plane.server is not None:
-        with control_plane(source) as plane:
+    with asking(source, "listWorkers") as asker:
 
-            def ask() -> list[SeenWorker]:
-                latest: dict[str, Any] = {}
-                cursor = None
-                while True:
-                    found = plane.get("/v1/workers", limit=_PAGE, cursor=cursor)
-                    latest |= {row["worker"]: row for row in found["items"] if row["ended_us"] is None}
-                    cursor = found["next"]
-                    if cursor is None:
-                        rows = [latest[name] for name in sorted(latest)]
-                        return [_seen(row, clock.utc_us()) for row in rows if row["status"]]
+        def look() -> list[SeenWorker]:
+            wanted = {"limit": _PAGE}
+            every = every_page(asker, "listWorkers", wanted, call(asker, "listWorkers", wanted))
+            found = {
+                row["worker"]: row for row in orjson.loads(every.body)["items"] if row["ended_us"] is None
+            }
+            return [_seen(found[name], clock.utc_us()) for name in sorted(found) if found[name]["status"]]
 
-            yield ask
-        return
-    with reading(source.ledger) as engine:
-        fleet = _looking(engine, clock)
-
-        def read() -> list[SeenWorker]:
-            return [_seen(one._asdict(), clock.utc_us()) for one in fleet.running() if one.status]
-
-        yield read
+        yield look
 
 
 def open_runs(engine: Engine) -> list[WorkerRun]:

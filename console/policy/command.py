@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typer
 
+from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.policy import enforcement, export, lint, orders, release, review, segment, simulate
 from kvcustody.console.policy import explain_and_test as ask
 from kvcustody.console.policy import init_fmt_schema as write
@@ -16,6 +17,7 @@ from kvcustody.console.policy import validate as author
 EPILOG = "Start with `kvcustody policy init`; docs/policy/language.md is the language, docs/policy/codes.md every code."
 
 app = typer.Typer(
+    cls=OperationGroup,
     no_args_is_help=True,
     help="Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
     epilog=EPILOG,

@@ -10,26 +10,24 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.api.asking import listed
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.opening import control_plane
-from kvcustody.console.options import ServiceSource
+from kvcustody.console.api.client import done
+from kvcustody.console.api.group import OperationGroup
+from kvcustody.console.command import Json, print_json, say
+from kvcustody.console.options import ActSource
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
     Days,
     Name,
     bound_to,
-    local_book,
     print_key,
-    say_unread,
 )
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.answers.principals import LIST_PRINCIPALS, shown
 from kvcustody.governance.service.operations.parameter_groups import grouped
 
 principals = typer.Typer(
+    cls=OperationGroup,
     no_args_is_help=True,
     help="Enrol, list, disable and enable the people and machines that may ask a control plane.",
     epilog="Roles and what each may do: docs/operate/service.md. Nobody is both author and approver.",
@@ -50,7 +48,7 @@ def add(
     days: Days = None,
     certificate: Bound = None,
     *,
-    source: ServiceSource,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
     """Enrol a principal and print its first key. The key is shown once."""
@@ -58,39 +56,17 @@ def add(
     bound = bound_to(certificate)
     if bound is not None and Role.WORKER not in role:
         raise ConfigError("--certificate: a key is bound to a certificate for a worker alone")
-    if source.plane.server is not None:
-        body = {"name": name, "roles": role, "tenant": tenant, "kind": kind, "key_days": days}
-        body["certificate"] = bound
-        with control_plane(source) as connection:
-            made = connection.post(
-                "/v1/principals", {key: value for key, value in body.items() if value is not None}
-            )
-        print_key(made["key"], as_json)
-        return
-    with local_book(source) as (book, by, settings):
-        book.enrol(name, role, tenant=tenant, kind=kind, by=by)
-        made = book.issue_key(name, days=days or settings.key_days, certificate=bound, by=by)
-        print_key(made._asdict(), as_json)
-
-
-@principals.command("list", epilog="Example: `kvcustody principal list --json`")
-@grouped
-def list_principals(
-    *,
-    source: ServiceSource,
-    as_json: Json = False,
-) -> None:
-    """List everybody who was ever enrolled, in the order of names."""
-    found = listed(LIST_PRINCIPALS, source)
-    if as_json:
-        print_json(found)
-        return
-    table = make_table("", "principal", "kind", "roles", "tenant", "state", left=5)
-    for row in found:
-        state = "enrolled" if row["disabled_us"] is None else "disabled"
-        table.add_row(row["name"], row["kind"], ", ".join(row["roles"]), row["tenant"] or "", state)
-    stdout().print(table)
-    say_unread(found)
+    made = done(
+        "enrolPrincipal",
+        source,
+        name=name,
+        roles=[one.value for one in role],
+        tenant=tenant,
+        kind=kind,
+        key_days=days,
+        certificate=bound,
+    )
+    print_key(made["key"], as_json)
 
 
 @principals.command(
@@ -102,19 +78,14 @@ def disable(
     name: Name,
     allow_last: AllowLast = False,
     *,
-    source: ServiceSource,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
     """End a principal, all of its keys and all of its sessions at once. Its name is not given again.
 
     `ISSUER:NAME` is one whom an issuer of tokens keeps: its tokens count no more. --server takes a key custodian.
     """
-    if source.plane.server is not None:
-        with control_plane(source) as connection:
-            found = connection.post("/v1/principals:disable", {"name": name, "allow_last": allow_last})
-    else:
-        with local_book(source) as (book, by, _):
-            found = shown(book.disable(name, allow_last=allow_last, by=by))
+    found = done("disablePrincipal", source, name=name, allow_last=allow_last)
     _tell(found, f"disabled: {name}", as_json)
 
 
@@ -123,16 +94,11 @@ def disable(
 def enable(
     name: Name,
     *,
-    source: ServiceSource,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
     """Let a principal ask again that was disabled. No key or session from before works: issue it a new key."""
-    if source.plane.server is not None:
-        with control_plane(source) as connection:
-            found = connection.post("/v1/principals:enable", {"name": name})
-    else:
-        with local_book(source) as (book, by, _):
-            found = shown(book.enable(name, by=by))
+    found = done("enablePrincipal", source, name=name)
     _tell(found, f"enabled: {name}; it has no key until one is issued", as_json)
 
 

@@ -8,33 +8,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import quote
+from typing import Annotated
 
 import typer
 
-from kvcustody.console.api.asking import asked
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.opening import connect, control_plane
-from kvcustody.console.options import Authority, ControlPlane, KeyFile, ServiceSource
+from kvcustody.console.api.client import done
+from kvcustody.console.api.group import OperationGroup
+from kvcustody.console.command import Json, print_json, say
+from kvcustody.console.opening import connect
+from kvcustody.console.options import ActKey, ActSource, Authority, ControlPlane, KeyFile
 from kvcustody.console.plugins import add_to_group
+from kvcustody.console.principal.print_principals import print_keys
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
     Days,
     Name,
     bound_to,
-    local_book,
     print_key,
-    say_unread,
 )
 from kvcustody.errors import ConfigError
-from kvcustody.governance.control_plane.connection import ControlPlaneConnection
-from kvcustody.governance.service.answers.principals import LIST_KEYS
 from kvcustody.governance.service.operations.parameter_groups import grouped
-from kvcustody.times import TO_THE_MINUTE, readable
 
 keys = typer.Typer(
+    cls=OperationGroup,
     no_args_is_help=True,
     help="Issue, replace, list and revoke API keys: of principals, and of an engine's tenants.",
     epilog="Keys end by themselves; `kvcustody apikey issue --replace` gives a new one and lets the old ones end.",
@@ -51,11 +48,11 @@ def issue(
     days: Days = None,
     replace: Annotated[bool, typer.Option("--replace", help="The principal's other keys end.")] = False,
     overlap_days: Annotated[
-        float, typer.Option(min=0.0, max=30.0, help="With --replace: days that the other keys still work.")
-    ] = 1.0,
+        int, typer.Option(min=0, max=30, help="With --replace: days that the other keys still work.")
+    ] = 1,
     certificate: Bound = None,
     *,
-    source: ServiceSource,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
     """Issue a key to a principal, and print it. It is shown once.
@@ -63,21 +60,15 @@ def issue(
     With --replace it is bound to the certificate that the key before was bound to, unless --certificate names another.
     """
     bound = bound_to(certificate)
-    if source.plane.server is not None:
-        body = {"days": days or 90, "certificate": bound}
-        if replace:
-            if overlap_days != int(overlap_days):
-                raise ConfigError("--overlap-days: whole days, with --server")
-            body["overlap_days"] = int(overlap_days)
-        with control_plane(source) as connection:
-            print_key(connection.post(_place(name), body), as_json)
-        return
-    with local_book(source) as (book, by, settings):
-        overlap = overlap_days if replace else None
-        made = book.issue_key(
-            name, days=days or settings.key_days, overlap_days=overlap, certificate=bound, by=by
-        )
-    print_key(made._asdict(), as_json)
+    made = done(
+        "issueKey",
+        source,
+        name=name,
+        days=days,
+        certificate=bound,
+        overlap_days=overlap_days if replace else None,
+    )
+    print_key(made, as_json)
 
 
 @keys.command(
@@ -99,6 +90,7 @@ def rotate(
     ] = False,
     days: Annotated[int, typer.Option(min=1, max=366, help="Days until the new key ends.")] = 90,
     overlap_days: Annotated[int, typer.Option(min=0, max=30, help="Days that the old keys still work.")] = 1,
+    key: ActKey = None,
     as_json: Json = False,
 ) -> None:
     """Replace your own key: prints a new one, and lets the old ones end after the overlap.
@@ -108,20 +100,7 @@ def rotate(
     body = {"days": days, "overlap_days": overlap_days, "bind": bind}
     plane = ControlPlane(server=server, key_file=key_file, authority=authority)
     with connect(plane, client_certificate, client_key) as connection:
-        print_key(connection.post("/v1/keys:rotate", body), as_json)
-
-
-@keys.command("list", epilog="Example: `kvcustody apikey list alice --json`")
-@grouped
-def list_keys(
-    name: Name,
-    *,
-    source: ServiceSource,
-    as_json: Json = False,
-) -> None:
-    """List the keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
-    found = asked(LIST_KEYS, source, name=name)["items"]
-    _print_keys(found, as_json)
+        print_key(connection.post("/v1/keys:rotate", body, key=key), as_json)
 
 
 @keys.command(
@@ -135,32 +114,24 @@ def revoke(
     ] = None,
     of: Annotated[
         str | None,
-        typer.Option(help="Whose key it is; with --server your own where nobody is named.", metavar="NAME"),
+        typer.Option(help="Whose key it is; without it, whoever has the PREFIX.", metavar="NAME"),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every key of the principal, and its sessions.")
     ] = False,
     allow_last: AllowLast = False,
     *,
-    source: ServiceSource,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
-    """Refuse a key from now on, or all keys of a principal. Another's key takes a key custodian, with --server."""
+    """Refuse a key from now on, or all keys of a principal. `apikey revoke-own` refuses one of your own."""
     if every == (prefix is not None) or (every and of is None):
         raise ConfigError("give the PREFIX of one key, or --all --of NAME")
-    if source.plane.server is not None:
-        with control_plane(source) as connection:
-            _revoke_there(connection, prefix, of, allow_last)
-    else:
-        with local_book(source) as (book, by, _):
-            if prefix is None:
-                book.revoke_keys(str(of), allow_last=allow_last, by=by)
-            else:
-                of = book.revoke_key(prefix, principal=of, allow_last=allow_last, by=by).principal
+    whose = done("revokeKeys", source, name=of, prefix=prefix, allow_last=allow_last)["principal"]
     if as_json:
-        print_json({"principal": of, "prefix": prefix, "revoked": True})
+        print_json({"principal": whose, "prefix": prefix, "revoked": True})
     else:
-        say(f"revoked: {prefix or 'every key'}{'' if of is None else f' of {of}'}")
+        say(f"revoked: {prefix or 'every key'} of {whose}")
 
 
 @keys.command(
@@ -173,51 +144,15 @@ def keep(
     of: Annotated[str, typer.Option(help="Whose key it is.", metavar="NAME")],
     days: Annotated[int, typer.Option(min=1, max=366, help="Days until the key ends.")] = 90,
     *,
-    source: ServiceSource,
+    source: ActSource,
     as_json: Json = False,
 ) -> None:
     """Let a key that its principal made outlive the key that it was made with. Its principal cannot do this itself."""
-    if source.plane.server is not None:
-        body = {"name": of, "prefix": prefix, "days": days}
-        with control_plane(source) as connection:
-            found = connection.post("/v1/principals:keep-key", body)["items"]
-    else:
-        with local_book(source) as (book, by, _):
-            book.keep_key(prefix, principal=of, days=days, by=by)
-            found = [key._asdict() for key in book.keys(of)]
-    _print_keys(found, as_json)
-
-
-def _place(name: str) -> str:
-    return f"/v1/principals/{quote(name, safe='')}/keys"
-
-
-def _revoke_there(
-    connection: ControlPlaneConnection, prefix: str | None, of: str | None, allow_last: bool
-) -> None:
-    if of is None:
-        connection.request("DELETE", f"/v1/keys/{prefix}", params={"allow_last": str(allow_last).lower()})
-        return
-    named = {} if prefix is None else {"prefix": prefix}
-    connection.post("/v1/principals:revoke-keys", {"name": of, "allow_last": allow_last, **named})
-
-
-def _print_keys(found: list[dict[str, Any]], as_json: bool) -> None:
+    found = done("keepKey", source, name=of, prefix=prefix, days=days)
     if as_json:
         print_json(found)
-        return
-    table = make_table(
-        "", "prefix", "issued", "ends", "last used", "revoked", "bound to", "ends with", left=7
-    )
-    for key in found:
-        days = [
-            readable(key[at], TO_THE_MINUTE, none="")
-            for at in ("issued_us", "expires_us", "used_us", "revoked_us")
-        ]
-        ends_with = ", ".join(filter(None, (key["made_with"], "a session" if key["in_session"] else "")))
-        table.add_row(key["prefix"], *days, key["certificate"] or "", ends_with)
-    stdout().print(table)
-    say_unread(found)
+    else:
+        print_keys(found)
 
 
 add_to_group(keys, "apikey")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.framework import NAMES, Control, Framework, load_framework, read_framework
+from kvcustody.audit.reports.framework import NAMES, Framework, load_framework, read_framework
 from kvcustody.audit.reports.model import PolicyProof, Report, ReportedProperty, ReportParameters
 from kvcustody.audit.reports.opinion.read_responses import read_responses
 from kvcustody.audit.store.database.signed_orders import SignedOrders
@@ -23,7 +23,8 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
 from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout
+from kvcustody.console.api.group import OperationGroup
+from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import key_texts, snapshot
 from kvcustody.console.options import DEFAULT, At, DuePeriod, GivenLedger, Keys, Ledger, moment_us
@@ -49,7 +50,7 @@ from kvcustody.plurals import several
 EXIT_NO = 1
 
 app = typer.Typer(
-    cls=CustodyGroup,
+    cls=OperationGroup,
     no_args_is_help=True,
     help="Evidence reports for auditors: the same ledger and arguments give the same bytes. docs/audit/reports.md says "
     "what is in one and how an auditor checks it.",
@@ -317,42 +318,8 @@ app.command(
 )(key_commands.rotate_key)
 app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
 app.command(name="package", epilog=package_command.EPILOG)(package_command.package)
-app.command(name="list", epilog=schedule_commands.LIST_EPILOG)(schedule_commands.list_reports)
 app.command(name="retry", epilog=schedule_commands.RETRY_EPILOG)(schedule_commands.retry)
 app.add_typer(schedule_commands.app, name="schedules")
-
-
-@app.command(epilog="Example:\n\n    kvcustody report frameworks --json")
-def frameworks(*, as_json: Json = False) -> None:
-    """List the frameworks and the controls that there is evidence for."""
-    found = [load_framework(name) for name in NAMES]
-    if as_json:
-        print_json(
-            [
-                {
-                    "id": item.id,
-                    "title": item.title,
-                    "edition": item.edition,
-                    "ids_from": item.ids_from,
-                    "ids_taken": item.ids_taken,
-                    "controls": [_as_listed(control) for control in item.controls],
-                }
-                for item in found
-            ]
-        )
-        return
-    table = make_table("frameworks", "name", "title", "edition", "controls", left=4)
-    for item in found:
-        table.add_row(item.id, item.title, item.edition, ", ".join(control.id for control in item.controls))
-    stdout().print(table)
-
-
-def _as_listed(control: Control) -> dict[str, object]:
-    return {
-        **{name: getattr(control, name) for name in ("id", "title", "scope", "supports", "limit", "clock")},
-        "evidence": list(control.evidence),
-        "shows": [each.name for each in control.shows],
-    }
 
 
 def asked_framework(name: str) -> Framework:

@@ -5,32 +5,30 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
+import orjson
 import typer
 
-from kvcustody.audit.evidence.query.custody import findings
-from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.evidence.query.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import SystemClock
-from kvcustody.console.api.print_answer import one_segment
+from kvcustody.console.api.client import asking, call
+from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.console.opening import connect, reading, subject_store, writing
+from kvcustody.console.opening import reading, subject_store, writing
 from kvcustody.console.options import (
     DEFAULT,
-    ControlPlane,
+    ActSource,
     Ledger,
     NamesOfSubjects,
-    OldestFirst,
     SubjectNames,
     SubjectStore,
 )
-from kvcustody.errors import ConfigError
 from kvcustody.governance.service.operations.parameter_groups import grouped
 
 _LOOK_SECONDS = 0.5
 app = typer.Typer(
+    cls=OperationGroup,
     no_args_is_help=True,
     help="Orphans: custody that two sources disagree about.",
     epilog="A worker scans its own memory while it serves; docs/audit/deletion.md#orphans has the fifteen classes.",
@@ -49,22 +47,6 @@ def ledger(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
             {"orphan": "ledger gap", "owner": "", "cause": gap_cause(gap)} for gap in new_gaps(connection)
         ]
     _show(rows, ("orphan", "owner", "cause"), as_json)
-
-
-@app.command(name="findings", epilog="Example: `kvcustody scan findings --tenant acme --json`")
-def show_findings(
-    *,
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    oldest_first: OldestFirst = False,
-    ledger: Ledger = DEFAULT,
-    as_json: Json = False,
-) -> None:
-    """Everything that scans have found and what became of it, newest first."""
-    with reading(ledger) as engine, engine.connect() as connection:
-        tenant = known_tenant(connection, tenant)
-        rows = [one._asdict() for one in findings(connection, tenant=tenant)]
-    rows = rows if oldest_first else rows[::-1]
-    _show(rows, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
 
 
 @app.command(
@@ -111,7 +93,7 @@ def close_dead(
 def ask_worker(
     worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
     *,
-    plane: ControlPlane,
+    source: ActSource,
     deadline_seconds: Annotated[
         int, typer.Option(min=1, max=7 * 86_400, help="By when, else the worker is `unreachable`.")
     ] = 3600,
@@ -124,18 +106,16 @@ def ask_worker(
 
     It does so at its next pull. The order that waits for it already is given again.
     """
-    if plane.server is None:
-        raise ConfigError("--server is needed: a worker is asked through its control plane")
-    with connect(plane) as connection:
-        place = f"/v1/workers/{quote(one_segment(worker), safe='')}/scans"
-        order = connection.post(place, {"deadline_seconds": deadline_seconds})
+    with asking(source, "orderScan") as asker:
+        asked = {"worker": worker, "deadline_seconds": deadline_seconds}
+        order = orjson.loads(call(asker, "orderScan", asked, key=source.key).body)
         while wait and order["outcome"] in ("waiting", "taken"):
             time.sleep(_LOOK_SECONDS)
-            order = connection.get(f"/v1/orphans/orders/{order['order']}")
+            order = orjson.loads(call(asker, "getScanOrder", {"order": order["order"]}).body)
         found = []
         if order["outcome"] == "scanned":
-            shown = connection.get(f"/v1/orphans/scans/{order['incarnation']}/{order['scan']}")
-            found = shown["findings"]
+            place = {name: order[name] for name in ("incarnation", "scan")}
+            found = orjson.loads(call(asker, "getScan", place).body)["findings"]
     if as_json:
         print_json(order | {"found": found})
     else:

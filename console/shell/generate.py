@@ -3,7 +3,6 @@
     python -m kvcustody.console.shell.generate            # writes packaging/share; the build runs it
 
 The page has every command of this distribution, whichever extras are installed where it is made.
-The commands of `api` are one a path of the API: the page names them, and `kvcustody api --help` shows each.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def manual() -> str:
         lines += [".TP", f".B {_text(name)}", _text(lazy.summary)]
     lines.append(".SH OPTIONS")
     for name, command in every_command():
-        if not name.startswith("api "):
-            lines += _command(name, command)
+        lines += _command(name, command)
     return "\n".join([*lines, ".SH SEE ALSO", "The pages under docs/ of the source.", ""])
 
 

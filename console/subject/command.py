@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.evidence.query.issuers import named_tenant
-from kvcustody.audit.evidence.subjects.subject_table import names_of
-from kvcustody.audit.reports.subject_access import SubjectPage, page_of_data, subject_page
-from kvcustody.console.clock import deadline_us
-from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.audit.reports.subject_access import SubjectPage, page_of_data
+from kvcustody.console.api.client import done
+from kvcustody.console.api.group import OperationGroup
+from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.files import write_files
-from kvcustody.console.opening import connect, one_ledger, snapshot, subject_store
-from kvcustody.console.options import DEFAULT, ControlPlane, Ledger, SubjectStore, moment_us
+from kvcustody.console.options import ServiceSource, moment_us
 from kvcustody.console.report.render.html import render_html
 from kvcustody.console.report.render.number_format import count, moment, percent
 from kvcustody.console.subject.page import page_of
@@ -22,7 +20,7 @@ from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.plurals import several
 
 app = typer.Typer(
-    cls=CustodyGroup,
+    cls=OperationGroup,
     no_args_is_help=True,
     help="One subject's page for a data-protection officer: what is held, why, until when, and what was erased.",
 )
@@ -40,29 +38,16 @@ def _group() -> None:
 )
 @grouped
 def show(
-    ctx: typer.Context,
     *,
     tenant: Annotated[str, typer.Option(help="Whose data it is.")],
     subject: Annotated[str, typer.Option(help="The subject, as the tenant's identity names it.")],
-    ledger: Ledger = DEFAULT,
-    subject_keys: SubjectStore = None,
     at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,
-    plane: ControlPlane,
+    source: ServiceSource,
     as_json: Json = False,
 ) -> None:
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
-    if plane.server is not None:
-        one_ledger(ctx)
-        with connect(plane) as asked:
-            about = {"tenant": tenant, "subject": subject, "at": moment_us(at)}
-            found = page_of_data(asked.get("/v1/custody/subject", **about))
-    else:
-        now_us = moment_us(at) or deadline_us()
-        with subject_store(subject_keys, ledger) as keys, snapshot(ledger) as connection:
-            tenant = named_tenant(connection, tenant)
-            names = names_of(connection, tenant, subject, keys)
-            found = subject_page(connection, tenant, names, now_us=now_us)
+    found = page_of_data(done("getSubject", source, tenant=tenant, subject=subject, at=moment_us(at)))
     if html is not None:
         write_files(html.parent, {html.name: render_html(page_of(found))})
     if as_json:

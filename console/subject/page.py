@@ -121,7 +121,7 @@ def _erasures(found: SubjectPage) -> Section:
         else (Paragraph("None was asked for.", "quiet"),)
     )
     commands = (
-        f"kvcustody erasure request --tenant {found.tenant} --subject NAME --actor YOU\n"
+        f"kvcustody erasure request --tenant {found.tenant} --subject NAME\n"
         "kvcustody erasure status ERASURE\n"
         "kvcustody erasure certificate ERASURE --signing-key KEY --out certificate.json"
     )

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-import structlog
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -73,8 +72,9 @@ from kvcustody.governance.api.http.session_cookie import cookie_of
 from kvcustody.governance.service.operations.run import problem_of
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _FIELDS_MAX = 200
 _CONTENT = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -19,10 +19,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.console.web.rendering import render
 from kvcustody.governance.api.http.console_mount import record_read
-from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.page_calls import ask
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.parameters import LARGE
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from kvcustody.tenants import NAME_CHARACTERS_MAX

@@ -2,33 +2,32 @@
 
 1. A call is refused, recorded and answered as a request of the same caller is, to the byte of its body.
 2. A call waits for its answer. Nothing else runs in it meanwhile.
+3. Of the operations only those are imported that may have the path, and no framework for HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import cache
-from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, TypeVar
-
-import structlog
-from fastapi import Response
-from fastapi.responses import FileResponse
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvcustody.audit.kinds import Event
-from kvcustody.governance.api.app import create_api
-from kvcustody.governance.api.arguments import Texts
+from kvcustody.governance.api.declarations import operations_at
+from kvcustody.governance.api.given import Wire
 from kvcustody.governance.api.http.json_body import check_json
+from kvcustody.governance.api.operation_function import OperationFunction
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.operations.answer import Answer, etag_of, problem_answer
+from kvcustody.governance.service.operations.answer import Answer, FileContent, etag_of, problem_answer
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.operations.run import OperationCall, OperationGate, problem_of
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.service import Service
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+_log = get_logger(__name__)
 T = TypeVar("T")
 
 
@@ -65,20 +64,19 @@ class LocalCalls:
     """Calls the operations of one service. Use it as a context manager."""
 
     def __init__(self, service: Service) -> None:
-        api = create_api(service)
-        self._service = service
-        self._operations, self._queries = api.operations, api.queries()
-        self._bound = cache(api.bound)
-        self._gate = OperationGate(service, InlineWaiter(service))
+        self._service, self._waiter = service, InlineWaiter(service)
+        self._gate = OperationGate(service, self._waiter)
         self._loop = asyncio.new_event_loop()
 
     def call(self, caller: Caller, asked: LocalRequest) -> Answer:
         """What the operation answers, a refusal too (rule 1)."""
         try:
-            operation = self._operations.find(asked.method, asked.path)
+            declared = operations_at(asked.path)
+            operation = declared.operations.find(asked.method, asked.path)
             if operation is None:
                 raise ProblemError("not-found")
-            answer = self._loop.run_until_complete(self._permitted(operation, caller, asked))
+            function = declared.functions[operation.name]
+            answer = self._loop.run_until_complete(self._permitted(operation, function, caller, asked))
         except Exception as error:
             problem = problem_of(error)
             if problem is None:
@@ -88,34 +86,30 @@ class LocalCalls:
             answer = answer._replace(headers=[*answer.headers, (b"etag", etag_of(answer.body).encode())])
         return answer
 
-    async def _permitted(self, operation: Operation, caller: Caller, asked: LocalRequest) -> Answer:
+    async def _permitted(
+        self, operation: Operation, function: OperationFunction, caller: Caller, asked: LocalRequest
+    ) -> Answer:
         self._gate.admit(caller)
         self._gate.permit(operation, caller)
-        headers = {name.lower(): value for name, value in asked.headers.items()}
+        headers = {"content-type": "application/json"}
+        headers |= {name.lower(): value for name, value in asked.headers.items()}
+        function.check_query(asked.query)
         self._check(operation, asked, headers)
         target = f"{asked.path}?{'&'.join(f'{name}={value}' for name, value in asked.query.items())}"
         request = b"\0".join((target.encode(), headers.get("if-match", "").encode(), asked.body))
         call = OperationCall(operation, caller, asked.query, request, headers.get("idempotency-key"))
-        said = Texts(operation.parameters(asked.path), asked.query, headers, asked.body)
+        wire = Wire(operation.parameters(asked.path), asked.query, headers, asked.body)
 
         async def act() -> Answer:
-            try:
-                return _whole(await self._bound(operation.name).call(self._service, caller, said))
-            except Exception as error:
-                problem = problem_of(error)
-                if problem is None:
-                    raise
-                return problem_answer(problem)
+            found = await function.call(self._service, caller, wire, self._waiter.work)
+            return found.answer() if isinstance(found, FileContent) else found
 
         answer = await self._gate.run(call, act)
         assert answer is not None
-        return answer
+        return answer.without_length()
 
     def _check(self, operation: Operation, asked: LocalRequest, headers: Mapping[str, str]) -> None:
-        """Raise a problem for a parameter that is not declared, a body that is too large, or one that is no JSON."""
-        if not asked.query.keys() <= self._queries[operation.name]:
-            errors = [{"at": "query", "what": "a parameter that this operation does not have"}]
-            raise ProblemError("invalid", errors=errors)
+        """Raise a problem for a body that is too large, or one that is no JSON."""
         settings = self._service.settings
         bytes_max = int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max)
         if len(asked.body) > bytes_max:
@@ -131,9 +125,3 @@ class LocalCalls:
     ) -> None:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
-
-
-def _whole(response: Response) -> Answer:
-    """The answer of an operation, in one piece."""
-    body = Path(response.path).read_bytes() if isinstance(response, FileResponse) else bytes(response.body)
-    return Answer(response.status_code, list(response.raw_headers), body).without_length()

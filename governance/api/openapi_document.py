@@ -1,4 +1,6 @@
-"""The API document, OpenAPI 3.1: what operations have in common stands in it once, as a component.
+"""The API document, OpenAPI 3.1: FastAPI writes it of the operations as they are declared.
+
+What operations have in common stands in it once, as a component.
 
 1. An answer of a problem is a component, named after the types of problems that it tells. A parameter that several
    operations have alike is one, named as the parameter; a second form of a name has a number.
@@ -7,20 +9,56 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, get_args
 
 import orjson
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Response, params
+from fastapi.responses import JSONResponse
 
+from kvcustody._version import __version__
+from kvcustody.governance.api.declarations import every_operation
+from kvcustody.governance.api.given import Given
 from kvcustody.governance.api.http.answer_times import date_schemas
 from kvcustody.governance.api.http.parameter_descriptions import describe_parameters
 from kvcustody.governance.api.models.problem import ProblemDocument
+from kvcustody.governance.api.operation_function import DeclaredOperation
+from kvcustody.governance.service.operations.parameters import RequestPart
 from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES
 
-IDEMPOTENCY_KEY = {
+_DESCRIPTION = """Custody of KV caches: who may reuse a block, for how long it may exist, and proof that it is gone.
+
+Send one API key or OpenID Connect token as `Authorization: Bearer …`. What you may see follows from it alone: what is
+absent and what is somebody else's are answered alike. Refusals are problem details (RFC 9457); their types are stable.
+Pages are read with `cursor`, which fits the same filters only; `as_of` repeats a page as it was at a checkpoint."""
+_TAGS = {
+    "self": "Your own principal, keys and session.",
+    "principals": "Who may ask: enrolled with the bootstrap key, ended by a key custodian.",
+    "keys": "The keys behind the ledger: its signing key, subjects' keys, tenants' keys on every worker.",
+    "custody": "What is held, for whom, until when, and how it ended.",
+    "audit": "The ledger: its events, its checkpoints and proofs.",
+    "erasures": "Requests to end custody, and their certificates.",
+    "cases": "Requests of people about their data, from receipt to the letter.",
+    "evidence": "Reports for auditors, and checks of the whole ledger: long work, as jobs.",
+    "policies": "From a draft to an active revision.",
+    "operations": "Workers, quotas and capacity, scans, webhooks, health.",
+    "jobs": "Long work: exports, checks.",
+    "worker": "What a worker does: policies in, ledger batches out, erasures done.",
+}
+_ALWAYS = (
+    "unauthenticated",
+    "forbidden",
+    "too-many-requests",
+    "malformed",
+    "invalid",
+    "internal",
+    "unavailable",
+)
+_IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": True,
@@ -32,7 +70,107 @@ _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"t
 _METHODS = frozenset({"get", "put", "post", "delete", "patch"})
 
 
-def problem_responses(names: set[str]) -> dict[int | str, dict[str, Any]]:
+def routed(every: Iterable[DeclaredOperation]) -> FastAPI:
+    """An application that has a route for each operation, to be documented."""
+    app = FastAPI(
+        title="kvcustody",
+        version=__version__,
+        summary="Custody of KV caches, under policy and on record.",
+        description=_DESCRIPTION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
+    )
+    for one in every:
+        _add_route(app, one)
+    return app
+
+
+def _add_route(app: FastAPI, one: DeclaredOperation) -> None:
+    operation = one.operation
+    names = {
+        *(_ALWAYS if operation.action is not None else ("internal", "unavailable", "malformed")),
+        *one.problems,
+    }
+    if operation.keyed:
+        names |= {"idempotency-key-required", "in-flight", "key-reused", "conflict", "too-large"}
+    if operation.method in ("PUT", "POST", "DELETE"):
+        names |= {"too-large", "csrf"}
+    extra: dict[str, Any] = {"x-kvcustody-action": operation.action and operation.action.value}
+    extra |= {"x-kvcustody-recorded": operation.recorded, "x-kvcustody-exports": operation.exports}
+    extra |= one.more
+    if operation.action is not None:
+        extra["security"] = [{"bearer": []}, {"session": []}]
+    if operation.keyed:
+        extra["parameters"] = [*extra.get("parameters", ()), _IDEMPOTENCY_KEY]
+    responses: dict[int | str, dict[str, Any]] = {}
+    if one.answers is None:
+        content = {one.media: {"schema": {"type": "string"}}} if one.status != 204 else {}
+        text = "Done." if one.status == 204 else "The content."
+        responses[one.status] = {"description": text, "content": content}
+    app.add_api_route(
+        operation.path,
+        _as_fastapi_says(one.function),
+        methods=[operation.method],
+        operation_id=operation.name,
+        summary=operation.title,
+        status_code=one.status,
+        response_model=one.answers,
+        response_class=Response if one.answers is None else JSONResponse,
+        responses=responses | _problem_responses(names),
+        tags=[operation.tag],
+        openapi_extra=extra,
+    )
+
+
+_PLACES = {"path": params.Path, "query": params.Query, "header": params.Header}
+
+
+def _nothing() -> None:
+    """Stands for what is given to a function."""
+
+
+def _as_fastapi_says(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the signature of another, each parameter's place as FastAPI asks for it. It is never called."""
+
+    def documented() -> None:
+        raise NotImplementedError
+
+    stated = inspect.signature(function, eval_str=True)
+    translated = [
+        one.replace(annotation=_translated(one.annotation), kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in stated.parameters.values()
+    ]
+    documented.__doc__ = function.__doc__
+    described = stated.replace(parameters=translated, return_annotation=inspect.Signature.empty)
+    documented.__signature__ = described  # type: ignore[attr-defined]
+    return documented
+
+
+def _translated(annotation: Any) -> Any:
+    said = getattr(annotation, "__metadata__", ())
+    if any(isinstance(item, Given) for item in said):
+        return Annotated[None, Depends(_nothing)]
+    words = (_PLACES[item.name](**item.said) if isinstance(item, RequestPart) else item for item in said)
+    return Annotated[(get_args(annotation)[0], *words)] if said else annotation
+
+
+@cache
+def document() -> bytes:
+    """The API document."""
+    made = whole_document()
+    share(made)
+    return orjson.dumps(made, option=orjson.OPT_SORT_KEYS)
+
+
+def whole_document() -> dict[str, Any]:
+    """The API document without references to parameters and answers."""
+    return whole(routed(every_operation().by_name.values()))
+
+
+def _problem_responses(names: set[str]) -> dict[int | str, dict[str, Any]]:
     """The answers of these types of problems, by status."""
     found: dict[int | str, dict[str, Any]] = {}
     for name in sorted(names):

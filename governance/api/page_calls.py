@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.declarations import every_operation
 from kvcustody.governance.api.local_calls import InlineWaiter
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.operations.operation import Operation
@@ -42,7 +42,7 @@ def ask(service: Service, caller: Caller, function: Callable[..., T], *given: An
     OperationGate(service, InlineWaiter(service)).permit(operation, caller)
     if operation.exports and operation.method != "GET":  # rule 2
         service.export(caller)
-    own: dict[str, Any] = {"service": service, "caller": caller}
+    own: dict[str, Any] = {"desk": service, "service": service, "caller": caller}
     first = [own[name] for name in takes if name in own]
     return function(*first, *given, **named)
 
@@ -50,9 +50,8 @@ def ask(service: Service, caller: Caller, function: Callable[..., T], *given: An
 @cache
 def _operation_of(function: Callable[..., Any]) -> tuple[Operation, tuple[str, ...]]:
     """The operation that a function answers, and the names of what it takes."""
-    api = create_api(None)
-    [name] = (name for name, answers in api.functions().items() if answers is function)
+    [operation] = (one.operation for one in every_operation().by_name.values() if one.function is function)
     takes = tuple(inspect.signature(function).parameters)
-    own = [one for one in takes if one in ("caller", "service")]
+    own = [one for one in takes if one in ("caller", "desk", "service")]
     assert list(takes[: len(own)]) == own, f"`{function.__name__}` takes its caller and its service first"
-    return api.operations.by_name[name], takes
+    return operation, takes

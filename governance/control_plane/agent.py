@@ -24,8 +24,6 @@ from concurrent.futures import wait as wait_for
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-import structlog
-
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
@@ -34,13 +32,14 @@ from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.stats import Counted
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 from kvcustody.policies.table.decision_table import DecisionTable
 
 REPORT_SECONDS = 10.0
 CHARGED_MAX, STATUS_MAX = 1000, 512  # what a report may hold
 _SNAPSHOT_SECONDS, _SCAN_SECONDS, _END_SECONDS = 1.0, 0.1, 0.5
 _WAIT_SECONDS, _WAIT_SECONDS_MAX = 1.0, 60.0
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class AgentFacade(Protocol):

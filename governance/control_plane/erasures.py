@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import structlog
 
 from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.evidence.processes.enforcement import EnforcementOrder
@@ -46,10 +45,11 @@ from kvcustody.governance.restriction.restricted_subjects import (
     RestrictedSubjects,
 )
 from kvcustody.http_exchange import fact_of
+from kvcustody.logger import get_logger
 
 WAIT_SECONDS = 15
 _END_SECONDS = 0.5
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class RemoteInbox(ErasureInbox):

@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-import structlog
 
 from kvcustody.audit.evidence.subjects.subject_table import Row
 from kvcustody.audit.write.spill_file import KEPT, SpillFile, SpillSegment
 from kvcustody.errors import LedgerError
 from kvcustody.files import write_file
+from kvcustody.logger import get_logger
 
 _ASKED = 8  # segments at once
 _SYNC_SECONDS = 1.0
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class KeptRun(NamedTuple):

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-import structlog
 
 from kvcustody.audit.kinds import ErasureRequested
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.erasure.selector import selector_of
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _FINAL = frozenset({"conflict", "invalid", "malformed", "forbidden"})  # problems that no repetition changes
 
 

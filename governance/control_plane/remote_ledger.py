@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import structlog
 
 from kvcustody.audit.evidence.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.evidence.subjects.subject_table import Row
@@ -31,19 +30,20 @@ from kvcustody.audit.kinds import ErasureRequested, Event, IssuerAssigned
 from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey
+from kvcustody.audit.write.compression import ENCODING, compress
 from kvcustody.audit.write.event_writer import LedgerWriter, WriterSettings
 from kvcustody.audit.write.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
-from kvcustody.compression import ENCODING, compress
 from kvcustody.errors import ConfigError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.control_plane.kept_batches import KeptBatches, KeptRun
 from kvcustody.governance.control_plane.own_erasures import OwnErasures
 from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX, write_batch
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL
+from kvcustody.logger import get_logger
 from kvcustody.tenants import Issuers, issuers_of
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _MEDIA = "application/x-ndjson"
 _WAIT_SECONDS, _WAIT_SECONDS_MAX = 0.5, 30.0
 _BATCH_LEAVES, _NAMES = 5000, 5000

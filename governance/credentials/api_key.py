@@ -74,10 +74,6 @@ class KeyHasher:
                 self._verified.popitem(last=False)
         return True
 
-    def remembers(self, key: str, stored: str) -> bool:
-        """Whether `key` was verified against this hash minutes ago; no more than a keyed digest."""
-        return self._remembers(keyed_digest(self._process_key, key.encode()), stored)
-
     def _remembers(self, digest: str, stored: str) -> bool:
         with self._lock:
             known = self._verified.get(digest)

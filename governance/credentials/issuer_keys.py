@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-import structlog
-
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.json_web_token import named
@@ -31,8 +29,9 @@ from kvcustody.governance.credentials.verification_keys import (
 )
 from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.http_exchange import exchange
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _ASKING_SECONDS = 5.0
 _ASK_AGAIN_US = 10 * MICROSECONDS
 _STALE_US = 3600 * MICROSECONDS

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import structlog
-
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError
+from kvcustody.logger import get_logger
 
 Content = TypeVar("Content")
 _State = tuple[int, int, int]
-_LOG = structlog.get_logger("kvcustody.identity")
+_LOG = get_logger("kvcustody.identity")
 
 
 class WatchedFile(Generic[Content]):

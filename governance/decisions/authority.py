@@ -24,8 +24,6 @@ from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-import structlog
-
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.audit.kinds import (
@@ -83,6 +81,7 @@ from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.request import Hints
 from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 from kvcustody.ids import TenantId
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
@@ -92,7 +91,7 @@ _OVER = "its time is over"
 _AUTHORIZED_MAX = 100_000
 _ASK_AGAIN_US = 5_000_000
 NO_ROOM = "there is no room for another tenant now; try again later"
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 

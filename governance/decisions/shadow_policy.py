@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import structlog
-
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
 
 KINDS_MAX = 10_000
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Disagreement(NamedTuple):

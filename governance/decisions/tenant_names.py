@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import structlog
-
 from kvcustody.audit.kinds import BARE, GOVERNOR, QUALIFIED, IssuerAssigned
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable, UnsignedOrderError
@@ -20,9 +18,10 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.ids import TenantId
+from kvcustody.logger import get_logger
 from kvcustody.tenants import OWN, Issuers
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _STRANGERS_MAX = 100  # issuers that a refusal is logged for, once each
 
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -45,9 +44,10 @@ from kvcustody.governance.monitoring.ordering import followed
 from kvcustody.governance.restriction.orders import restricted_now
 from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class ErasureTarget(Protocol):

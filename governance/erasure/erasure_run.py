@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import structlog
 
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.audit.kinds import (
@@ -38,9 +37,10 @@ from kvcustody.governance.erasure.tier_protocol import (
     RemembersErasures,
     TierErased,
 )
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import ErasureDuty, OnRunning
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _REMEMBERED = 1000
 _POLL_US = 2_000
 _LATE_POLL_US = 1_000_000  # what is on record as partial is looked at rarely

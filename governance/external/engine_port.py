@@ -35,7 +35,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.block_sums import SumOrder
@@ -97,11 +96,12 @@ from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_kinds, read_prompt
 from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Action, Effect, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 COPIES_IN_CLEAR = "copies-in-clear"  # the rule that denies what would rest beside the engine unsealed
 SWEEP_BATCH = 128
 _newest = np.maximum.reduce

@@ -20,7 +20,6 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
@@ -103,12 +102,13 @@ from kvcustody.governance.tiers.run_transfers import RunTransfers
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.ids import TenantId
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Action, Effect, Profile
 from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 RESUMED = EarlierRun(NEVER_US, has_first_token=True)  # all that it finds is its own work

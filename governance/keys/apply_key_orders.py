@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import structlog
-
 from kvcustody.audit.evidence.query.key_orders import DESTROY, ROTATE
 from kvcustody.errors import KeyringError
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class OrderedKeys(NamedTuple):

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
-import structlog
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.kinds import LogBroken, SigningKeyRecorded
@@ -21,7 +20,7 @@ from kvcustody.audit.leaf.merkle import EMPTY
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
-from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, last_signed
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, behind_handover, last_signed
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, SignedNote
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, key_periods, rotation_record
 from kvcustody.audit.tlog.ledger_identity import own_origin
@@ -33,8 +32,9 @@ from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
 from kvcustody.files import sync_path
 from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def recorded_keys(engine: Engine) -> tuple[KeyPeriod, ...]:
@@ -208,7 +208,18 @@ def _rotate(
 
 
 def finish_handover(path: Path, periods: Sequence[KeyPeriod]) -> None:
-    """What an interrupted handover left: the new key takes over where the ledger names it, and is dropped else."""
+    """What an interrupted handover left: the new key takes over where the ledger names it, and is dropped else.
+
+    One that is under way in another process is waited for.
+    """
+    fresh = next_file(path)
+    if not fresh.exists():
+        return
+    with behind_handover(memory_of(path)):
+        _finish_handover(path, periods)
+
+
+def _finish_handover(path: Path, periods: Sequence[KeyPeriod]) -> None:
     fresh = next_file(path)
     if not fresh.exists():
         return

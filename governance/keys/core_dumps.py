@@ -13,11 +13,10 @@ import os
 import resource
 from collections.abc import Mapping
 
-import structlog
-
 from kvcustody.errors import ConfigError
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 # CUDA-GDB documentation, "GPU core dump support"; ROCm runtime, "GPU core dumps".
 SWITCHES = (

@@ -33,8 +33,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import structlog
-
 from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, ReturnedKeysError
 from kvcustody.files import discard_drafts, sync_path, write_file
@@ -42,8 +40,9 @@ from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
 from kvcustody.governance.keys.root_key_wrapping import WRAPPED_BYTES, WrappingPort
 from kvcustody.governance.keys.shred_receipts import DestroyedKey, ShredReceipts
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 ID_BYTES = 16
 _MAGIC = b"kvcustody/shred@1".ljust(32, b"\0")

@@ -9,8 +9,6 @@ import secrets
 from collections.abc import Iterable
 from fractions import Fraction
 
-import structlog
-
 from kvcustody.audit.evidence.processes.enforcement import EnforcementOrder
 from kvcustody.audit.kinds import EnforcementOrdered
 from kvcustody.errors import ConfigError
@@ -24,9 +22,10 @@ from kvcustody.governance.monitoring.enforcement import (
     Enforcement,
     share_of,
 )
+from kvcustody.logger import get_logger
 from kvcustody.times import SECOND_US
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _DAY_US = 86_400 * SECOND_US
 
 

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
-import structlog
-
 from kvcustody.audit.kinds import AttemptsRefused, Event
 from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.logger import get_logger
 
 REASONS = frozenset(
     {"missing", "invalid", "malformed", "incomplete", "other-key", "forged", "expired", "future-dated"}
@@ -33,7 +32,7 @@ _NEVER_US = 1 << 62
 _PREFIX_BITS = {4: 24, 6: 48}
 _NOBODY = 401
 _OF_STATUS = {403: "not-served", 404: "not-found"}
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Attempted(NamedTuple):

@@ -15,12 +15,12 @@ import sys
 import traceback
 from collections.abc import Mapping, MutableMapping
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal, TextIO
 
-import structlog
-
 from kvcustody.errors import CustodyError
+from kvcustody.logger import configure_logging
 
 TEXT_MAX = 300
 _DEPTH_MAX = 4
@@ -86,6 +86,12 @@ def configure(
     stream: TextIO | None = None,
 ) -> None:
     """Send structlog's events to `stream` (standard error), one a line, each passed through `redact`."""
+    configure_logging(partial(_configure, level, form, stream), level)
+
+
+def _configure(level: str, form: str, stream: TextIO | None) -> None:
+    import structlog
+
     renderer: Any = structlog.processors.JSONRenderer(ensure_ascii=True)
     if form == "console":
         renderer = structlog.dev.ConsoleRenderer(

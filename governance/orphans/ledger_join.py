@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import structlog
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.copies.copy_rows import HeldCopies, differing_copies, was_stored
@@ -30,10 +29,11 @@ from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin, TierCop
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from kvcustody.logger import get_logger
 
 ENDED_BY_SCAN = END_UNRECORDED
 _WITHIN_US = 1_000_000
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class WriterJoin:

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 
 from kvcustody.audit.kinds import Event, OrphanFound, OrphanScanned
 from kvcustody.audit.kinds.block_runs import FlatRuns
@@ -26,6 +25,7 @@ from kvcustody.governance.erasure.tier_protocol import ComparedElsewhere, CopyCu
 from kvcustody.governance.orphans.finding import DRIFT, Finding, RepairableFinding, repair_all
 from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin, ScanSource, TierCopies
 from kvcustody.governance.orphans.slices import Slices
+from kvcustody.logger import get_logger
 
 PAST_US = 1_000_000  # a copy that is due is ended by the next step, which may be as late
 PAST_CEILING = "copy past its ceiling"
@@ -222,4 +222,4 @@ class _TierRepair:
         return self.action, "recovered" if self.repair([self.key]) else "gone before"
 
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)

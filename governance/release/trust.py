@@ -12,15 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError, parse_vkey
 from kvcustody.errors import ConfigError
+from kvcustody.logger import get_logger
 from kvcustody.policies.bundle.trust import KeyRole, Trust, TrustedKey
 
 SCHEMA = "kvcustody/trust@1"
 _FILE_BYTES_MAX = 1 << 20
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _FIELDS = {"schema", "audience", "break_glass_hours_max", "keys"}
 _KEY_FIELDS = {"key", "roles", "tenant"}
 

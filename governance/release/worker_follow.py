@@ -15,8 +15,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
-import structlog
-
 from kvcustody.audit.kinds import POLICY_FEED
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
@@ -27,11 +25,12 @@ from kvcustody.governance.release.reader import ReleaseReader, expiry_of
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.startup_policy import StartupPolicy
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 from kvcustody.policies.table.decision_table import DecisionTable
 
 LEASE_SECONDS = 60
 _AT_ONCE_SECONDS, _AGAIN_SECONDS, _END_SECONDS = 0.05, 0.5, 0.5
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class PolicyFeed:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import structlog
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
@@ -17,8 +16,9 @@ from kvcustody.audit.evidence.subjects.subject_table import subject_behind
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.restriction.restricted_subjects import RestrictedSubject, RestrictedSubjects
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def restricted_now(connection: Connection, keys: SubjectKeys | None = None) -> RestrictedSubjects:

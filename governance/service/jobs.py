@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-import structlog
 from sqlalchemy import Engine, insert, select, update
 
 from kvcustody.audit.store.database.engine import WRITE
@@ -30,8 +29,9 @@ from kvcustody.errors import CustodyError
 from kvcustody.files import private_folder
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _LOST = "the service ended before the job did"
 UNREAD = "the record of this job cannot be read"
 STATES = JOB_STATES

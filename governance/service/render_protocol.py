@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvcustody.audit.reports.model import Report
 from kvcustody.governance.service.problem_details import ProblemError
+
+if TYPE_CHECKING:
+    from kvcustody.audit.reports.model import Report
 
 
 class DocumentRenderer(Protocol):

@@ -45,9 +45,15 @@ class ReportingService(Protocol):
     engine: Engine
     clock: DeadlineClock
     writer: TracedWriter
-    signer: CheckpointSigner | None
     documents: DocumentRenderer
-    jobs: JobRunner
+
+    @property
+    def signer(self) -> CheckpointSigner | None:
+        """The signer of checkpoints; None where another process signs."""
+
+    @property
+    def jobs(self) -> JobRunner:
+        """Long work."""
 
     def cover(self) -> None:
         """Seal and sign what is committed."""

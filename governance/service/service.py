@@ -3,7 +3,9 @@
 1. Nothing is answered before the ledger's writer runs, and the writer ends after the last request has.
 2. `record` returns once a class A event is durable, or raises: what it guards then does not happen.
 3. Reads run on connections that cannot write.
-4. However it comes to close, its own orderly end is the last that it records, and is signed.
+4. However it comes to close, its own orderly end is the last that it records, and is signed where it signs.
+5. One that does not serve works for a command, beside a server that may be running: under a name and with a spill of
+   its own. It begins nothing by itself: no schedule, delivery, checkpoint or closing of silent workers.
 """
 
 from __future__ import annotations
@@ -11,22 +13,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import cached_property
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.evidence.processes.enforcement import worker_enforcement
 from kvcustody.audit.evidence.processes.marked_processes import Marked, read_marked
 from kvcustody.audit.evidence.processes.orders import AUTHENTICATED
-from kvcustody.audit.evidence.processes.running_policies import read_running_policies
-from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, read_work_periods
+from kvcustody.audit.evidence.query.events import EventFilter
 from kvcustody.audit.evidence.query.issuers import RememberedIssuers, named_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.evidence.subjects.subject_table import has_tags, names_of
+from kvcustody.audit.evidence.subjects.subject_table import has_tags
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import open_store
@@ -42,71 +42,93 @@ from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerErr
 from kvcustody.governance.credentials.api_key import KeyHasher
 from kvcustody.governance.credentials.service_secret import open_secret
 from kvcustody.governance.identity.principal import check_tenant_name
-from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key, recorded_keys
-from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
-from kvcustody.governance.release.order_signing import read_signed_orders
-from kvcustody.governance.release.policies_in_effect import PoliciesInEffect, policies_in_effect
-from kvcustody.governance.release.replay_records import ReleaseState
-from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.oidc_token import OidcTokens
+from kvcustody.governance.service.access.local_administration import LOCAL_SPILL, local_turn, local_writer
 from kvcustody.governance.service.access.principals import Principals
-from kvcustody.governance.service.access.rate_limit import RateLimiter
+from kvcustody.governance.service.access.rate_limiter import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.access.sessions import Sessions
-from kvcustody.governance.service.access.sign_in_links import SignInLinks
-from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
-from kvcustody.governance.service.fleet.exports import Exports
-from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
-from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
-from kvcustody.governance.service.fleet.metrics_samples import ServiceMetrics
-from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
-from kvcustody.governance.service.fleet.webhooks import Sinks
-from kvcustody.governance.service.fleet.workers import Fleet
 from kvcustody.governance.service.idempotency import IdempotencyStore
-from kvcustody.governance.service.inbox.delivery import InboxDelivery
-from kvcustody.governance.service.inbox.read_inbox import InboxContents, InboxReader
-from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
-from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
-from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.live_reads import LiveReads
+from kvcustody.governance.service.operations.desk import LedgerReads
 from kvcustody.governance.service.page_cursor import Cursors
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.processes.policy_work import PolicyWork
 from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonDocuments
 from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
-from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
-from kvcustody.governance.service.schedules.schedule_book import ScheduleBook
-from kvcustody.governance.service.schedules.signed_verdicts import ReportsHere, SignedVerdicts
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
+from kvcustody.logger import get_logger
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.document.model import Action
 from kvcustody.times import SECOND_US
 
-_log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from kvcustody.governance.observability.attempts import AttemptsReporter
+    from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
+    from kvcustody.governance.release.replay_records import ReleaseState
+    from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
+    from kvcustody.governance.service.access.sessions import Sessions
+    from kvcustody.governance.service.access.sign_in_links import SignInLinks
+    from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
+    from kvcustody.governance.service.fleet.exports import Exports
+    from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
+    from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
+    from kvcustody.governance.service.fleet.metrics_samples import ServiceMetrics
+    from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
+    from kvcustody.governance.service.fleet.webhooks import Sinks
+    from kvcustody.governance.service.fleet.workers import Fleet
+    from kvcustody.governance.service.inbox.delivery import InboxDelivery
+    from kvcustody.governance.service.inbox.item import InboxItem
+    from kvcustody.governance.service.inbox.read_inbox import InboxContents, InboxReader
+    from kvcustody.governance.service.ingest.ingest import Ingest
+    from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
+    from kvcustody.governance.service.jobs import JobRunner
+    from kvcustody.governance.service.processes.policy_work import PolicyWork
+    from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
+    from kvcustody.governance.service.schedules.schedule_book import ScheduleBook
+    from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
+    from kvcustody.governance.service.tracing import Tracing
+    from kvcustody.policies.document.model import Action
+
+_log = get_logger(__name__)
 _MINUTE = 60
 _MARKED_SECONDS = 1.0
 _DATABASE_SECONDS = 5.0
 _COVER_SECONDS = 5.0
+_PARTS = (
+    "signer", "attempts", "principals", "sessions", "sign_in_links", "authenticator", "tracing", "rates", "answers",
+    "dead_workers", "fleet", "ingest", "policy_work", "policies", "claims", "figures", "verdicts", "measuring", "jobs",
+    "scans", "exports", "sinks", "schedules", "scheduler", "inbox_delivery",
+)  # fmt: skip
 
 
-class Service:
-    """An open control plane. Use it as a context manager; `open_service` builds it."""
+class Service(LedgerReads):
+    """An open control plane. Use it as a context manager; `open_service` and `open_local_service` build it.
+
+    A part opens when it is first used. Whoever serves opens every part at the start (`open_parts`).
+    """
 
     requests_of_workers = threading.Lock()  # one after the other: each looks at what is on record first
     _marked: tuple[float, Marked] = float("-inf"), ()  # when it was asked, and what was found
 
     def __init__(
-        self, settings: ServiceSettings, clock: Clock | None, stack: ExitStack, documents: DocumentRenderer
+        self,
+        settings: ServiceSettings,
+        clock: Clock | None,
+        stack: ExitStack,
+        documents: DocumentRenderer,
+        *,
+        spill: str = "spill",
+        serves: bool = True,
     ) -> None:
+        """`spill`: the writer's folder. `serves`: see rule 5."""
         self.settings = settings
         self.documents = documents
         self.changes = 0  # goes up with whatever workers wait for
         self.stopping = threading.Event()  # long answers end when this is set
         self._stack = stack
-        folder = settings.state_path
+        self._serves = serves
+        self._opening_signer = threading.Lock()
+        self._folder = folder = settings.state_path
         settings.make_state_folder()
         self.clock = clock = settings.open_clock(clock, stack)
         self.secret = open_secret(folder / "service.key")
@@ -116,91 +138,29 @@ class Service:
         self.orders = self._signed_orders()
         if not self.row_walls and dialect_of(self.reader).roles:
             _log.warning("no row-level security behind the queries; run `kvcustody db roles`")
-        self.subject_keys = _subject_keys(settings, stack)
-        if self.subject_keys is None and has_tags(self.reader):
-            _log.warning(
-                "the ledger knows people by tags: with `subject_names: clear` those are not found by name"
-            )
         self.writer = stack.enter_context(
             TracedWriter(
                 self.engine,
                 worker=settings.name,
                 clock=clock,
-                spill_directory=folder / "spill",
+                spill_directory=folder / spill,
                 settings=WriterSettings(root_interval_seconds=settings.root_interval_seconds),
                 subject_keys=self.subject_keys,
                 clear_names=settings.subject_names == "clear",
             )
         )
-        self.signer: CheckpointSigner | None = None
-        self.signer = self._signer(stack)
+        stack.callback(self._end_signer)
+        stack.callback(self.writer.flush)
         stack.callback(self.writer.record_end)  # behind whatever else it records, and signed
-        self.attempts = AttemptsReporter(
-            Attempts("service", clock),
-            lambda taken: self.submit(events_of("service", taken, self.clock.now_us())),
-        )
-        stack.callback(self.attempts.close)
-        of_tokens = (issuer.name for issuer in settings.issuers)
-        self.principals = Principals(self.engine, KeyHasher(), clock, self.record, of_tokens)
-        self.sessions = Sessions(
-            self.engine,
-            self.secret,
-            clock,
-            seconds=settings.session_minutes * _MINUTE,
-            idle_seconds=settings.session_idle_minutes * _MINUTE,
-        )
-        self.sign_in_links = SignInLinks(clock)
         self.live_reads = LiveReads()
-        failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
-        tokens = OidcTokens(settings.issuers, clock)
-        by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
-        self.authenticator = ServiceAuthenticator(
-            self.principals, tokens, self.sessions, failures, by_key, self.attempts.note, clock
-        )
-        self.tracing = open_tracing(settings, stack)
-        self._issuers = RememberedIssuers()
-        self.rates = RateLimiter(settings.requests_per_second, settings.requests_burst)
         self.cursors = Cursors(self.secret)
-        self.answers = IdempotencyStore(
-            self.engine, self.secret, clock, owner=settings.name, hours=settings.answers_hours
-        )
-        self.answers.free([settings.name])
-        self.dead_workers, self.fleet = self._fleet(stack)
-        keys = _subject_keys(settings, stack)
-        self.ingest = Ingest(
-            self.engine,
-            self.fleet.flush,
-            keys,
-            clear_names=settings.subject_names == "clear",
-            readers=settings.readers,
-            clock=clock,
-        )
-        stack.callback(self.ingest.close)
-        self._open_policies(stack)
-        self.figures = stack.enter_context(
-            closing(
-                FigureKeeper(
-                    self.engine,
-                    self.reader,
-                    clock,
-                    seconds=settings.figures_seconds,
-                    waited=lambda: self.ingest.is_busy,
-                )
-            )
-        )
-        self.verdicts = SignedVerdicts(
-            ReportsHere(
-                folder / "jobs",
-                lambda: [period.key for period in recorded_keys(self.engine)],
-                lambda: self.signer is not None,
-            )
-        )
-        self.measuring = stack.enter_context(closing(ServiceMetrics(self)))
-        self.jobs = stack.enter_context(
-            closing(JobRunner(self.engine, clock, folder / "jobs", owner=settings.name))
-        )
-        self._open_outward(stack)
-        _log.info("service open", service=settings.name, ledger=dialect_of(self.engine).name)
+        self._issuers = RememberedIssuers()
+
+    def open_parts(self) -> None:
+        """Open every part, in the order in which they stand on each other."""
+        for name in _PARTS:
+            getattr(self, name)
+        _log.info("service open", service=self.settings.name, ledger=dialect_of(self.engine).name)
 
     @cached_property
     def identity(self) -> str:
@@ -208,10 +168,321 @@ class Service:
         with self.engine.connect() as connection:
             return ledger_identity(connection)
 
+    @cached_property
+    def subject_keys(self) -> SubjectKeys | None:
+        """The store of subject keys; None where names are kept in clear, and for a command where there is none."""
+        keys = self._open_subject_keys()
+        if self.settings.subject_names == "clear" and keys is None and has_tags(self.reader):
+            _log.warning(
+                "the ledger knows people by tags: with `subject_names: clear` those are not found by name"
+            )
+        return keys
+
+    def _open_subject_keys(self) -> SubjectKeys | None:
+        """The store, opened anew: each thread that writes names has keys in memory of its own."""
+        keys = self.settings.open_subject_keys()
+        if keys is not None:
+            self._stack.callback(keys.close)
+        return keys
+
+    @cached_property
+    def signer(self) -> CheckpointSigner | None:
+        """The signer of this ledger's checkpoints; None where another process signs."""
+        from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
+
+        settings = self.settings
+        with self._opening_signer:
+            if "signer" in vars(self):  # another thread was first
+                return self.signer
+            key = open_signing_key(
+                settings.signing_key_path,
+                settings.ledger_origin,
+                self.engine,
+                self.writer,
+                self.clock,
+                KeyKind.named(settings.signing_key_kind),
+            )
+            self.signer = made = None if key is None else self.signing_with(key)
+            return made
+
+    def signing_with(self, key: SigningKey) -> CheckpointSigner:
+        """A signer of this ledger's checkpoints with this key; at work where this process serves."""
+        from kvcustody.governance.keys.checkpoint_signing_key import memory_of
+
+        settings = self.settings
+        signer = CheckpointSigner(
+            self.engine,
+            [key],
+            memory=memory_of(settings.signing_key_path),
+            clock=self.clock,
+            interval_seconds=settings.checkpoint_seconds,
+        )
+        if self._serves:
+            signer.start()
+        return signer
+
+    def _end_signer(self) -> None:
+        signer = vars(self).get("signer")  # another one than at the start, where the key was handed over
+        if signer is not None:
+            signer.close()
+
+    @cached_property
+    def attempts(self) -> AttemptsReporter:
+        """Credentials that were refused, counted and put on record."""
+        from kvcustody.governance.observability.attempts import Attempts, AttemptsReporter, events_of
+
+        made = AttemptsReporter(
+            Attempts("service", self.clock),
+            lambda taken: self.submit(events_of("service", taken, self.clock.now_us())),
+        )
+        self._stack.callback(made.close)
+        return made
+
+    @cached_property
+    def principals(self) -> Principals:
+        """The book of principals and their keys."""
+        of_tokens = (issuer.name for issuer in self.settings.issuers)
+        return Principals(self.engine, KeyHasher(), self.clock, self.record, of_tokens)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """People's sessions."""
+        from kvcustody.governance.service.access.sessions import Sessions
+
+        return Sessions(
+            self.engine,
+            self.secret,
+            self.clock,
+            seconds=self.settings.session_minutes * _MINUTE,
+            idle_seconds=self.settings.session_idle_minutes * _MINUTE,
+        )
+
+    @cached_property
+    def sign_in_links(self) -> SignInLinks:
+        """Links that sign somebody in once."""
+        from kvcustody.governance.service.access.sign_in_links import SignInLinks
+
+        return SignInLinks(self.clock)
+
+    @cached_property
+    def authenticator(self) -> ServiceAuthenticator:
+        """From credentials to callers."""
+        from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
+        from kvcustody.governance.service.access.oidc_token import OidcTokens
+
+        settings = self.settings
+        failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
+        by_key = RateLimiter(settings.key_failures_per_minute / _MINUTE, settings.key_failures_per_minute)
+        tokens = OidcTokens(settings.issuers, self.clock)
+        told = self.attempts.note
+        return ServiceAuthenticator(
+            self.principals, tokens, self.sessions, failures, by_key, told, self.clock
+        )
+
+    @cached_property
+    def tracing(self) -> Tracing | None:
+        """Spans of requests; None where the settings want none."""
+        return open_tracing(self.settings, self._stack)
+
+    @cached_property
+    def rates(self) -> RateLimiter:
+        """How many requests of a principal are answered."""
+        return RateLimiter(self.settings.requests_per_second, self.settings.requests_burst)
+
+    @cached_property
+    def answers(self) -> IdempotencyStore:
+        """Answers that are kept for a repetition. What this process held when it died is free again."""
+        settings = self.settings
+        made = IdempotencyStore(
+            self.engine, self.secret, self.clock, owner=settings.name, hours=settings.answers_hours
+        )
+        made.free([settings.name])
+        return made
+
+    @cached_property
+    def dead_workers(self) -> DeadWorkers:
+        """Closes processes that do not come back."""
+        from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
+
+        made = DeadWorkers(
+            self.engine,
+            self.clock,
+            name=self.settings.name,
+            silence_days=self.settings.worker_silence_days if self._serves else 0,
+            in_doubt=lambda: self.clock.in_doubt,
+            record=self.record,
+            **({} if self._serves else {"at_once_seconds": float("inf")}),
+        )
+        self._stack.callback(made.close)
+        return made
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The register of workers."""
+        from kvcustody.governance.service.fleet.workers import Fleet
+
+        apart_us = round(self.settings.worker_clock_seconds * SECOND_US)
+        return Fleet(self.engine, self.clock, self._close_before, apart_us=apart_us)
+
+    def _close_before(self, worker: str, incarnation: str) -> None:
+        self.dead_workers.close_before(worker, incarnation)
+
+    @cached_property
+    def ingest(self) -> Ingest:
+        """Takes workers' leaves in."""
+        from kvcustody.governance.service.ingest.ingest import Ingest
+
+        settings = self.settings
+        made = Ingest(
+            self.engine,
+            self.fleet.flush,
+            self._open_subject_keys(),
+            clear_names=settings.subject_names == "clear",
+            readers=settings.readers,
+            clock=self.clock,
+        )
+        self._stack.callback(made.close)
+        return made
+
+    @cached_property
+    def policy_work(self) -> PolicyWork:
+        """The process that works on whole policies."""
+        from kvcustody.governance.service.processes.policy_work import PolicyWork
+
+        settings = self.settings
+        work = PolicyWork(seconds=settings.policy_work_seconds, bytes_max=int(settings.policy_work_bytes_max))
+        return self._stack.enter_context(closing(work))
+
+    @cached_property
+    def policies(self) -> PolicyReleases:
+        """The release of policies."""
+        from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
+
+        return PolicyReleases(
+            self.engine, self.settings.policy_trust, self.clock, self.writer, self.policy_work.assess
+        )
+
+    @cached_property
+    def claims(self) -> WorkerClaims:
+        """What workers may say of themselves."""
+        from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
+
+        return WorkerClaims(self.reader, self.policies.released)
+
+    @cached_property
+    def figures(self) -> FigureKeeper:
+        """Keeps the ledger's figures ready."""
+        from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
+
+        made = FigureKeeper(
+            self.engine,
+            self.reader,
+            self.clock,
+            seconds=self.settings.figures_seconds,
+            waited=lambda: self.ingest.is_busy,
+        )
+        return self._stack.enter_context(closing(made))
+
+    @cached_property
+    def verdicts(self) -> SignedVerdicts:
+        """Verdicts of reports, read from the reports themselves."""
+        from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
+        from kvcustody.governance.service.schedules.signed_verdicts import ReportsHere, SignedVerdicts
+
+        signs = (lambda: self.signer is not None) if self._serves else self.settings.signing_key_path.exists
+        return SignedVerdicts(
+            ReportsHere(
+                self._folder / "jobs", lambda: [period.key for period in recorded_keys(self.engine)], signs
+            )
+        )
+
+    @cached_property
+    def measuring(self) -> ServiceMetrics:
+        """Collects the samples of metrics."""
+        from kvcustody.governance.service.fleet.metrics_samples import ServiceMetrics
+
+        return self._stack.enter_context(closing(ServiceMetrics(self)))
+
+    @cached_property
+    def jobs(self) -> JobRunner:
+        """Long work."""
+        from kvcustody.governance.service.jobs import JobRunner
+
+        made = JobRunner(self.engine, self.clock, self._folder / "jobs", owner=self.settings.name)
+        return self._stack.enter_context(closing(made))
+
+    @cached_property
+    def scans(self) -> LedgerScans:
+        """Scans of the ledger, and what workers are asked to scan."""
+        from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
+
+        return LedgerScans(self.engine, self.clock, self.writer, self.jobs, self.reading)
+
+    @cached_property
+    def exports(self) -> Exports:
+        """Which leaves may leave."""
+        from kvcustody.governance.service.fleet.exports import Exports
+
+        return Exports(self.policies, self.reading)
+
+    @cached_property
+    def sinks(self) -> Sinks:
+        """The webhooks that the ledger is pushed to."""
+        from kvcustody.governance.service.fleet.webhooks import Sinks
+
+        made = Sinks(
+            self.reader,
+            self.settings.webhooks,
+            self._folder / "sinks",
+            self.clock,
+            self.record,
+            self.exports.leaving,
+            identity=self.identity,
+            delivers=self._serves,
+        )
+        self._stack.callback(made.close)
+        return made
+
+    @cached_property
+    def _inbox(self) -> InboxReader:
+        from kvcustody.governance.service.inbox.read_inbox import InboxReader
+
+        return InboxReader(self.settings.certificates, self.policy_work.assess, self.sinks.troubles)
+
+    @cached_property
+    def schedules(self) -> ScheduleBook:
+        """The schedules of reports."""
+        from kvcustody.governance.service.schedules.schedule_book import ScheduleBook
+
+        return ScheduleBook(self.engine, self.clock, self.record, self.settings)
+
+    @cached_property
+    def scheduler(self) -> ReportScheduler:
+        """Makes the reports that schedules want."""
+        from kvcustody.governance.service.schedules.report_scheduler import ReportScheduler
+
+        made = ReportScheduler(self, self.schedules)
+        self._stack.callback(made.close)
+        return made
+
+    @cached_property
+    def inbox_delivery(self) -> InboxDelivery:
+        """Takes what waits to people who look elsewhere."""
+        from kvcustody.governance.service.inbox.delivery import InboxDelivery
+
+        made = InboxDelivery(self.settings, self._folder, lambda: self.inbox().items)
+        self._stack.callback(made.close)
+        return made
+
     def _signed_orders(self) -> SignedOrders | None:
         """Whose orders count here, for every connection to the ledger."""
-        settings = self.settings
-        orders = read_signed_orders(settings.policy_trust, settings.ledger_origin, settings.order_key_path)
+        settings, orders = self.settings, None
+        if settings.policy_trust is not None:
+            from kvcustody.governance.release.order_signing import read_signed_orders
+
+            orders = read_signed_orders(
+                settings.policy_trust, settings.ledger_origin, settings.order_key_path
+            )
         for store in (self.engine, self.reader):
             authenticate(store, orders)
         if orders is not None:
@@ -219,80 +490,6 @@ class Service:
             if not orders.may_sign:
                 _log.warning("orders are refused", why=NO_KEY)
         return orders
-
-    def _open_policies(self, stack: ExitStack) -> None:
-        """Releases, the process that works on whole policies, and what rests on them."""
-        settings = self.settings
-        work = PolicyWork(seconds=settings.policy_work_seconds, bytes_max=int(settings.policy_work_bytes_max))
-        self.policy_work = stack.enter_context(closing(work))
-        self.policies = PolicyReleases(
-            self.engine, settings.policy_trust, self.clock, self.writer, self.policy_work.assess
-        )
-        self.claims = WorkerClaims(self.reader, self.policies.released)
-
-    def _open_outward(self, stack: ExitStack) -> None:
-        """What asks workers and tells others elsewhere."""
-        settings, clock, folder = self.settings, self.clock, self.settings.state_path
-        self.scans = LedgerScans(self.engine, clock, self.writer, self.jobs, self.reading)
-        self.exports = Exports(self.policies, self.reading)
-        self.sinks = Sinks(
-            self.reader, settings.webhooks, folder / "sinks", clock, self.record, self.exports.leaving,
-            identity=self.identity,
-        )  # fmt: skip
-        stack.callback(self.sinks.close)
-        self._inbox = InboxReader(settings.certificates, self.policy_work.assess, self.sinks.troubles)
-        self.schedules = ScheduleBook(self.engine, clock, self.record, settings)
-        self.scheduler = ReportScheduler(self, self.schedules)
-        stack.callback(self.scheduler.close)
-        self.inbox_delivery = InboxDelivery(settings, folder, lambda: self.inbox().items)
-        stack.callback(self.inbox_delivery.close)
-
-    def _fleet(self, stack: ExitStack) -> tuple[DeadWorkers, Fleet]:
-        """The register of workers, and who closes those that do not come back."""
-        settings, clock = self.settings, self.clock
-        dead = DeadWorkers(
-            self.engine,
-            clock,
-            name=settings.name,
-            silence_days=settings.worker_silence_days,
-            in_doubt=lambda: clock.in_doubt,
-            record=self.record,
-        )
-        stack.callback(dead.close)
-        apart_us = round(settings.worker_clock_seconds * SECOND_US)
-        return dead, Fleet(self.engine, clock, dead.close_before, apart_us=apart_us)
-
-    def _signer(self, stack: ExitStack) -> CheckpointSigner | None:
-        """The signer of this ledger's checkpoints; None where another process signs."""
-        settings, path = self.settings, self.settings.signing_key_path
-        key = open_signing_key(
-            path,
-            settings.ledger_origin,
-            self.engine,
-            self.writer,
-            self.clock,
-            KeyKind.named(settings.signing_key_kind),
-        )
-        if key is None:
-            return None
-        stack.callback(self._end_signer)
-        stack.callback(self.writer.flush)
-        return self.signing_with(key)
-
-    def signing_with(self, key: SigningKey) -> CheckpointSigner:
-        """A signer of this ledger's checkpoints with this key, at work."""
-        settings, path = self.settings, self.settings.signing_key_path
-        memory = memory_of(path)
-        seconds = settings.checkpoint_seconds
-        signer = CheckpointSigner(
-            self.engine, [key], memory=memory, clock=self.clock, interval_seconds=seconds
-        )
-        signer.start()
-        return signer
-
-    def _end_signer(self) -> None:
-        if self.signer is not None:  # another one than at the start, where the key was handed over
-            self.signer.close()
 
     def cover(self) -> None:
         """Seal what is committed, and sign it where this process signs: somebody waits for a proof of it.
@@ -304,6 +501,10 @@ class Service:
             return
         with suppress(CustodyError, SQLAlchemyError, OSError):
             self.signer.sign_once()
+
+    def seal_soon(self) -> None:
+        """Have what is committed sealed and signed, without waiting for it."""
+        self.writer.seal_soon()
 
     def record(self, event: Event) -> None:
         """Make a class A event durable (rule 2).
@@ -347,6 +548,10 @@ class Service:
             if tenant is not None and self.row_walls:
                 restrict_to_tenant(connection, tenant)
             yield connection
+
+    def reading_for_long(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
+        """As `reading`: no request copies the ledger, and `statement_seconds` bounds how long one reads it."""
+        return self.reading(tenant)
 
     @contextmanager
     def reading_at_rest(self) -> Iterator[Connection]:
@@ -401,15 +606,8 @@ class Service:
         """What is not there is answered like what is not the caller's."""
         return not_found()
 
-    def names_of(self, tenant: str, subject: str) -> list[str]:
-        """Every pseudonym of a subject of a tenant. No wall: who is behind a pseudonym is in no tenant's log."""
-        with self.reading() as connection:
-            return names_of(connection, tenant, subject, self.subject_keys)
-
-    def work_periods(self) -> dict[str, WorkPeriod]:
-        """Which processes were at work, and when. No wall: it is in the system log, and names no tenant."""
-        with self.reading() as connection:
-            return read_work_periods(connection)
+    def check_said(self, connection: Connection, wanted: EventFilter) -> None:
+        """Nothing: whether the ledger knows a name may be told to nobody behind a wall."""
 
     def marked(self) -> Marked:
         """Which processes replayed or generated what they recorded, as of a second ago. No wall, as `work_periods`."""
@@ -423,13 +621,6 @@ class Service:
         """Whether `marked` answers without asking the database."""
         return time.monotonic() - self._marked[0] < _MARKED_SECONDS
 
-    def policies_in_effect(self) -> PoliciesInEffect:
-        """Which policies workers run, by their leaves; else what is released. No wall, as `work_periods`."""
-        with self.reading() as connection:
-            running = read_running_policies(connection)
-            enforcement = worker_enforcement(connection)
-        return policies_in_effect(running, self.policies.released(), enforcement)
-
     def inbox(self, effect: PoliciesInEffect | None = None) -> InboxContents:
         """Everything that waits for anybody, the most urgent first. No wall: it is filtered by whom it is for.
 
@@ -438,6 +629,10 @@ class Service:
         release, effect = self.policies.released(), effect or self.policies_in_effect()
         with self.reading() as connection:
             return self._inbox.read(connection, self.clock.utc_us(), release=release, effect=effect)
+
+    def inbox_of(self, caller: Caller) -> list[InboxItem]:
+        """What waits that this person can do something about, the most urgent first."""
+        return [item for item in self.inbox().items if item.is_for(caller)]
 
     def ready(self) -> bool:
         """Whether requests can be served now: the ledger admits and the database answers."""
@@ -485,6 +680,19 @@ def open_service(
     """
     with ExitStack() as stack:
         service = Service(settings, clock, stack, documents or JsonDocuments())
+        service.open_parts()
+        service._stack = stack.pop_all()
+        return service
+
+
+def open_local_service(settings: ServiceSettings, *, documents: DocumentRenderer | None = None) -> Service:
+    """Open what a command works on the ledger itself with (rule 5); arguments and errors as for `open_service`."""
+    own = settings.of_command().model_copy(
+        update={"name": local_writer(settings), "requests_per_second": 1e6, "requests_burst": 1_000_000}
+    )
+    with ExitStack() as stack:
+        stack.enter_context(local_turn(settings))
+        service = Service(own, None, stack, documents or JsonDocuments(), spill=LOCAL_SPILL, serves=False)
         service._stack = stack.pop_all()
         return service
 
@@ -500,11 +708,3 @@ def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = Fa
     if not read_only:
         upgrade(engine)
     return engine
-
-
-def _subject_keys(settings: ServiceSettings, stack: ExitStack) -> SubjectKeys | None:
-    """The store of subject keys, opened anew: each thread that writes names has keys in memory of its own."""
-    keys = settings.open_subject_keys()
-    if keys is not None:
-        stack.callback(keys.close)
-    return keys

@@ -13,11 +13,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import SettingsConfigDict
 
 from kvcustody.audit.evidence.cases.case_clock import WorkingCalendar, read_holidays, working_calendar
-from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, open_subject_keys
+from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys, open_subject_keys, store_beside
 from kvcustody.audit.store.database.database_place import checked_setting
 from kvcustody.audit.tlog.root_sealer import INTERVAL_SECONDS
 from kvcustody.audit.tlog.signed_note import DEFAULT_ORIGIN, SigningKind, check_name
@@ -168,6 +177,7 @@ class ServiceSettings(LayeredSettings):
     """The settings of one service process; build it with `load_service_settings`."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=True)
+    _makes_subject_keys: bool = PrivateAttr(default=True)
 
     name: str = Field(
         "control-plane",
@@ -428,9 +438,25 @@ class ServiceSettings(LayeredSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
 
+    def of_command(self) -> ServiceSettings:
+        """These settings for a command on the ledger itself: it makes no store of subject keys.
+
+        A store that a command made would name nobody whom the ledger knows.
+        """
+        made = self.model_copy()
+        made._makes_subject_keys = False
+        return made
+
     def open_subject_keys(self) -> SubjectKeys | None:
-        """The store of subject keys; None where names are kept in clear. Raises `ConfigError` where it is not said."""
+        """The store of subject keys; None where names are kept in clear, and for a command where there is none.
+
+        Raises `ConfigError` where it is not said.
+        """
         clear = self.subject_names == "clear"
+        if not self._makes_subject_keys and self.subject_keys_url is None:
+            beside = store_beside(self.database_url)
+            if beside is None or not beside.exists():
+                return None
         return open_subject_keys(self.database_url, self.subject_keys_url, clear=clear)
 
     def make_state_folder(self) -> None:

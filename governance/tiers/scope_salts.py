@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import structlog
 from cryptography.exceptions import InvalidTag
 
 from kvcustody.errors import ConfigError, IdentityError, KeyringError
@@ -30,13 +29,14 @@ from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.governance.tiers.seal.extended_nonce import NONCE_BYTES
 from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.logger import get_logger
 
 SALT_DIGITS = 64
 _BOUND = b"kvcustody/scope-salts@1"
 _TOLD = (ScopeKind.TENANT, ScopeKind.SUBJECT, ScopeKind.SESSION)  # others have no one whose they are
 _LENGTH_BYTES = 2
 _FILE_BYTES_MAX = 256 << 20  # some 700,000 domains
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):

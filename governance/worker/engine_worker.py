@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple
 
-import structlog
-
 from kvcustody.allocator.external.block_ranking import ranked_sample
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -35,9 +33,10 @@ from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins
+from kvcustody.logger import get_logger
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class EnginePlan(NamedTuple):

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.evidence.processes.orders import AUTHENTICATED, NOT_AUTHENTICATED
@@ -50,11 +49,12 @@ from kvcustody.governance.release.startup_policy import (
 )
 from kvcustody.governance.settings import Settings, unknown_variables
 from kvcustody.governance.worker.plugins import open_root_key, software
+from kvcustody.logger import get_logger
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner, without_effect
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Foundation(NamedTuple):

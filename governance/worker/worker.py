@@ -14,8 +14,6 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
-import structlog
-
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -34,9 +32,10 @@ from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_names, tier_plan
 from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins, open_root_key
+from kvcustody.logger import get_logger
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class MemoryPlan(NamedTuple):

@@ -18,16 +18,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import structlog
-
 from kvcustody.governance.request import KINDS_MAX
+from kvcustody.logger import get_logger
 
 TOOLS = "tools"  # beside the roles of messages
 _TEXT_PARTS = ("text", "input_text", "output_text")
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], Awaitable[str | None]]
 """The prompt of these messages, with or without the request's tools."""
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class TextSpan(NamedTuple):

@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import structlog
-
 from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import BlockEvent, check_event
 from kvcustody.integrations.events.dynamo_wire import DynamoRemoved, DynamoStored, DynamoWire
+from kvcustody.logger import get_logger
 
 Told = Mapping[str, object]
 _DEVICE = "GPU"
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class KvEventSink(Protocol):

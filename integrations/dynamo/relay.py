@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
-import structlog
 import zmq
 
 from kvcustody.errors import ConfigError
@@ -28,10 +27,11 @@ from kvcustody.integrations.events.dynamo_wire import DynamoCleared, screen
 from kvcustody.integrations.events.endpoint import check_bind
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered
 from kvcustody.integrations.events.subscriber import Subscriber
+from kvcustody.logger import get_logger
 
 _STEP_MS = 200
 _PEER_MESSAGES = 20_000
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class RelayStats(NamedTuple):

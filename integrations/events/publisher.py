@@ -20,7 +20,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol
 
-import structlog
 import zmq
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
@@ -34,11 +33,12 @@ from kvcustody.integrations.events.block_event import BlockEvent, check_event, c
 from kvcustody.integrations.events.dynamo_wire import DynamoWire
 from kvcustody.integrations.events.endpoint import at_rank, check_bind
 from kvcustody.integrations.events.mooncake_wire import MooncakeWire
+from kvcustody.logger import get_logger
 
 END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 500
 _REQUEST_BYTES_MAX = 1024
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 Form = Literal["vllm", "sglang", "dynamo", "mooncake"]
 _WITH_NAMESPACES = ("dynamo", "mooncake")
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from kvcustody.governance.observability.attempts import network_of, reason_of_answer
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, RequestGate
 from kvcustody.integrations.identity.refusal import (
@@ -24,8 +22,9 @@ from kvcustody.integrations.identity.refusal import (
 )
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 from kvcustody.integrations.identity.routes import route_path
+from kvcustody.logger import get_logger
 
-_LOG = structlog.get_logger("kvcustody.identity")
+_LOG = get_logger("kvcustody.identity")
 _POLICY_VIOLATION: Final = 1008
 
 

@@ -24,8 +24,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-import structlog
-
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.clock import SystemClock
@@ -45,12 +43,13 @@ from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.chunk_keys import ObjectKey, chunk_key
 from kvcustody.integrations.lmcache.kept_shape import ChunkShape, keep_shape, kept_shape
+from kvcustody.logger import get_logger
 
 _STEP_SECONDS = 0.05
 _END_SECONDS = 15.0
 _BLOCKS = 256  # so that every partition of a policy gets one; none is ever handed out
 _NO_KEY = bytes(32)
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 T = TypeVar("T")
 
 

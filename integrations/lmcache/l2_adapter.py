@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
@@ -32,13 +31,14 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.lmcache.chunk_keys import chunk_key
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc, MemoryTags, ObjectKey
     from lmcache.v1.memory_management import MemoryObj
 
 _LOOK_SECONDS = 1.0  # between looks at what has ended
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import structlog
 from lmcache.v1.distributed.storage_controllers.store_policy import StorePolicy
 
 from kvcustody.clock import SystemClock
@@ -36,6 +35,7 @@ from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
 from kvcustody.integrations.lmcache.sealed_serde import SealedProcessor
+from kvcustody.logger import get_logger
 
 try:
     from lmcache.v1.multiprocess.engine_module import DiscoverableModule
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.5
 _READ_SECONDS_MAX = 60
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class FirstTierModule(DiscoverableModule):  # type: ignore[misc]

@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
 
@@ -31,11 +30,12 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.content_digest import weights_fingerprint
 from kvcustody.governance.tiers.owned_copies import Memory, OwnedCopies, OwnedTerms, digest_of
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 
 _LOOK_SECONDS = 0.5  # between looks at what is due
 _RANKS = ("tp_size", "pp_size", "attn_cp_size", "dcp_size")
 Answer = TypeVar("Answer")
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class CustodyStorage(HiCacheStorage):  # type: ignore[misc]

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
-
 from kvcustody.governance.identity.content_digest import (
     attributes_text,
     named_digest,
@@ -19,8 +17,9 @@ from kvcustody.governance.identity.content_digest import (
     weights_fingerprint,
 )
 from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class LoadedModel:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
-
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import Settings, load_settings
@@ -23,8 +21,9 @@ from kvcustody.integrations.sglang.page_tree import PageTree
 from kvcustody.integrations.sglang.radix_cache import GovernedRadixCache
 from kvcustody.integrations.sglang.slot_events import WatchedTree
 from kvcustody.integrations.sglang.slot_tiers import SlotTiers, unit_pages
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def build_cache(context: Any) -> GovernedRadixCache:

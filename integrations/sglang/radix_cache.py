@@ -16,7 +16,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import structlog
 import torch
 from sglang.srt.disaggregation.utils import prepare_abort
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -46,6 +45,7 @@ from kvcustody.integrations.sglang.page_memory import PageMemory
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages, PageTree
 from kvcustody.integrations.sglang.slot_custody import SlotCustody
 from kvcustody.integrations.sglang.slot_request import SlotRequest
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from kvcustody.governance.worker.engine_worker import EngineWorker
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 ATTRIBUTE = "kvcustody"  # on SGLang's Req
 _RECEIPT = DecLockRefParams()
 _ADDERS: dict[type, type] = {}
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class GovernedRadixCache(BasePrefixCache):  # type: ignore[misc]

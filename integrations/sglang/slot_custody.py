@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -40,6 +39,7 @@ from kvcustody.governance.request import NO_HINTS, Hints, Tokens
 from kvcustody.integrations.sglang.page_tree import NO_PAGES, PageNode, Pages, PageTree
 from kvcustody.integrations.sglang.slot_request import SlotRequest
 from kvcustody.integrations.sglang.slot_tiers import SlotTiers
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from kvcustody.integrations.events.feed import BlockEventPublisher
@@ -50,7 +50,7 @@ ROOM_SHARE = 128  # where there is no room, at least one page in so many is ende
 ROOM_PAGES = 1024  # and at least so many,
 SMALL_ROOM_SHARE = 16  # though of a small pool no more than one in so many
 EVICTED = "evicted"  # as events say why pages left
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class EngineRows(Protocol):

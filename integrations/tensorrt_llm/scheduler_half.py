@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.tensorrt_llm.block_chain import BlockChain
 from kvcustody.integrations.tensorrt_llm.derived_salt import Standing
@@ -31,10 +29,11 @@ from kvcustody.integrations.tensorrt_llm.engine_protocol import (
     has_other_content,
 )
 from kvcustody.integrations.tensorrt_llm.transfer_thread import Claim, ComputedRun, TransferThread
+from kvcustody.logger import get_logger
 
 _SALTS_MAX = 1 << 16
 Learn = Callable[[Standing, Sequence[int], Sequence[bytes]], None]
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class TransferState:

@@ -24,8 +24,6 @@ from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import NamedTuple
 
-import structlog
-
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import owed_by
@@ -36,13 +34,14 @@ from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.tier import KEY_BYTES, PublishedRun, in_time, shred_name
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts, Standing
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Policy
 
 _QUIET_SECONDS, _CLAIM_SECONDS = 5.0, 60.0
 PROMISE_US = int(_CLAIM_SECONDS * MICROSECONDS)  # that what is promised lives at least
 _ANSWER_SECONDS = 60.0
 _CEILINGS_MAX = 1 << 20
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Claim(NamedTuple):

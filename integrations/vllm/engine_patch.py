@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
     MultiConnector,
@@ -31,6 +30,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.model_identity import changes_weights
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.logger import get_logger
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvcustody.allocator.external.scrub_queue import ScrubOrder
     from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class EngineHandle:

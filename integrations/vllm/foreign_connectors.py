@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.seal.seal_notice import is_sealing
 from kvcustody.integrations.vllm.conformance_record import check_record, load_subject
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,7 +34,7 @@ _VETOED = {  # whatever a record says
 }
 _HERE = ("localhost", "127.0.0.1", "::1")
 _LOOK_US = 1_000_000  # between two looks at who seals
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def has_foreign_connectors(config: VllmConfig) -> bool:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
-
 from kvcustody.governance.identity.content_digest import (
     FileFacts,
     attributes_text,
@@ -25,6 +23,7 @@ from kvcustody.governance.identity.content_digest import (
     weights_fingerprint,
 )
 from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _ADAPTERS_MAX = 4096
 _WEIGHTS = "weight"
 _READ_ONLY = ("get", "compute", "save", "check", "list")
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def changes_weights(method: object) -> bool:

@@ -13,14 +13,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm import installed
+from kvcustody.logger import get_logger
 
 NAME = "KVCustody"
 _MODULE = "kvcustody.integrations.vllm.connector"
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def register() -> None:

@@ -12,8 +12,6 @@ import threading
 from contextlib import suppress
 from itertools import cycle
 
-import structlog
-
 from kvcustody.audit.evidence.cases.case_record import StepKind, SubjectRight
 from kvcustody.errors import CustodyError
 from kvcustody.governance.api.models.erasures import ErasureRequest
@@ -32,6 +30,7 @@ from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 from kvcustody.governance.service.service import Service
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.logger import get_logger
 from kvcustody.times import DAY_US
 
 WORKER, VLLM = "simulated", "vllm"
@@ -47,7 +46,7 @@ PEOPLE: dict[str, tuple[frozenset[Role], str | None]] = {
     WORKER: (frozenset({Role.WORKER}), None),
     VLLM: (frozenset({Role.WORKER}), None),
 }
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _FIRST_SECONDS, _TURN_SECONDS = 8.0, 40.0
 _REPORT_TURN = 2
 _SUBJECTS = 64

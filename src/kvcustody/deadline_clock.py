@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
 
+from kvcustody.logger import get_logger
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
@@ -33,7 +33,7 @@ from kvcustody.files import write_file
 JUMP_SECONDS = 3_600
 AWAY_SECONDS = 30 * 86_400
 KEEP_SECONDS = 1.0
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class ClockState(NamedTuple):

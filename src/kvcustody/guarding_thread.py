@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import structlog
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 FAILURES_MAX = 3
 PAUSE_SECONDS_MAX = 2.0
 _PAUSE_SECONDS = 0.05

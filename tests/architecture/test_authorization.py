@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.declarations import every_operation
 from kvcustody.policies.document.model import Action
 from standins.architecture.parsed import parsed_text
 
@@ -79,7 +79,6 @@ def test_control_an_action_that_is_only_named_is_nobodys() -> None:
 
 
 OPERATIONS = "kvcustody.governance.api.operations"
-ANSWERS = "kvcustody.governance.service.answers"
 GATE_CALLERS = {  # who lets a call through the gate
     "governance/api/http/gate.py": "a request",
     "governance/api/local_calls.py": "a command on the ledger itself",
@@ -90,7 +89,7 @@ GATE_CALLERS = {  # who lets a call through the gate
 @cache
 def operation_functions() -> frozenset[tuple[str, str]]:
     """Every function that answers an operation: its module and its name."""
-    made = create_api(None).functions().values()
+    made = [one.function for one in every_operation().by_name.values()]
     return frozenset((function.__module__, function.__name__) for function in made)
 
 
@@ -103,7 +102,7 @@ def called_past_the_gate(source: str) -> set[str]:
         if (
             isinstance(node, ast.ImportFrom)
             and node.module is not None
-            and node.module.startswith((OPERATIONS, ANSWERS))
+            and node.module.startswith(OPERATIONS)
         ):
             for one in node.names:
                 modules[one.asname or one.name] = f"{node.module}.{one.name}"
@@ -114,8 +113,6 @@ def called_past_the_gate(source: str) -> set[str]:
             place = functions_here.get(call.id)
         elif isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name):
             place = (modules.get(call.value.id, ""), call.attr)
-            if call.attr == "answer" and place[0].startswith(ANSWERS):
-                found.add(place[0])
         else:
             continue
         if place in operation_functions():
@@ -140,9 +137,9 @@ def test_the_gate_has_three_callers() -> None:
 
 
 def test_a_ledger_is_asked_after_the_permission_of_its_reader() -> None:
-    source = (ROOT / "console/api/asking.py").read_text(encoding="utf-8")
-    asking = [function for function in functions(parsed_text(source)) if "answer" in calls(function)]
-    assert len(asking) == 1 and "check_permission" in calls(asking[0])
+    source = (ROOT / "console/api/ledger_asker.py").read_text(encoding="utf-8")
+    [ask] = (function for function in functions(parsed_text(source)) if function.name == "ask")
+    assert {"check_permission", "read"} <= calls(ask)
 
 
 def test_control_an_operation_that_is_called_directly_is_found() -> None:
@@ -156,8 +153,6 @@ def test_control_an_operation_that_is_called_directly_is_found() -> None:
         f"{OPERATIONS}.erasures.request"
     }
     assert called_past_the_gate(f"{function}\nask(service, who, ask_erasure, what)") == set()
-    question = f"from {ANSWERS}.tiers import LIST_TIERS"
-    assert called_past_the_gate(f"{question}\nLIST_TIERS.answer(desk, who)") == {
-        f"{ANSWERS}.tiers.LIST_TIERS"
-    }
-    assert called_past_the_gate(f"{question}\nasked(LIST_TIERS, source)") == set()
+    question = f"from {OPERATIONS}.tiers import tiers"
+    assert called_past_the_gate(f"{question}\ntiers(desk, who)") == {f"{OPERATIONS}.tiers.tiers"}
+    assert called_past_the_gate(f"{question}\nvisit.ask(tiers, tenant=None)") == set()

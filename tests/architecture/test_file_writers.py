@@ -105,6 +105,7 @@ ALLOWED = {
     ("governance/service/processes/policy_work.py", "main"): "a pipe of the parent's",
     ("testkit/demo/vllm_engine.py", "launch"): "a child's log, written while it runs",
     ("governance/credentials/api_key_file.py", "_changing"): "a lock without content",
+    ("governance/service/access/local_administration.py", "local_turn"): "a lock without content",
     ("testkit/demo/vllm_process.py", ""): "a pipe of the parent's",
     ("testkit/lmcache/server.py", "__init__"): "a child's log, written while it runs",
 }

@@ -31,7 +31,6 @@ FOUNDATION = frozenset(
     {
         "_version",
         "clock",
-        "compression",
         "deadline_clock",
         "errors",
         "extensions",
@@ -39,6 +38,7 @@ FOUNDATION = frozenset(
         "guarding_thread",
         "http_exchange",
         "ids",
+        "logger",
         "plurals",
         "signed_document",
         "tenants",

@@ -48,6 +48,17 @@ def test_help_shows_examples() -> None:
         assert "Example" in result.stdout and f"kvcustody {command}" in result.stdout
 
 
+def test_help_marks_code_and_keeps_the_lines_of_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal in colour; elsewhere the words alone."""
+    plain = run("up", "--help").stdout
+    assert "\x1b" not in plain and "`" not in plain and "*Overview*" not in plain and "Overview" in plain
+    lines = [line.strip() for line in plain.splitlines()]
+    first = lines.index("kvcustody up")
+    assert lines[first + 1] == "kvcustody up --folder demo --port 8080"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "Start with \x1b[1;36mkvcustody up\x1b[0m" in run("--help").stdout
+
+
 def test_version_is_json_on_request() -> None:
     assert json.loads(run("version", "--json").stdout)["kvcustody"] == run("version").stdout.split()[1]
 

@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from typer.testing import CliRunner
 
-from kvcustody.console import command as console_command
-from kvcustody.console.api import group
-from kvcustody.console.api.generate_commands import command_name, generated
+from kvcustody.console.api import operation_commands
+from kvcustody.console.api.generate_commands import generated
 from kvcustody.console.command import progress_bar
 from kvcustody.console.command_table import ANSWERS, every_command, rows
 from kvcustody.console.main import app
+from kvcustody.console.terminal import progress
 from kvcustody.files import READABLE, write_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +30,10 @@ def all_commands() -> dict[str, Any]:
 
 
 def test_there_are_as_many_as_help_shows(all_commands: dict[str, Any]) -> None:
-    assert len(all_commands) > 200 and {"replay", "audit fsck", "api list-events"} <= all_commands.keys()
+    assert (
+        len(all_commands) > 200
+        and {"replay", "audit fsck", "audit query", "custody block"} <= all_commands.keys()
+    )
 
 
 def test_each_says_what_it_takes_under_the_names_that_all_have(all_commands: dict[str, Any]) -> None:
@@ -48,7 +50,7 @@ def test_every_command_but_those_that_go_on_gives_json() -> None:
 
 def test_the_page_has_every_command(all_commands: dict[str, Any]) -> None:
     page = (ROOT / "docs" / "operate" / "commands.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in page for name in all_commands if not name.startswith("api "))
+    assert all(f"| `{name}` |" in page for name in all_commands)
 
 
 OTHER_ENDS = {"EXIT_ERROR", "EXIT_INTERRUPTED", "_INTERRUPTED", "0"}
@@ -73,14 +75,12 @@ def _exits_with_no(function: ast.FunctionDef, functions: dict[str, ast.FunctionD
 def test_the_table_says_which_commands_answer_with_one(all_commands: dict[str, Any]) -> None:
     found = set()
     for name, command in all_commands.items():
-        if name.startswith("api "):
-            continue
         function = inspect.unwrap(command.callback)
         source = Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8")
         functions = {
             node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)
         }
-        if _exits_with_no(functions[function.__name__], functions):
+        if _exits_with_no(functions[function.__code__.co_name], functions):
             found.add(name)
     assert found == ANSWERS.keys()
 
@@ -90,7 +90,7 @@ def test_short_help_version_and_what_may_have_been_meant() -> None:
     assert run.invoke(app, ["audit", "-h"]).stdout == run.invoke(app, ["audit", "--help"]).stdout != ""
     assert run.invoke(app, ["--version"]).stdout.startswith("kvcustody ")
     assert "did you mean 'policy'" in run.invoke(app, ["polcy"]).stderr.lower()
-    assert "did you mean 'get-tile'" in run.invoke(app, ["api", "get-tilee"]).stderr.lower()
+    assert "did you mean 'tile'" in run.invoke(app, ["audit", "tilee"]).stderr.lower()
     assert "did you mean 'status'" in run.invoke(app, ["audit", "statu"]).stderr.lower()
 
 
@@ -98,7 +98,7 @@ def test_long_work_says_where_it_is_even_to_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr(console_command.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
     with progress_bar() as bar:
         task = bar.add_task("leaves", total=20_000)
         for _ in range(8):
@@ -111,21 +111,26 @@ def test_long_work_says_where_it_is_even_to_a_pipe(
 @pytest.fixture
 def commands_file() -> None:
     """The file of commands, as `make setup` makes it, is this checkout's."""
-    file, content = Path(group.__file__).with_name(group.FILE), generated()
+    file, content = Path(operation_commands.__file__).with_name(operation_commands.FILE), generated()
     if not file.exists() or file.read_bytes() != content:
         write_file(file, content, mode=READABLE)
 
 
 @pytest.mark.system("commands differ where the built file of commands is missing")
 def test_the_commands_of_the_api_are_the_same_without_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "FILE", "absent.json")
-    names = {command.name for command in group.read_commands()}
-    assert names == {command_name(row["operation"]) for row in orjson.loads(generated())}
+    built = operation_commands.read_commands()
+    assert built[0].says, "control"
+    monkeypatch.setattr(operation_commands, "FILE", "absent.json")
+    operation_commands.read_commands.cache_clear()
+    try:
+        assert operation_commands.read_commands() == built
+    finally:
+        operation_commands.read_commands.cache_clear()
 
 
 def test_a_value_that_an_operation_does_not_know_is_refused_before_it_is_asked() -> None:
     told = CliRunner().invoke(
-        app, ["api", "make-report", "--framework", "gdprr", "--server", "http://127.0.0.1:9"]
+        app, ["job", "report", "--framework", "gdprr", "--server", "http://127.0.0.1:9"]
     )
     assert told.exit_code == 2 and "gdpr" in told.stderr and "KVC100" in told.stderr
 
@@ -133,9 +138,36 @@ def test_a_value_that_an_operation_does_not_know_is_refused_before_it_is_asked()
 def test_asking_a_server_imports_no_server(commands_file: None) -> None:
     source = (
         "import sys; from kvcustody.console.main import app\n"
-        "try: app(['api', 'version', '--server', 'http://127.0.0.1:9', '--api-key-file', '/dev/null'])\n"
+        "try: app(['service', 'version', '--server', 'http://127.0.0.1:9', '--api-key-file', '/dev/null'])\n"
         "except SystemExit: pass\n"
         "print('fastapi' in sys.modules, 'numpy' in sys.modules, 'httpx' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-3] == "False"
+
+
+def test_an_option_of_one_value_is_not_given_twice() -> None:
+    """The second would stand for both. An option that may be repeated is the control."""
+    run = CliRunner()
+    twice = run.invoke(app, ["audit", "query", "--kind", "receipt", "--kind=decision"])
+    assert twice.exit_code == 2 and "`--kind` takes one value, and is given 2" in twice.stderr
+    repeated = run.invoke(
+        app, ["audit", "tail", "--kind", "receipt", "--kind", "decision", "--ledger", "none.db"]
+    )
+    assert repeated.exit_code == 2 and "takes one value" not in repeated.stderr
+
+
+def test_help_shows_every_option_in_80_columns(all_commands: dict[str, Any]) -> None:
+    """Each by its whole name, with how its text begins, however many values it offers."""
+    cut = {}
+    for name, command in all_commands.items():
+        shown = CliRunner().invoke(
+            app, [*name.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+        )
+        assert shown.exit_code == 0, name
+        wanted = [flag for each in command.params for flag in each.opts if flag.startswith("--")]
+        wanted += [each.help.split()[0].strip("`:,").replace("`", "") for each in command.params if each.help]
+        missing = [text for text in wanted if text not in shown.output]
+        if missing:
+            cut[name] = missing
+    assert cut == {}

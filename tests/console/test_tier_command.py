@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.main import app
+from kvcustody.console.tier.wording import lines_of
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import open_service
@@ -76,34 +77,37 @@ def test_the_service_says_what_the_ledger_says(
     decided: DecidedWorld, keys: dict[str, list[str]], who: str
 ) -> None:
     here, there = ["--ledger", decided.url], keys[who]
-    assert run("list", *EVER, *here, "--json")["tiers"] == run("list", *EVER, *there, "--json")["tiers"] != []
+    assert run("list", *EVER, *here, "--json")["items"] == run("list", *EVER, *there, "--json")["items"] != []
     asked = ["transfers", "--action", "restore", "--outcome", "failed", "--json"]
     found = run(*asked, *here)
-    assert found["transfers"] == run(*asked, *there)["transfers"] != [] and found["next"] is None
+    assert found["items"] == run(*asked, *there)["items"] != [] and found["next"] is None
     request = str(decided.of("restore", reason="slower")[0].residency)
     direct = run("explain", request, *here, "--json")
-    assert direct == run("explain", request, *there, "--json") and len(direct["explained"]) == 4
+    assert direct == run("explain", request, *there, "--json") and len(direct["items"]) == 1
+    said = run("explain", request, *here)
+    assert said == run("explain", request, *there) and len(said.splitlines()) == 5
 
 
 def test_pages_go_on_where_the_last_one_ended(decided: DecidedWorld, keys: dict[str, list[str]]) -> None:
     for where in (["--ledger", decided.url], keys["auditor"]):
-        whole = run("transfers", "--limit", "20", *where, "--json")["transfers"]
+        whole = run("transfers", "--limit", "20", *where, "--json")["items"]
         first = run("transfers", "--limit", "8", *where, "--json")
         second = run("transfers", "--limit", "12", "--cursor", first["next"], *where, "--json")
-        assert first["transfers"] + second["transfers"] == whole and len(whole) == 20
+        assert first["items"] + second["items"] == whole and len(whole) == 20
     assert "more: --cursor" in run("transfers", "--limit", "8", "--ledger", decided.url)
 
 
 def test_a_tenant_sees_its_own_alone(decided: DecidedWorld, keys: dict[str, list[str]]) -> None:
     own = keys["tenant-viewer"]
-    listed = run("transfers", "--limit", "1000", *own, "--json")["transfers"]
+    listed = run("transfers", "--limit", "1000", *own, "--json")["items"]
     mine = [one for one in decided.decisions if one.tenant == "acme"]
     assert len(listed) == len(mine) and {one["tenant"] for one in listed} == {"acme"}
     assert run("list", *EVER, *own, "--json") != run("list", *EVER, *keys["auditor"], "--json")
-    [tier] = run("list", *EVER, *own, "--json")["tiers"]
+    [tier] = run("list", *EVER, *own, "--json")["items"]
     assert sum(row["decisions"] for row in tier["transfers"]) == len(mine)
     theirs = str(decided.of("restore", tenant="beta")[0].residency)
-    assert run("explain", theirs, *keys["auditor"], "--json")["request"]["tenant"] == "beta"  # control
+    [shown] = run("explain", theirs, *keys["auditor"], "--json")["items"]
+    assert shown["tenant"] == "beta"  # control
     assert f"no request {theirs}" in run("explain", theirs, *own, code=2)
     assert "beta" not in run("explain", theirs, *own, code=2)
     for words in (("list",), ("transfers",), ("explain", theirs)):
@@ -118,17 +122,18 @@ def test_one_request_in_words(decided: DecidedWorld) -> None:
     assert f"found in host: {moved.blocks} blocks" in said and "as that was predicted to be faster" in said
     assert "than predicted" in said and "saved against computing" in said
     document = run("explain", str(moved.residency), "--worker", "worker-0", "--ledger", decided.url, "--json")
-    [decision] = document["request"]["decisions"]
+    [request] = document["items"]
+    [decision] = request["decisions"]
     assert (decision["transfer_us"], decision["recompute_us"], decision["actual_us"]) == (
         moved.transfer_us, moved.recompute_us, moved.actual_us,
     )  # fmt: skip
-    assert document["explained"] == said.splitlines()[1:]
+    assert document["any_tier"] and lines_of(request) == said.splitlines()[1:]
 
 
 def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
     here = ("--ledger", decided.url)
     shown = run("list", *EVER, *here)
-    [tier] = run("list", *EVER, *here, "--json")["tiers"]
+    [tier] = run("list", *EVER, *here, "--json")["items"]
     for row in tier["transfers"]:
         [line] = [line for line in shown.splitlines() if line.split()[:2] == ["host", row["action"]]]
         assert line.split()[2:4] == [str(row["decisions"]), str(row["transfers"])]
@@ -149,12 +154,15 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
         (("explain", "5", "--worker", "gpu-9"), "has no request 5 that fits"),
         (
             ("explain", "5", "--incarnation", "xyz"),
-            "--incarnation `xyz` is no process: it has 32 hexadecimal",
+            "--incarnation `xyz` does not fit `^[0-9a-f]{32}$`: of this process alone: 32 hexadecimal digits",
         ),
         (("explain", "5", "--tenant", "acne"), "acme"),
         (("transfers", "--cursor", "12"), "--cursor `12` is no cursor of this command"),
-        (("transfers", "--tier", "tape"), "tape"),
-        (("list", "--since", "2026-01-02", "--until", "2026-01-01"), "is not after --since"),
+        (("transfers", "--tier", "tape"), "`tape` is not one of 'host', 'nvme', 'remote'"),
+        (("transfers", "--tier", "nvm"), "did you mean `nvme`?"),
+        (("transfers", "--limit", "5000"), "'--limit': Input should be less than or equal to 1000"),
+        (("list", "--since", "yesterday"), "--since `yesterday` is no ISO 8601 date or time; write `2026-"),
+        (("list", "--since", "2026-01-02", "--until", "2026-01-01"), "`since` is not before `until`"),
     ],
 )
 def test_errors_say_what_is_wrong_and_what_to_do(
@@ -170,10 +178,10 @@ def test_a_ledger_without_tiers_says_what_would_fill_it(tmp_path: Path) -> None:
     upgrade(engine)
     engine.dispose()
     assert "KVCUSTODY_HOST_TIER_BYTES" in run("list", "--ledger", url)
-    assert run("list", "--ledger", url, "--json")["tiers"] == []
+    assert run("list", "--ledger", url, "--json")["items"] == []
     refused = run("explain", "1", "--ledger", url, code=2)
     assert "has no request 1" in refused and "KVCUSTODY_HOST_TIER_BYTES" in refused
-    assert run("transfers", "--ledger", url, "--json") == {"transfers": [], "next": None}
+    assert run("transfers", "--ledger", url, "--json") == {"items": [], "next": None}
 
 
 def test_a_request_of_a_ledger_without_tiers_is_told_why(tmp_path: Path) -> None:
@@ -199,4 +207,4 @@ def test_two_processes_with_the_same_number_are_told_apart(tmp_path: Path) -> No
     assert "request 1 is of 2 processes" in refused and all(name in refused for name in names)
     for name in names:
         found = run("explain", "1", "--incarnation", name, "--ledger", url, "--json")
-        assert found["request"]["incarnation"] == name
+        assert [item["incarnation"] for item in found["items"]] == [name]

@@ -30,6 +30,12 @@ SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, block_tokens=16, dtype=torch
 POLICY = Path(__file__).parents[2] / "policies" / "library" / "single-org.yaml"
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An act on a ledger keeps its state where it is run."""
+    monkeypatch.chdir(tmp_path)
+
+
 def run(*words: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == code, result.output
@@ -67,7 +73,7 @@ def serve(worker: Worker, subject: str) -> int:
 def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, tmp_path: Path) -> None:
     ledger = ("--ledger", f"sqlite:///{tmp_path}/ledger.db")
     assert [serve(worker, who) for who in ("ada-l", "ada-l", "robert")] == [0, 80, 0]
-    words = ("erasure", "request", "--tenant", "org", "--subject", "ada-l", "--actor", "dpo", "--json")
+    words = ("erasure", "request", "--tenant", "org", "--subject", "ada-l", "--json")
     erasure = json.loads(run(*words, *ledger))["erasure"]
     assert json.loads(run("erasure", "status", erasure, "--json", *ledger))["waiting"] == ["worker-0"]
     until = time.monotonic() + 20
@@ -96,12 +102,12 @@ def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, 
     certificate.write_bytes(certificate.read_bytes().replace(b'"complete"', b'"partial"', 1))
     assert "problem" in run(*check, code=2)
     assert erasure in run("erasure", "list", *ledger)
-    (listed,) = json.loads(run("erasure", "list", "--json", *ledger))
+    (listed,) = json.loads(run("erasure", "list", "--json", *ledger))["items"]
     shown = json.loads(run("erasure", "status", erasure, "--json", *ledger))
     for one in (listed, shown.get("request", shown)):
         assert moment_us(one["deadline"]) == one["deadline_us"], "both forms of each moment"
     assert run("scan", "ledger", *ledger) == "nothing found\n"
-    assert json.loads(run("scan", "findings", "--json", *ledger)) == []
+    assert json.loads(run("scan", "findings", "--json", *ledger))["items"] == []
 
 
 def test_a_worker_repairs_its_books_and_says_so(worker: Worker, tmp_path: Path) -> None:
@@ -112,7 +118,9 @@ def test_a_worker_repairs_its_books_and_says_so(worker: Worker, tmp_path: Path) 
     assert worker.recover().findings == () and worker.governor.check() == []
     worker.writer.flush()
     found = json.loads(run("scan", "findings", "--json", "--ledger", f"sqlite:///{tmp_path}/ledger.db"))
-    assert [(one["orphan"], one["outcome"]) for one in found] == [("hold without residency", "recovered")]
+    assert [(one["orphan"], one["outcome"]) for one in found["items"]] == [
+        ("hold without residency", "recovered")
+    ]
 
 
 class AnHourBack(SystemClock):
@@ -128,22 +136,23 @@ def test_a_deadline_that_has_passed_stays_passed_when_the_wall_clock_is_set_back
 ) -> None:
     ledger = ("--ledger", f"sqlite:///{tmp_path}/ledger.db")
     serve(worker, "ada")
-    who = ("--tenant", "org", "--subject", "ada", "--actor", "dpo", "--deadline-seconds", "1")
+    who = ("--tenant", "org", "--subject", "ada", "--deadline-seconds", "1")
     asked = json.loads(run("erasure", "request", *who, *ledger, "--json"))["erasure"]
     time.sleep(1.2)
     path = tmp_path / "time.json"
     if kept:
         DeadlineClock(SystemClock(), path)
     monkeypatch.setenv("KVCUSTODY_CLOCK_PATH", str(path))
-    monkeypatch.chdir(tmp_path)  # a service keeps its time in the working directory
+    (tmp_path / "apart").mkdir()
+    monkeypatch.chdir(tmp_path / "apart")  # whoever asked for it kept the time in the working directory
     monkeypatch.setattr(command_clock, "SystemClock", AnHourBack)
     found = json.loads(run("erasure", "status", asked, *ledger, "--json"))
     assert bool(found["unreachable"]) is kept, found
 
 
 def test_a_malformed_request_is_one_line(tmp_path: Path) -> None:
-    run("erasure", "request", "--subject", "ada-l", "--actor", "dpo", code=2)
-    run("erasure", "request", "--tenant", "a", "--label", "region", "--actor", "dpo", code=2)
+    run("erasure", "request", "--subject", "ada-l", code=2)
+    run("erasure", "request", "--tenant", "a", "--label", "region", code=2)
     run("erasure", "verify", str(tmp_path / "none.json"), "--key", "x", code=2)
 
 

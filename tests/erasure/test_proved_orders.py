@@ -142,7 +142,11 @@ def test_commands_that_read_a_ledger_show_the_orders_that_workers_follow(
             json.loads(CliRunner().invoke(app, [*command, "--ledger", url, "--json"]).stdout)
             for command in commands
         )
-        return len(holds["holds"]), enforcement["order"] is not None, {one["state"], listed[0]["state"]}
+        return (
+            len(holds["holds"]),
+            enforcement["order"] is not None,
+            {one["state"], listed["items"][0]["state"]},
+        )
 
     assert shown() == (0, True, {"complete"}), "control"
     monkeypatch.setenv("KVCUSTODY_POLICY_TRUST", str(tmp_path / "trust.toml"))

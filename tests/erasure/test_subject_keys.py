@@ -22,6 +22,12 @@ SUBJECT = Selector("alpha", "alpha-user-1")
 SESSION = Selector("alpha", "alpha-user-1", "alpha-user-1-chat")
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An act on a ledger keeps its state where it is run."""
+    monkeypatch.chdir(tmp_path)
+
+
 def held(world: CustodyWorld, selector: Selector) -> int:
     """Residencies of the selector that hold or use anything."""
     manager = world.governor.managers[0]
@@ -32,7 +38,7 @@ def held(world: CustodyWorld, selector: Selector) -> int:
 
 def test_the_command_writes_a_tag_and_the_store_tells_who_is_meant(store: Engine, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/keys.db"
-    words = ["erasure", "request", "--tenant", "alpha", "--subject", "ada", "--actor", "dpo"]
+    words = ["erasure", "request", "--tenant", "alpha", "--subject", "ada"]
     words += ["--ledger", f"sqlite:///{tmp_path}/ledger.db"]
     with store.begin() as connection:
         connection.execute(insert(tenants).values(tenant="alpha", log=1, first_seen_us=1))

@@ -121,6 +121,7 @@ def desk(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     keys = [(create_signing_key(tmp_path / f"{name}.key", name), role) for name, role in names.items()]
     rows = [(str(key.verifier), role, None) for key, role in keys]
     (tmp_path / "trust.toml").write_text(write_trust("prod", rows))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVCUSTODY_POLICY_TRUST", str(tmp_path / "trust.toml"))
     monkeypatch.setenv("KVCUSTODY_ORDER_KEY_PATH", str(tmp_path / "olga.key"))
     with builders.ledger(migrated, tmp_path / "ledger.db") as engine:
@@ -138,7 +139,7 @@ def test_a_person_signs_what_her_command_writes(
     desk: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until = iso(SystemClock().utc_us() + DAY_US)
-    order = ("policy", "enforce", "monitor", "--until", until, "--actor", "olga", "--reason", "test")
+    order = ("policy", "enforce", "monitor", "--until", until, "--reason", "test")
     done = run(tmp_path, *order)
     assert done.exit_code == 0, done.output
     [leaf] = leaves(desk, "enforcement-ordered")

@@ -20,7 +20,7 @@ from kvcustody.audit.store.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.clock import SystemClock
-from kvcustody.console import inbox
+from kvcustody.console import clock as console_clock
 from kvcustody.console.main import app
 from kvcustody.governance.service.fleet import webhooks
 from kvcustody.governance.service.service import Service, open_service
@@ -131,7 +131,7 @@ def plane(
 ) -> Iterator[Plane]:
     shutil.copy(migrated, tmp_path / "ledger.db")
     made = Plane(tmp_path, receiver, make_client, make_people)
-    monkeypatch.setattr(inbox, "deadline_us", made.clock.utc_us)
+    monkeypatch.setattr(console_clock, "deadline_us", made.clock.utc_us)
     yield made
     made.close()
 

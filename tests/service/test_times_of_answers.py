@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from kvcustody.governance.api.app import create_api
 from kvcustody.governance.api.http.answer_times import (
     _COLUMN_MIN,
     LENGTHS,
@@ -23,6 +22,7 @@ from kvcustody.governance.api.http.answer_times import (
     iso_field,
     times_of,
 )
+from kvcustody.governance.api.openapi_document import whole_document
 from kvcustody.times import iso
 from standins.service.service_world import Worker, register, ship
 
@@ -32,7 +32,7 @@ _OLDEST_US = 10**15  # September 2001: what is smaller is a length
 
 @pytest.fixture(scope="module")
 def document() -> Any:
-    return create_api(None).whole_document()
+    return whole_document()
 
 
 def _schemas(document: Any, part: str) -> dict[str, Any]:
@@ -137,9 +137,7 @@ def test_a_field_that_nobody_declared_is_found(document: Any) -> None:
 def test_a_document_without_the_rule_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: what FastAPI writes of the models states each moment once."""
     monkeypatch.setattr("kvcustody.governance.api.openapi_document.date_schemas", lambda made: None)
-    api = create_api(None)
-    monkeypatch.setattr(api, "_declared", None)
-    plain = api.whole_document()
+    plain = whole_document()
     assert len(undated(_schemas(plain, "responses"))) > 60
     date_schemas(plain)
     assert not undated(_schemas(plain, "responses"))

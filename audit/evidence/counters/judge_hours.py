@@ -23,7 +23,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -53,11 +52,12 @@ from kvcustody.audit.store.schema.counters import coverage_hours, coverage_pass
 from kvcustody.audit.store.schema.leaf_tables import retention_purges
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.store.schema.trees import checkpoints, root_leaves
+from kvcustody.logger import get_logger
 
 STEP_LEAVES = 200_000  # of one step, unless one seal has more
 _SEALS = 20_000  # root leaves that one step looks at
 _FINAL = [VERDICTS.index(name) for name in ("in_time", "late", "unproven")]
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Spans:

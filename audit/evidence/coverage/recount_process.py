@@ -31,6 +31,7 @@ from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.audit.store.database.snapshot import AsOf, as_of_sizes, is_in
 from kvcustody.audit.store.schema.ledger import events, logs
+from kvcustody.logger import get_logger
 
 BESIDE_LEAVES = 30_000  # from here on a second process saves more than its start costs
 
@@ -197,9 +198,7 @@ def _target(engine: Engine) -> str | None:
 
 
 def _warn(reason: str) -> None:
-    import structlog  # as late as this: the other process, which starts for one answer, warns of nothing
-
-    structlog.get_logger(__name__).warning("recounted in this process", reason=reason)
+    get_logger(__name__).warning("recounted in this process", reason=reason)
 
 
 def _to_bytes(made: RecountResult) -> bytes:

@@ -13,7 +13,6 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
 
 from kvcustody.audit.evidence.subjects.subject_filter import of_tenant
-from kvcustody.audit.kinds import log_of
 from kvcustody.audit.kinds.block_runs import names_block
 from kvcustody.audit.leaf.change_items import item_of
 from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of, kinds_of
@@ -67,18 +66,6 @@ class OrphanFinding(NamedTuple):
     action: str
     outcome: str
     at_us: int
-
-
-def classifications_held(connection: Connection, tenant: str, since: int = 0) -> tuple[set[str], int]:
-    """The classifications that a tenant's log has residencies of, from the leaf `since` on; and its size."""
-    log = connection.execute(select(logs.c.id, logs.c.size).where(logs.c.name == log_of(tenant))).first()
-    if log is None:
-        return set(), 0
-    column = residencies.c
-    query = select(column.classification).where(
-        column.log == log.id, column.idx >= since, has_leaf(residencies)
-    )
-    return set(connection.scalars(query.distinct())), log.size
 
 
 def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tuple[SubjectResidency, ...]:

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
 from sqlalchemy import Engine, Select, column, create_engine, event, inspect, select, table
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import LRUCache
@@ -29,6 +28,7 @@ from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.sqlite_writers import begin_in_turns
 from kvcustody.errors import LedgerError
 from kvcustody.files import PRIVATE, claim_file, evidence_mode, take_back
+from kvcustody.logger import get_logger
 
 SCHEMA_REVISION = "0045"
 FIRST_REVISION = "0041"  # older ledgers are of commits before any release
@@ -47,7 +47,7 @@ _POOLER = (
 _OPTIONS_REFUSED = "unsupported startup parameter"  # what PgBouncer says that is not told to drop them
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 LOCKED = "it is locked by another writer"
 _SQLITE_REASONS = {

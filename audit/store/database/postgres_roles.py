@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, ORDERS
@@ -190,6 +189,8 @@ def _policies() -> Iterator[str]:
         "SET search_path = public, pg_temp AS $$ SELECT id FROM logs "
         "WHERE name = 'tenant/' || nullif(current_setting('kvcustody.tenant', true), '') $$"
     )
+    from sqlalchemy.dialects.postgresql.base import PGDialect
+
     dialect = PGDialect()  # type: ignore[no-untyped-call]
     losing = losing_processes().compile(dialect=dialect, compile_kwargs={"literal_binds": True})
     yield (

@@ -20,16 +20,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.store.database.database_place import SqliteFile
 from kvcustody.audit.store.database.dialect import file_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.files import PRIVATE, claim_file
+from kvcustody.logger import get_logger
 
 COPY_SECONDS = 2.0  # as long as a reader's transaction may take
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @contextmanager

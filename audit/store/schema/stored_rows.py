@@ -20,13 +20,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
-import structlog
 from sqlalchemy import Column, Connection, Integer, Select, String
 
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.errors import ConfigError
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 LARGE = 1 << 53
 _SHOWN_CHARACTERS = 64
 _TOLD_KEPT = 1024

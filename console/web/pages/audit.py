@@ -29,11 +29,11 @@ from kvcustody.console.report.render.number_format import count, duration, momen
 from kvcustody.console.web.event_sentences import sentence_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
-from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.parameters import LARGE
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.times import HOUR_US, MINUTE_US
 
@@ -66,7 +66,7 @@ def explore(visit: PageRequest) -> Response:
         cursor=visit.text("cursor", 1024),
         limit=_PAGE,
     )
-    found = orjson.loads(bytes(answer.body))
+    found = orjson.loads(answer.body)
     for item in found["items"]:
         item["summary"] = sentence_of(item["leaf"])
     counted = None if live else visit.ask(audit_api.summary, tenant, **asked)
@@ -158,7 +158,7 @@ def event(visit: PageRequest) -> Response:
     _seen(visit, log)
     visit.record("consoleEvent")
     own = None if sees_all(visit) else visit.caller.tenant
-    with visit.service.reading(own) as connection, audit_api.absent_is_absent():
+    with visit.service.reading(own) as connection, audit_api.absent_as(visit.service):
         leaf = LedgerProofs(connection).leaf(log, idx)
     body = orjson.loads(leaf)
     keys = recorded_keys(visit.service.reader)

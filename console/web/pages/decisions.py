@@ -115,5 +115,5 @@ def _explained(visit: PageRequest) -> dict[str, Any]:
     except ValidationError as error:
         places = ", ".join(str(item["loc"][0]) for item in error.errors())
         raise ProblemError("invalid", f"not a request: {places}") from None
-    answer: dict[str, Any] = orjson.loads(bytes(visit.ask(workbench.explained, what).body))
+    answer: dict[str, Any] = orjson.loads(visit.ask(workbench.explained, what).body)
     return answer

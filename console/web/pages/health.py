@@ -9,13 +9,13 @@ from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.overview import witnesses
-from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations import fleet as orders_api
 from kvcustody.governance.api.operations import health as health_api
 from kvcustody.governance.observability.serving_summary import ServingSummary, summary
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.scan_orders import ScanOrder
+from kvcustody.governance.service.operations.parameters import LARGE
 from kvcustody.governance.service.problem_details import not_found
 
 _WORKERS_MAX = 1000

@@ -19,7 +19,6 @@ from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import policy_status
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
-from kvcustody.governance.api.operations.health import inbox_of
 from kvcustody.governance.service.access.roles import Permission, Reach
 
 _TENANTS_MAX = 12
@@ -51,7 +50,7 @@ def show(visit: PageRequest) -> Response:
 def inbox(visit: PageRequest) -> Response:
     """What waits for whoever looks, the most urgent first, with the page and the command that deal with it."""
     visit.record("consoleInbox")
-    return visit.page("operate/inbox.html", "Inbox", items=inbox_of(visit.service, visit.caller))
+    return visit.page("operate/inbox.html", "Inbox", items=visit.service.inbox_of(visit.caller))
 
 
 def witnesses(visit: PageRequest) -> WitnessStatus:

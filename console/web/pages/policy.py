@@ -16,12 +16,12 @@ from kvcustody.console.web.pages.policy_status import known_policy, read_policy_
 from kvcustody.console.web.source_listing import DiffLine, Line, lines_of, text_diff
 from kvcustody.errors import PolicyError
 from kvcustody.governance.api.models.policies import SimulationRequest
+from kvcustody.governance.api.operations.policy_release import enforcement_on_record
 from kvcustody.governance.api.operations.policy_workbench import simulated
 from kvcustody.governance.observability.serving_summary import tiers_at_work
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.answers.enforcement import enforcement_on_record
 from kvcustody.governance.service.problem_details import not_found
 from kvcustody.governance.service.processes import policy_tasks as tasks
 from kvcustody.governance.service.processes.policy_tasks import Draft

@@ -15,9 +15,9 @@ from kvcustody.console.report.render.number_format import count, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations import tiers as tiers_api
+from kvcustody.governance.api.operations.tiers import whose
 from kvcustody.governance.observability.serving_summary import TierServing, tier_servings
 from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.answers.tiers import whose
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.times import DAY_US, SECOND_US
 
@@ -52,10 +52,10 @@ def show(visit: PageRequest) -> Response:
     name = visit.text("period") or "24h"
     until_us = visit.service.clock.utc_us()
     since_us = max(0, until_us - _PERIODS.get(name, 1) * DAY_US)
-    tiers = visit.ask(tiers_api.tiers, said, since_us, until_us)["items"]
+    tiers = visit.ask(tiers_api.tiers, tenant=said, since=since_us, until=until_us)["items"]
     summed = [row for tier in tiers for row in tier["transfers"]]
     cursor = visit.text("cursor", 1024)
-    listed = visit.ask(tiers_api.listed_transfers, said, cursor=cursor, limit=_PAGE)
+    listed = visit.ask(tiers_api.listed_transfers, tenant=said, cursor=cursor, limit=_PAGE)
     residency = visit.number("residency")
     return visit.page(
         "operate/tiers.html",
@@ -123,7 +123,7 @@ def _explained(visit: PageRequest, tenant: str | None, residency: int) -> list[d
     process = visit.text("incarnation", 32)
     if process is not None and not (len(process) == 32 and set(process) <= set("0123456789abcdef")):
         raise ProblemError("invalid", "`incarnation` is not 32 hexadecimal digits")
-    found = visit.ask(tiers_api.explained, residency, process, tenant=tenant)["items"]
+    found = visit.ask(tiers_api.explained, residency=residency, incarnation=process, tenant=tenant)["items"]
     return [
         {"incarnation": one["incarnation"], "opened_us": one["opened_us"], "lines": lines_of(one)}
         for one in found[:_SHOWN_MAX]

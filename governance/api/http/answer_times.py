@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from kvcustody.times import iso
 
@@ -106,6 +106,19 @@ def dated_data(data: Any) -> Any:
 def answer_bytes(model: type[BaseModel] | None, answer: dict[str, Any]) -> bytes:
     """An answer as JSON, with its moments in both forms."""
     return orjson.dumps(dated(model, answer), option=orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z)
+
+
+def model_bytes(model: type[BaseModel]) -> Callable[[Any], bytes]:
+    """What makes the bytes of an answer of this model."""
+    answers, times = TypeAdapter(model), times_of(model)
+
+    def made(found: Any) -> bytes:
+        valid = answers.validate_python(found)
+        if times is None:
+            return answers.dump_json(valid, by_alias=True)
+        return answer_bytes(model, answers.dump_python(valid, mode="json", by_alias=True))
+
+    return made
 
 
 def date_schemas(document: dict[str, Any]) -> None:

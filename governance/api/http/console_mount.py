@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import parse_qs
 
 from kvcustody.audit.kinds import AccessRecorded
@@ -18,7 +18,9 @@ from kvcustody.governance.api.http.exchange import Exchange, Receive, Scope, Sen
 from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.service.access.authenticator import unauthenticated
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 ADDRESS = "kvcustody.address"  # in a page's scope: where the request comes from (`Exchange.address`)
 FORM = "application/x-www-form-urlencoded"
@@ -39,13 +41,6 @@ class LoggedIn(NamedTuple):
     set_cookie: str
     csrf: str
     caller: Caller
-
-
-def is_page(pages: Pages | None, path: str) -> bool:
-    """Whether a path belongs to the pages."""
-    if pages is None:
-        return False
-    return path in ("/", pages.prefix) or path.startswith(pages.prefix + "/")
 
 
 def log_in(service: Service, key: str, scope: Scope) -> LoggedIn:

@@ -119,6 +119,10 @@ class Exchange:
             raise ProblemError("malformed", f"header `{name}` came {len(values)} times")
         return values[0].decode("latin-1")
 
+    def texts(self) -> dict[str, str]:
+        """The headers of the request by their names; of one that came twice the first."""
+        return {name.decode("latin-1"): values[0].decode("latin-1") for name, values in self.headers.items()}
+
     @property
     def trace(self) -> str:
         """The trace id that the request came with; empty where it came with none, a malformed one or two."""

@@ -16,53 +16,48 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
-import structlog
 from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.audit.kinds import Event
-from kvcustody.governance.api.http.console_mount import ADDRESS, Pages, form_token, is_page
-from kvcustody.governance.api.http.exchange import (
-    ClientGoneError,
-    Exchange,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import Wire
+from kvcustody.governance.api.http.console_mount import ADDRESS, Pages, form_token
+from kvcustody.governance.api.http.exchange import ClientGoneError, Exchange, Receive, Scope, Send
 from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.http.long_poll import told_within
 from kvcustody.governance.api.http.session_cookie import check_act, check_origin, cookie_of
-from kvcustody.governance.service.access.authenticator import too_many
+from kvcustody.governance.api.operation_function import OperationFunction
 from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.rate_limiter import too_many
 from kvcustody.governance.service.ingest.traced_writer import CURRENT
-from kvcustody.governance.service.operations.answer import Answer, Headers
-from kvcustody.governance.service.operations.operation import Operation, Operations
-from kvcustody.governance.service.operations.run import OperationCall, OperationGate
+from kvcustody.governance.service.operations.answer import Answer, FileContent, Headers
+from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.run import OperationCall, OperationGate, problem_of
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
 from kvcustody.governance.service.service import Service
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-_log = structlog.get_logger("kvcustody.access")
+_log = get_logger("kvcustody.access")
 _PARTIES = 4  # how many it takes to hold every place; and of what a party may hold, what all have without a credential
 _INLINE_BYTES = 65_536  # of a body that is read on the loop; a larger one is read on a thread
 CALLER = "kvcustody.caller"
 HISTORY = b"kvcustody-history"
 T = TypeVar("T")
-Read = Callable[[Scope, dict[str, str]], Awaitable[Response]]  # of a request, and the parameters in its path
 
 
 class LoopWaiter:
@@ -89,25 +84,20 @@ class LoopWaiter:
 
 
 class Gate:
-    """Wraps the application of operations."""
+    """The ASGI application of a service: its operations, and the pages of a console where there is one."""
 
     def __init__(
         self,
-        app: Any,
-        operations: Operations,
+        declared: Declarations,
         service: Service,
         *,
-        queries: dict[str, frozenset[str]],
-        reads: Mapping[str, Read],
         workers_only: bool = False,
         pages: Pages | None = None,
     ) -> None:
-        self._app = app
-        self._operations = operations
+        self._declared = declared
         self._service = service
-        self._queries = queries
-        self._reads = reads
         self._pages = pages
+        self._tls, self._proxies = service.settings.tls, service.settings.proxies
         self._of_party: Counter[str] = Counter()
         self._strangers: Counter[str] = Counter()  # requests in work without a credential, by address
         self._threads = anyio.CapacityLimiter(32)
@@ -118,68 +108,67 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            settings = self._service.settings
-            exchange = Exchange(scope, receive, send, tls=settings.tls, proxies=settings.proxies)
-            if not is_page(self._pages, exchange.path):  # a page may tell HEAD from GET: a link is not spent
-                exchange.answer_head_as_get()
-            operation = self._operations.find(exchange.method, exchange.path)
-            CURRENT.set(exchange.trace)
-            if self._service.tracing is None:
-                await self._http(exchange, operation, None)
-            else:
-                name = operation.name if operation is not None else "none"
-                with self._service.tracing.request(exchange.headers, name) as span:
-                    await self._http(exchange, operation, span)
-        else:
+        if scope["type"] != "http":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
+            return
+        exchange = Exchange(scope, receive, send, tls=self._tls, proxies=self._proxies)
+        is_page = self._pages is not None and _is_below(self._pages.prefix, exchange.path)
+        if not is_page:  # a page may tell HEAD from GET: a link is not spent
+            exchange.answer_head_as_get()
+        operation = self._declared.operations.find(exchange.method, exchange.path)
+        CURRENT.set(exchange.trace)
+        if self._service.tracing is None:
+            await self._http(exchange, operation, None, is_page=is_page)
+        else:
+            name = operation.name if operation is not None else "none"
+            with self._service.tracing.request(exchange.headers, name) as span:
+                await self._http(exchange, operation, span, is_page=is_page)
 
-    async def _http(self, exchange: Exchange, operation: Operation | None, span: Span | None) -> None:
+    async def _http(
+        self, exchange: Exchange, operation: Operation | None, span: Span | None, *, is_page: bool
+    ) -> None:
         started = time.perf_counter()
         caller = None
         try:
             exchange.check_host()
-            exchange.check_text(
-                query=not is_page(self._pages, exchange.path)
-            )  # a page says which field it was
+            exchange.check_text(query=not is_page)  # a page says which field it was
             if operation is not None and operation.action is None:
-                with self._place_of(None, exchange.address):
-                    await self._app(exchange.scope, exchange.replay(), exchange.send)
-                return
-            if operation is None and self._operations.are_open(exchange.path):
+                with self._place_of(None, exchange):
+                    await self._sent(exchange, operation, None, {})
+            elif operation is None and self._declared.operations.are_open(exchange.path):
                 raise self._not_allowed(exchange.path)
-            if is_page(self._pages, exchange.path):
+            elif is_page:
                 caller = await self._page(exchange)
-                return
-            caller = await self._authenticate(exchange)
-            with self._place_of(caller, exchange.address):
-                await self._serve(exchange, operation, caller)
-        except ProblemError as problem:
-            await exchange.refuse(problem)
+            else:
+                caller = await self._authenticate(exchange)
+                with self._place_of(caller, exchange):
+                    await self._serve(exchange, operation, caller)
         except ClientGoneError:
             pass
         except SQLAlchemyError:
             _log.error("database failed", request_id=exchange.request_id, exc_info=True)
             await exchange.refuse(ProblemError("unavailable", headers={"Retry-After": "2"}))
-        except Exception:
-            _log.error("request failed", request_id=exchange.request_id, exc_info=True)
-            await exchange.refuse(ProblemError("internal"))
+        except Exception as error:
+            problem = problem_of(error)
+            if problem is None:
+                _log.error("request failed", request_id=exchange.request_id, exc_info=True)
+            await exchange.refuse(problem or ProblemError("internal"))
         finally:
             self._note(exchange, operation, caller, time.perf_counter() - started, span)
 
     @contextmanager
-    def _place_of(self, caller: Caller | None, address: str) -> Iterator[None]:
+    def _place_of(self, caller: Caller | None, exchange: Exchange) -> Iterator[None]:
         """One of the places of the caller's party, a quarter of all: requests that are held open stop nobody else.
 
         Without a caller, one of as many others (rule 5), of which an address has a quarter.
         """
         whole = self._service.settings.running_requests_max
-        places, name = (self._of_party, caller.party) if caller is not None else (self._strangers, address)
         share = max(1, whole // _PARTIES)
-        if caller is None:
+        if caller is not None:
+            places, name = self._of_party, caller.party
+        else:
+            places, name = self._strangers, exchange.address
             whole, share = share, max(1, share // _PARTIES)
         if places.total() >= whole:
             raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
@@ -198,11 +187,10 @@ class Gate:
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
         cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), tls=exchange.tls)
-        authenticator, address = self._service.authenticator, exchange.address
-        certificate = exchange.certificate
+        authenticator, certificate = self._service.authenticator, exchange.certificate
         caller = authenticator.known(authorization, certificate)
         if caller is None:
-            ask = (authorization, cookie, address, certificate)
+            ask = (authorization, cookie, exchange.address, certificate)
             caller = await run_sync(authenticator.caller, *ask, limiter=self._checks)
         try:
             self._gate.admit(caller, exchange.has_gone)
@@ -243,7 +231,7 @@ class Gate:
         wait_seconds = self._service.rates.take(rate) if caller is not None or reads else 0.0
         if wait_seconds:
             raise too_many(wait_seconds)
-        with self._place_of(caller, exchange.address):
+        with self._place_of(caller, exchange):
             await exchange.read(int(self._service.settings.body_bytes_max))
             if exchange.method not in ("GET", "HEAD"):
                 if caller is None or cookie is None:
@@ -259,8 +247,7 @@ class Gate:
         if operation is None:
             raise self._not_allowed(exchange.path)
         self._gate.permit(operation, caller)
-        exchange.scope[CALLER] = caller
-        query = _query(exchange, self._queries[operation.name])
+        query = _query(exchange, self._declared.functions[operation.name])
         settings = self._service.settings
         await exchange.read(int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max))
         if exchange.body and not operation.batch:
@@ -273,33 +260,34 @@ class Gate:
         request = b"\0".join((target, (exchange.header("if-match") or "").encode(), exchange.body))
         key = exchange.header("idempotency-key") if operation.keyed else None
         call = OperationCall(operation, caller, query, request, key)
-        act = partial(self._whole, exchange) if operation.keyed else partial(self._sent, exchange, operation)
+        act = partial(self._kept if operation.keyed else self._sent, exchange, operation, caller, query)
         answer = await self._gate.run(call, act)
         if answer is not None:
             await exchange.answer(answer)
 
-    async def _sent(self, exchange: Exchange, operation: Operation) -> None:
+    async def _sent(
+        self, exchange: Exchange, operation: Operation, caller: Caller | None, query: Mapping[str, str]
+    ) -> None:
         """Call an operation, whose answer is sent as it comes."""
-        read = self._reads.get(operation.name)
-        if read is not None:
-            response = await read(exchange.scope, operation.parameters(exchange.path))
-            await response(exchange.scope, exchange.replay(), exchange.send)
-        else:
-            await self._app(exchange.scope, exchange.replay(), exchange.send)
+        found = await self._called(exchange, operation, caller, query)
+        await _response(found)(exchange.scope, exchange.replay(), exchange.send)
 
-    async def _whole(self, exchange: Exchange) -> Answer:
+    async def _kept(
+        self, exchange: Exchange, operation: Operation, caller: Caller | None, query: Mapping[str, str]
+    ) -> Answer:
         """Call an operation, whose answer is kept."""
-        kept: list[Message] = []
+        found = await self._called(exchange, operation, caller, query)
+        return found.answer() if isinstance(found, FileContent) else found
 
-        async def keep(message: Message) -> None:
-            kept.append(message)
-
-        await self._app(exchange.scope, exchange.replay(), keep)
-        body = b"".join(message.get("body", b"") for message in kept[1:])
-        return Answer(kept[0]["status"], list(kept[0]["headers"]), body)
+    async def _called(
+        self, exchange: Exchange, operation: Operation, caller: Caller | None, query: Mapping[str, str]
+    ) -> Answer | FileContent:
+        path, headers = operation.parameters(exchange.path), exchange.texts()
+        wire = Wire(path, query, headers, exchange.body, exchange.tls, exchange.certificate)
+        return await self._declared.functions[operation.name].call(self._service, caller, wire, run_sync)
 
     def _not_allowed(self, path: str) -> ProblemError:
-        allowed = self._operations.methods(path)
+        allowed = self._declared.operations.methods(path)
         if not allowed:
             return ProblemError("not-found")
         return ProblemError("method-not-allowed", headers={"Allow": ", ".join(allowed)})
@@ -336,7 +324,19 @@ class Gate:
         )
 
 
-def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:
+def _response(found: Answer | FileContent) -> Response:
+    if isinstance(found, FileContent):
+        return FileResponse(found.path, media_type=found.media, headers=dict(found.headers))
+    headers = {name.decode(): value.decode("latin-1") for name, value in found.headers}
+    return Response(found.body, found.status, headers)
+
+
+def _is_below(prefix: str, path: str) -> bool:
+    """Whether a path belongs to the pages below this prefix."""
+    return path in ("/", prefix) or path.startswith(prefix + "/")
+
+
+def _query(exchange: Exchange, function: OperationFunction) -> dict[str, str]:
     """The query of a request; raises `invalid` for a parameter that is not declared, or that comes twice."""
     text = exchange.scope.get("query_string", b"").decode("latin-1")
     try:
@@ -344,9 +344,7 @@ def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:
     except ValueError:
         raise ProblemError("malformed", "too many query parameters") from None
     query = dict(pairs)
-    if not query.keys() <= known:
-        errors = [{"at": "query", "what": "a parameter that this operation does not have"}]
-        raise ProblemError("invalid", errors=errors)
+    function.check_query(query)
     if len(query) != len(pairs):
         raise ProblemError("invalid", errors=[{"at": "query", "what": "a parameter came twice"}])
     return query

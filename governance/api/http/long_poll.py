@@ -10,16 +10,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import Query
 
-from kvcustody.governance.api.parameters import NUMBER
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.service import Service
+from kvcustody.governance.service.operations.parameters import NUMBER, Query
 
-Wait = Annotated[int, NUMBER, Query(ge=0, le=30, description="Seconds to wait for news.")]
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+Wait = Annotated[int, Query(ge=0, le=30, description="Seconds to wait for news."), NUMBER]
 _LOOK_SECONDS, _PAUSE_SECONDS = 2.0, 0.05
 
 

@@ -26,7 +26,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import structlog
 import uvicorn
 
 from kvcustody.errors import ConfigError
@@ -40,8 +39,9 @@ from kvcustody.governance.service.operations.answer import problem_answer
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings, address
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _BACKLOG = 512
 _KEEP_ALIVE_SECONDS = 75  # longer than clients keep a connection: they close it, and never meet a closed one
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvcustody.governance.api.models.base import Model, TenantName, Unread, Utc, example
 from kvcustody.governance.credentials.certificate_thumbprint import PATTERN
@@ -141,6 +141,12 @@ class ApiKeyPage(Model):
     items: list[ApiKeyModel]
 
 
+class EndedKeys(ApiKeyPage):
+    """The keys of a principal, newest first, after some of them were ended."""
+
+    principal: str
+
+
 class PrincipalPage(Model):
     """A page of principals."""
 
@@ -188,12 +194,20 @@ class Ending(PrincipalName):
     allow_last: Annotated[bool, Field(strict=True)] = False
 
 
-class KeyEnding(Ending):
-    """Whose key to refuse from now on: the one that is named, or all of them."""
+class KeyEnding(Model):
+    """Which key to refuse from now on: one by its prefix, of whoever has it or of `name` alone; or all of `name`."""
 
     model_config = example({"name": "alice", "prefix": "0f1e2d3c4b5a"})
 
+    name: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     prefix: Annotated[str | None, Field(pattern=r"^[0-9a-f]{12}$")] = None
+    allow_last: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _names_one(self) -> KeyEnding:
+        if self.name is None and self.prefix is None:
+            raise ValueError("`name` or `prefix` is needed")
+        return self
 
 
 class KeyKeeping(PrincipalName):

@@ -1,4 +1,4 @@
-"""What all models of the API share. They are read without HTTP too: parameters of requests are in `api.parameters`."""
+"""What all models of the API share. They are read without HTTP too."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from kvcustody.governance.service.operations.parameters import LARGE
 from kvcustody.tenants import NAME_CHARACTERS_MAX
-
-LARGE = 1 << 53
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 TenantName = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX)]

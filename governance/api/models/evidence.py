@@ -8,11 +8,29 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvcustody.audit.reports.framework import NAMES
-from kvcustody.governance.api.models.base import LARGE, Model, Name, TenantName, Unread, Whole, example
+from kvcustody.governance.api.models.base import Model, Name, TenantName, Unread, Whole, example
+from kvcustody.governance.service.operations.parameters import LARGE
 from kvcustody.governance.service.schedules.calendar_periods import Cadence
 
 FrameworkName = StrEnum("FrameworkName", {name.replace("-", "_").upper(): name for name in sorted(NAMES)})  # type: ignore[misc]
-_FRAMEWORK = {"id": "soc2", "title": "SOC 2", "edition": "2017, revised 2022", "controls": 9}
+_CONTROL = {
+    "id": "CC6.5",
+    "title": "Disposal",
+    "scope": "blocks of KV caches",
+    "supports": "Every block that was held is shown with its end.",
+    "limit": "Nothing is shown of other storage.",
+    "clock": True,
+    "evidence": ["coverage"],
+    "shows": ["disposal"],
+}
+_FRAMEWORK = {
+    "id": "soc2",
+    "title": "SOC 2",
+    "edition": "2017, revised 2022",
+    "ids_from": "https://www.aicpa-cima.com/",
+    "ids_taken": "2026-11-01",
+    "controls": [_CONTROL],
+}
 
 
 class ReportRequest(Model):
@@ -198,13 +216,28 @@ class MadeReportPage(Model):
     next: str | None
 
 
+class ControlModel(Model):
+    """A control that there is evidence for: what supports it, and what that does not show."""
+
+    id: str
+    title: str
+    scope: str
+    supports: str
+    limit: str
+    clock: bool
+    evidence: list[str]
+    shows: list[str]
+
+
 class FrameworkModel(Model):
-    """A framework and how many of its controls there is evidence for."""
+    """A framework, where its ids were taken from and when, and the controls that there is evidence for."""
 
     id: str
     title: str
     edition: str
-    controls: Whole
+    ids_from: str
+    ids_taken: str
+    controls: list[ControlModel]
 
 
 class Frameworks(Model):

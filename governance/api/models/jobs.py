@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
+from kvcustody.governance.api.models.base import Model, TenantName, Utc, Whole, example
+from kvcustody.governance.service.operations.parameters import LARGE
 
 _JOB = {
     "job": "cd" * 16,

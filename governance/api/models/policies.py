@@ -12,8 +12,9 @@ from kvcustody.audit.evidence.processes.enforcement import (
     MonitoredPeriod,
     WorkerEnforcement,
 )
-from kvcustody.governance.api.models.base import LARGE, Model, TenantName, Utc, Whole, example
+from kvcustody.governance.api.models.base import Model, TenantName, Utc, Whole, example
 from kvcustody.governance.api.models.shown import shown
+from kvcustody.governance.service.operations.parameters import LARGE
 
 SOURCE = "schema: kvcustody/policy@1\nname: example\n…"
 Source = Annotated[str, Field(min_length=1, max_length=1 << 20)]

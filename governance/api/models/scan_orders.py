@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from kvcustody.governance.api.models.base import LARGE, Model, example
+from kvcustody.governance.api.models.base import Model, example
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.service.fleet.scan_orders import ScanOrder
+from kvcustody.governance.service.operations.parameters import LARGE
 
 _ORDER = "cd" * 16
 _EXAMPLE = {

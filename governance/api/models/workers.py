@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.governance.api.models.base import LARGE, Measure, Model, TenantName, Utc, Whole, example
+from kvcustody.governance.api.models.base import Measure, Model, TenantName, Utc, Whole, example
 from kvcustody.governance.api.models.policies import EnforcementOrderModel
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
 from kvcustody.governance.service.fleet.workers import WorkerRun
 from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL
+from kvcustody.governance.service.operations.parameters import LARGE
 
 Workers = page_of(
     shown(

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from fastapi import Path, Query, Response
 
 from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.explore.summary import summarize
@@ -27,9 +26,9 @@ from kvcustody.audit.leaf.merkle import TreeError
 from kvcustody.audit.tlog.database_proofs import LedgerProofs, LogHead
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.verify.ledger.stated_times import LedgerTimes
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep
 from kvcustody.governance.api.http.answer_times import answer_bytes
-from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import (
     CheckpointModel,
     Consistency,
@@ -39,16 +38,28 @@ from kvcustody.governance.api.models.audit import (
     Logs,
     OddTimes,
 )
-from kvcustody.governance.api.models.base import LARGE
-from kvcustody.governance.api.parameters import NUMBER, AsOf, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.answer import Content
+from kvcustody.governance.service.operations.desk import Desk
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import page
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.service.operations.parameters import (
+    LARGE,
+    NUMBER,
+    AsOf,
+    Cursor,
+    Limit,
+    Path,
+    Query,
+    Since,
+    Tenant,
+    Until,
+)
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.service import Service
 
 READ = Permission.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
@@ -58,7 +69,7 @@ _NUMBER = "(0|[1-9][0-9]{0,14})"
 _BLOCK = f"[0-9a-f]{{32}}:{_NUMBER}:{_NUMBER}(:(0|[1-9][0-9]{{0,5}}))?"
 _read = partial(Operation, method="GET", action=READ, tag="audit", recorded=True)
 Text = Annotated[str | None, Query(min_length=1, max_length=128)]
-Number = Annotated[int | None, NUMBER, Query(ge=0, lt=LARGE)]
+Number = Annotated[int | None, Query(ge=0, lt=LARGE), NUMBER]
 Kind = Annotated[KindName | None, Query(description="A kind of event.", examples=["receipt"])]
 LogName = Annotated[
     str, Query(min_length=1, max_length=320, description="`tenant/NAME` or `system`.", examples=["system"])
@@ -69,7 +80,7 @@ Trace = Annotated[
         min_length=CHARACTERS,
         max_length=CHARACTERS,
         pattern=PATTERN,
-        description="A W3C trace id.",
+        description="A W3C trace id: 32 lowercase hexadecimal digits.",
         examples=["4bf92f3577b34da6a3ce929d0e0e4736"],
     ),
 ]
@@ -85,42 +96,56 @@ class EventOrder(StrEnum):
     OLDEST = "oldest"
 
 
-Index = Annotated[int, NUMBER, Query(ge=0, lt=LARGE)]
+Index = Annotated[int, Query(ge=0, lt=LARGE), NUMBER]
 
 _Found = TypeVar("_Found")
 
 
-def add_audit(api: Api) -> None:
+def add_audit(api: Declarations) -> None:
     """Declare the operations."""
     paged = ("not-found", "cursor-invalid")
     api.add(
-        _read("listEvents", path="/v1/audit/events", exports=True),
+        _read("listEvents", path="/v1/audit/events", exports=True, command="audit query"),
         found_events,
         answers=EventPage,
         problems=paged,
     )
     api.add(
-        _read("summarizeEvents", path="/v1/audit/summary"),
+        _read("summarizeEvents", path="/v1/audit/summary", command="audit summary"),
         summary,
         answers=EventSummary,
         problems=("not-found",),
     )
-    api.add(_read("listLogs", path="/v1/audit/logs"), logs, answers=Logs, problems=paged)
-    api.add(_read("listOddTimes", path="/v1/audit/times"), odd_times, answers=OddTimes, problems=paged)
+    api.add(
+        _read("listLogs", path="/v1/audit/logs", command="audit logs"), logs, answers=Logs, problems=paged
+    )
+    api.add(
+        _read("listOddTimes", path="/v1/audit/times", command="audit odd-times"),
+        odd_times,
+        answers=OddTimes,
+        problems=paged,
+    )
     latest = "/v1/audit/checkpoints/latest"
     api.add(
-        _read("getLatestCheckpoint", path=latest),
+        _read("getLatestCheckpoint", path=latest, command="audit latest-checkpoint"),
         latest_checkpoint,
         answers=CheckpointModel,
         problems=("not-found",),
     )
     one = "/v1/audit/checkpoints/{size}"
-    api.add(_read("getCheckpoint", path=one), checkpoint, answers=CheckpointModel, problems=("not-found",))
-    inclusion = _read("proveEvent", path="/v1/audit/proofs/inclusion")
+    api.add(
+        _read("getCheckpoint", path=one, command="audit checkpoint"),
+        checkpoint,
+        answers=CheckpointModel,
+        problems=("not-found",),
+    )
+    inclusion = _read("proveEvent", path="/v1/audit/proofs/inclusion", command="audit prove")
     api.add(inclusion, prove, answers=LeafProofModel, problems=("not-found",))
-    consistency = _read("proveConsistency", path="/v1/audit/proofs/consistency")
+    consistency = _read(
+        "proveConsistency", path="/v1/audit/proofs/consistency", command="audit prove-consistency"
+    )
     api.add(consistency, consistent, answers=Consistency, problems=("not-found",))
-    tiles = _read("getTile", path="/v1/audit/tiles/{level}/{index}")
+    tiles = _read("getTile", path="/v1/audit/tiles/{level}/{index}", command="audit tile")
     api.add(tiles, tile, media="application/octet-stream", problems=("not-found",))
 
 
@@ -179,21 +204,21 @@ class EventQuery(ParameterGroup):
 def found_events(
     *,
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     sought: EventQuery,
     order: EventOrder = EventOrder.LOG,
     as_of: AsOf = None,
     cursor: Cursor = None,
     limit: Limit = 100,
-) -> Response:
+) -> Content:
     """Leaves by what they say: log by log, each in the order of time, or of all logs together by time."""
-    mine = service.tenant_of(caller, READ, sought.tenant)
+    mine = desk.tenant_of(caller, READ, sought.tenant)
     asked = sought.values() | {"tenant": mine, "order": order, "as_of": as_of}
     question = CursorBinding("listEvents", caller.name, asked)
-    position = service.cursors.read(question, cursor)
+    position = desk.cursors.read(question, cursor)
     wanted = sought.filter(mine)
     after = None if position is None else Place(*position)
-    with service.reading(mine) as connection, absent_is_absent():
+    with desk.reading(mine) as connection, absent_as(desk):
         if order is EventOrder.LOG:
             found = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
         else:
@@ -207,7 +232,9 @@ def found_events(
                 as_of=as_of,
                 scan_max=_SCAN_MAX,
             )
-    following = None if found.next is None else service.cursors.write(question, list(found.next))
+        if not found.rows and found.next is None and position is None:
+            desk.check_said(connection, wanted)
+    following = None if found.next is None else desk.cursors.write(question, list(found.next))
     items = [
         {
             "log": row.log,
@@ -220,15 +247,15 @@ def found_events(
         for row in found.rows
     ]
     answer = {"items": items, "next": following, "as_of": as_of}
-    return Response(answer_bytes(EventPage, answer), media_type="application/json")
+    return Content(answer_bytes(EventPage, answer))
 
 
 @grouped
-def summary(*, caller: CallerDep, service: ServiceDep, sought: EventQuery) -> dict[str, Any]:
+def summary(*, caller: CallerDep, desk: DeskDep, sought: EventQuery) -> dict[str, Any]:
     """What there is among the leaves of a filter: how many, of which sort, and when."""
-    mine = service.tenant_of(caller, READ, sought.tenant)
+    mine = desk.tenant_of(caller, READ, sought.tenant)
     wanted = sought.filter(mine)
-    with service.reading(mine) as connection:
+    with desk.reading(mine) as connection:
         found = summarize(connection, wanted)
     return {
         "total": found.total,
@@ -249,72 +276,72 @@ def summary(*, caller: CallerDep, service: ServiceDep, sought: EventQuery) -> di
 
 def logs(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     as_of: AsOf = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Sub-logs and their heads: one's own, or all of them."""
-    mine = service.tenant_of(caller, READ, tenant)
+    mine = desk.tenant_of(caller, READ, tenant)
 
     def look() -> tuple[int, list[LogHead]]:
-        with service.reading(mine) as connection:
+        with desk.reading(mine) as connection:
             proofs = LedgerProofs(connection)
             size = proofs.checkpoint(as_of).size
             return size, [log for log in proofs.logs(as_of=size) if mine is None or log.name == log_of(mine)]
 
-    size, found = _covered(service, look)
+    size, found = _covered(desk, look)
     items = [{"log": log.name, "size": log.head.size, "root": log.head.root.hex()} for log in found]
     question = CursorBinding("listLogs", caller.name, {"tenant": mine, "as_of": as_of})
-    return page(service, question, items, cursor, limit) | {"as_of": size}
+    return page(desk, question, items, cursor, limit) | {"as_of": size}
 
 
 def odd_times(
-    caller: CallerDep, service: ServiceDep, log: LogName, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, desk: DeskDep, log: LogName, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Leaves that state a time which the signed checkpoints around them contradict, or that came late from a spill."""
-    name = _log(caller, log)
+    name = _log(desk, caller, log)
     question = CursorBinding("listOddTimes", caller.name, {"log": name})
-    position = service.cursors.read(question, cursor)
+    position = desk.cursors.read(question, cursor)
     since = 0 if position is None else int(position[0])
-    with service.reading() as connection, absent_is_absent():  # by all signatures, and the lives of processes
+    with desk.reading() as connection, absent_as(desk):  # by all signatures, and the lives of processes
         found, following = LedgerTimes(connection).page(name, since, limit, _SCAN_MAX)
-    after = None if following is None else service.cursors.write(question, [following])
+    after = None if following is None else desk.cursors.write(question, [following])
     return {"items": [odd._asdict() for odd in found], "next": after}
 
 
-def latest_checkpoint(service: ServiceDep) -> dict[str, Any]:
+def latest_checkpoint(desk: DeskDep) -> dict[str, Any]:
     """The newest checkpoint that is signed; what is committed since has one a moment later."""
 
     def look() -> dict[str, Any]:
-        with service.reading() as connection:
+        with desk.reading() as connection:
             proofs = LedgerProofs(connection)
             return _checkpoint(proofs, proofs.signed().size)
 
-    service.writer.seal_soon()
-    return _covered(service, look)
+    desk.seal_soon()
+    return _covered(desk, look)
 
 
 def checkpoint(
-    service: ServiceDep, size: Annotated[int, NUMBER, Path(ge=1, lt=LARGE, examples=[4])]
+    desk: DeskDep, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4]), NUMBER]
 ) -> dict[str, Any]:
     """The checkpoint of a size of the root log, with the first signed note that covers it."""
-    with service.reading() as connection, absent_is_absent():
+    with desk.reading() as connection, absent_as(desk):
         return _checkpoint(LedgerProofs(connection), size)
 
 
-def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_of: AsOf = None) -> Response:
+def prove(caller: CallerDep, desk: DeskDep, log: LogName, idx: Index, as_of: AsOf = None) -> Content:
     """One leaf, and the proof that a signed checkpoint covers it: the newest, or the one of `as_of`."""
-    name = _log(caller, log)
-    with service.reading(_own(caller)) as connection, absent_is_absent():
+    name = _log(desk, caller, log)
+    with desk.reading(_own(caller)) as connection, absent_as(desk):
         leaf = LedgerProofs(connection).leaf(name, idx)
 
     def look() -> str:
-        with service.reading() as connection:  # a proof goes through hashes of every log
+        with desk.reading() as connection:  # a proof goes through hashes of every log
             return LedgerProofs(connection).inclusion(name, idx, as_of=as_of).to_bytes().decode()
 
-    proof = _covered(service, look)
+    proof = _covered(desk, look)
     body = orjson.loads(leaf)
     event = {
         "log": name,
@@ -324,21 +351,21 @@ def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_o
         "leaf": orjson.Fragment(leaf),
     }
     answer = {"event": event, "canonical": leaf.decode(), "proof": proof}
-    return Response(answer_bytes(LeafProofModel, answer), media_type="application/json")
+    return Content(answer_bytes(LeafProofModel, answer))
 
 
 def consistent(
     caller: CallerDep,
-    service: ServiceDep,
-    old_size: Annotated[int, NUMBER, Query(ge=1, lt=LARGE)],
-    size: Annotated[int, NUMBER, Query(ge=1, lt=LARGE)],
+    desk: DeskDep,
+    old_size: Annotated[int, Query(ge=1, lt=LARGE), NUMBER],
+    size: Annotated[int, Query(ge=1, lt=LARGE), NUMBER],
     log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
 ) -> dict[str, Any]:
     """Shows that a log only grew between two sizes."""
     if old_size > size:
         raise ProblemError("invalid", "`old_size` must not be larger than `size`")
-    name = log if log == "root" else _log(caller, log)
-    with service.reading(None if log == "root" else _own(caller)) as connection, absent_is_absent():
+    name = log if log == "root" else _log(desk, caller, log)
+    with desk.reading(None if log == "root" else _own(caller)) as connection, absent_as(desk):
         proofs = LedgerProofs(connection)
         path = (
             proofs.root_consistency(old_size, size)
@@ -350,41 +377,41 @@ def consistent(
 
 def tile(
     caller: CallerDep,
-    service: ServiceDep,
-    level: Annotated[int, NUMBER, Path(ge=0, le=7, examples=[0])],
-    index: Annotated[int, NUMBER, Path(ge=0, lt=LARGE, examples=[0])],
+    desk: DeskDep,
+    level: Annotated[int, Path(ge=0, le=7, examples=[0]), NUMBER],
+    index: Annotated[int, Path(ge=0, lt=LARGE, examples=[0]), NUMBER],
     log: Annotated[str, Query(min_length=1, max_length=320, description="A sub-log, or `root`.")] = "root",
-    width: Annotated[int, NUMBER, Query(ge=1, le=_TILE_WIDTH)] = _TILE_WIDTH,
-) -> Response:
+    width: Annotated[int, Query(ge=1, le=_TILE_WIDTH), NUMBER] = _TILE_WIDTH,
+) -> Content:
     """A tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""
-    name = None if log == "root" else _log(caller, log)
-    with service.reading(None if log == "root" else _own(caller)) as connection, absent_is_absent():
+    name = None if log == "root" else _log(desk, caller, log)
+    with desk.reading(None if log == "root" else _own(caller)) as connection, absent_as(desk):
         try:
             data = LedgerProofs(connection).tiles(name).tile(level, index, width)
-        except TreeError:
-            raise not_found() from None
-    return Response(data, media_type="application/octet-stream")
+        except TreeError as error:
+            raise desk.absent(error) from None
+    return Content(data, "application/octet-stream")
 
 
-def _covered(service: Service, look: Callable[[], _Found]) -> _Found:
+def _covered(desk: Desk, look: Callable[[], _Found]) -> _Found:
     """What a look gives; one that misses a proof looks again when all that is committed is sealed and signed."""
     try:
         return look()
     except ProofError:
-        service.cover()
-    with absent_is_absent():
+        desk.cover()
+    with absent_as(desk):
         return look()
 
 
 @contextmanager
-def absent_is_absent() -> Iterator[None]:
-    """What the ledger has no proof of is not there; a cursor of another state of it is invalid."""
+def absent_as(desk: Desk) -> Iterator[None]:
+    """What the ledger has no proof of is said as the desk says it; a cursor of another state of it is invalid."""
     try:
         yield
     except CursorError:
         raise ProblemError("cursor-invalid") from None
-    except ProofError:
-        raise not_found() from None
+    except ProofError as error:
+        raise desk.absent(error) from None
 
 
 def _own(caller: Caller) -> str | None:
@@ -392,11 +419,11 @@ def _own(caller: Caller) -> str | None:
     return None if caller.reach(READ) is Reach.ALL else caller.tenant
 
 
-def _log(caller: Caller, log: str) -> str:
+def _log(desk: Desk, caller: Caller, log: str) -> str:
     """The log that a caller names, if they may see it (rule 1)."""
     if caller.reach(READ) is Reach.ALL:
         if log != SYSTEM and not log.startswith("tenant/"):
-            raise not_found()
+            raise desk.absent(ProofError(f"log `{log}` is neither `{SYSTEM}` nor `tenant/NAME`"))
         return log
     if caller.tenant is None or log != log_of(caller.tenant):
         raise not_found()

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Path, Query
-
 from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
 from kvcustody.audit.evidence.counters.hourly_coverage import by_hour, judged_state
 from kvcustody.audit.evidence.counters.read_figures import denials_by_rule, event_counts, tenant_totals
@@ -27,9 +25,8 @@ from kvcustody.audit.evidence.query import custody as queries
 from kvcustody.audit.evidence.query.live_residencies import live_residencies
 from kvcustody.audit.evidence.query.showback import crossed_reuse
 from kvcustody.audit.reports.subject_access import subject_page
-from kvcustody.governance.api.http.pagination import newest_page, page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep
 from kvcustody.governance.api.models.custody import (
     BlockHistory,
     CoverageAnswer,
@@ -46,29 +43,33 @@ from kvcustody.governance.api.models.custody import (
     facts,
 )
 from kvcustody.governance.api.operations.audit import Kind
-from kvcustody.governance.api.parameters import (
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.desk import Desk
+from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import newest_page, page
+from kvcustody.governance.service.operations.parameters import (
+    LARGE,
     MOMENT,
     MOMENT_SCHEMA,
     NUMBER,
     Limit,
     Order,
     PageOrder,
+    Path,
+    Query,
     Since,
     Tenant,
     Until,
 )
-from kvcustody.governance.api.parameters import Cursor as CursorText
-from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Permission, Reach
-from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.parameters import Cursor as CursorText
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.service import Service
 from kvcustody.times import DAY_US
 
 READ = Permission.READ_CUSTODY
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
-Place = Annotated[int, NUMBER, Path(ge=0, lt=LARGE, examples=[42])]
+Place = Annotated[int, Path(ge=0, lt=LARGE, examples=[42]), NUMBER]
 LastDaySince = Annotated[
     int | None, MOMENT, MOMENT_SCHEMA, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")
 ]
@@ -79,58 +80,91 @@ Subject = Annotated[
 _read = partial(Operation, method="GET", action=READ, tag="custody", recorded=True)
 
 
-def add_custody(api: Api) -> None:
+def add_custody(api: Declarations) -> None:
     """Declare the operations."""
     paged = ("not-found", "cursor-invalid")
     api.add(
-        _read("listResidencies", path="/v1/custody/residencies"),
+        _read("listResidencies", path="/v1/custody/residencies", command="custody residencies"),
         residencies,
         answers=Residencies,
         problems=paged,
     )
-    one = _read("getSubject", path="/v1/custody/subject")
+    one = _read("getSubject", path="/v1/custody/subject", command="subject show")
     api.add(one, subject_of, answers=SubjectAnswer, problems=("not-found",))
-    api.add(_read("listLive", path="/v1/custody/live"), held_now, answers=LiveResidencies, problems=paged)
-    api.add(_read("listTotals", path="/v1/custody/totals"), totals, answers=Totals, problems=paged)
     api.add(
-        _read("getCoverage", path="/v1/custody/coverage"),
+        _read("listLive", path="/v1/custody/live", command="custody live"),
+        held_now,
+        answers=LiveResidencies,
+        problems=paged,
+    )
+    api.add(
+        _read("listTotals", path="/v1/custody/totals", command="custody totals"),
+        totals,
+        answers=Totals,
+        problems=paged,
+    )
+    api.add(
+        _read("getCoverage", path="/v1/custody/coverage", command="custody coverage"),
         covered,
         answers=CoverageAnswer,
         problems=("not-found",),
     )
-    hours = _read("listHourlyCoverage", path="/v1/custody/coverage/hours")
+    hours = _read("listHourlyCoverage", path="/v1/custody/coverage/hours", command="custody coverage-hours")
     api.add(hours, covered_by_hour, answers=HourlyCoverage, problems=paged)
-    counts = _read("countEvents", path="/v1/audit/counts")
+    counts = _read("countEvents", path="/v1/audit/counts", command="audit counts")
     api.add(counts, counted_events, answers=EventCounts, problems=paged)
-    api.add(_read("listDenials", path="/v1/custody/denials"), denials, answers=Denials, problems=paged)
     api.add(
-        _read("listCrossedReuse", path="/v1/custody/reuse"), crossed, answers=CrossedReuses, problems=paged
+        _read("listDenials", path="/v1/custody/denials", command="custody denials"),
+        denials,
+        answers=Denials,
+        problems=paged,
     )
-    api.add(_read("listGaps", path="/v1/audit/gaps", whole=True), gaps, answers=Gaps, problems=paged)
-    api.add(_read("listFindings", path="/v1/orphans/findings"), findings, answers=Findings, problems=paged)
+    api.add(
+        _read("listCrossedReuse", path="/v1/custody/reuse", command="custody reuse"),
+        crossed,
+        answers=CrossedReuses,
+        problems=paged,
+    )
+    api.add(
+        _read("listGaps", path="/v1/audit/gaps", whole=True, command="audit gaps"),
+        gaps,
+        answers=Gaps,
+        problems=paged,
+    )
+    api.add(
+        _read("listFindings", path="/v1/orphans/findings", command="scan findings"),
+        findings,
+        answers=Findings,
+        problems=paged,
+    )
     place = "/v1/custody/blocks/{incarnation}/{block}/{generation}"
-    api.add(_read("getBlockHistory", path=place), history, answers=BlockHistory, problems=("not-found",))
+    api.add(
+        _read("getBlockHistory", path=place, command="custody block"),
+        history,
+        answers=BlockHistory,
+        problems=("not-found",),
+    )
 
 
 def residencies(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     subject: Subject,
     tenant: Tenant = None,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Everything that was held for one subject, oldest first."""
-    mine, names = _named(caller, service, tenant, subject)
-    with service.reading(mine) as connection:
+    mine, names = _named(caller, desk, tenant, subject)
+    with desk.reading(mine) as connection:
         found = queries.custody_of(connection, mine, names) if names else ()
     question = CursorBinding("listResidencies", caller.name, {"tenant": mine, "subject": subject})
-    return page(service, question, facts(found), cursor, limit)
+    return page(desk, question, facts(found), cursor, limit)
 
 
 def subject_of(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     subject: Subject,
     tenant: Tenant = None,
     at: Annotated[
@@ -141,64 +175,62 @@ def subject_of(
     ] = None,
 ) -> dict[str, Any]:
     """One subject's page: what is held, why and until when, what of it still exists, and what was erased."""
-    mine, names = _named(caller, service, tenant, subject)
-    now_us, periods = service.clock.utc_us() if at is None else at, service.work_periods()
-    marked = service.marked()
-    with service.reading(mine) as connection:
+    mine, names = _named(caller, desk, tenant, subject)
+    now_us, periods = desk.clock.utc_us() if at is None else at, desk.work_periods()
+    marked = desk.marked()
+    with desk.reading_for_long(mine) as connection:
         return subject_page(connection, mine, names, now_us=now_us, periods=periods, marked=marked).data()
 
 
-def _named(caller: Caller, service: Service, tenant: str | None, subject: str) -> tuple[str, list[str]]:
+def _named(caller: Caller, desk: Desk, tenant: str | None, subject: str) -> tuple[str, list[str]]:
     """The tenant of a subject that a caller asks about, and the subject's pseudonyms."""
-    mine = service.tenant_of(caller, READ, tenant)
+    mine = desk.tenant_of(caller, READ, tenant)
     if mine is None:
         raise ProblemError("invalid", "a subject is asked for with its tenant")
-    return mine, service.names_of(mine, subject)
+    return mine, desk.names_of(mine, subject)
 
 
 def held_now(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
-    mine = service.tenant_of(caller, READ, tenant)
+    mine = desk.tenant_of(caller, READ, tenant)
     question = CursorBinding("listLive", caller.name, {"tenant": mine})
-    position = service.cursors.read(question, cursor)
+    position = desk.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
-    now_us, periods = service.clock.utc_us(), service.work_periods()
-    with service.reading(mine) as connection:
+    now_us, periods = desk.clock.utc_us(), desk.work_periods()
+    with desk.reading(mine) as connection:
         found = live_residencies(
             connection, now_us=now_us, tenant=mine, after=after, limit=limit + 1, periods=periods
         )
     following = None
     if len(found) > limit:
         last = found[limit - 1]
-        following = service.cursors.write(question, [last.opened_us, last.incarnation, last.residency])
+        following = desk.cursors.write(question, [last.opened_us, last.incarnation, last.residency])
     return {"items": facts(found[:limit]), "next": following, "now_us": now_us}
 
 
 def totals(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """What the ledger holds, by tenant."""
-    mine = service.tenant_of(caller, READ, tenant)
-    with service.reading(mine) as connection:
+    mine = desk.tenant_of(caller, READ, tenant)
+    with desk.reading(mine) as connection:
         found = tenant_totals(connection, tenant=mine)
-    return page(
-        service, CursorBinding("listTotals", caller.name, {"tenant": mine}), facts(found), cursor, limit
-    )
+    return page(desk, CursorBinding("listTotals", caller.name, {"tenant": mine}), facts(found), cursor, limit)
 
 
 def covered(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     since: LastDaySince = None,
     until: UntilNow = None,
@@ -218,12 +250,12 @@ def covered(
 
     `monitored` is when a worker did not enforce its policy for everybody then, `qualification` says so in words.
     """
-    mine = service.tenant_of(caller, READ, tenant)
-    until_us = service.clock.utc_us() if until is None else until
+    mine = desk.tenant_of(caller, READ, tenant)
+    until_us = desk.clock.utc_us() if until is None else until
     since_us = max(0, until_us - DAY_US) if since is None else since
     if since_us >= until_us:
         raise ProblemError("invalid", "`since` must be before `until`")
-    with service.reading(mine) as connection:
+    with desk.reading_for_long(mine) as connection:
         found = coverage(
             connection,
             since_us=since_us,
@@ -235,7 +267,7 @@ def covered(
         )
         chosen = CustodySelection(since_us, until_us, mine, classification, model, tier)
         copies = copy_coverage(connection, chosen, with_system=mine is None)
-    with service.reading(None) as connection:  # system leaves are in nobody's rows
+    with desk.reading(None) as connection:  # system leaves are in nobody's rows
         monitored = monitored_periods(connection, since_us, until_us, mine)
     spans = unnamed(monitored)
     said = qualification(monitored) if mine is None else unnamed_qualification(spans)
@@ -247,7 +279,7 @@ def covered(
 
 def covered_by_hour(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     cursor: CursorText = None,
     limit: Limit = 100,
@@ -256,18 +288,18 @@ def covered_by_hour(
 
     `judged_us` says when, `as_of` over which checkpoint; null before the first time.
     """
-    mine = service.tenant_of(caller, READ, tenant)
+    mine = desk.tenant_of(caller, READ, tenant)
     question = CursorBinding("listHourlyCoverage", caller.name, {"tenant": mine})
-    position = service.cursors.read(question, cursor)
+    position = desk.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), str(position[2]))
-    with service.reading(mine) as connection:
+    with desk.reading(mine) as connection:
         state = judged_state(connection)
         found = by_hour(connection, tenant=mine, after=after, limit=limit + 1)
     following = None
     if len(found) > limit:
         last = found[limit - 1]
         place = [last.hour_us, last.row.tenant, last.row.classification]
-        following = service.cursors.write(question, place)
+        following = desk.cursors.write(question, place)
     items = [each._asdict() | {"row": each.row._asdict()} for each in found[:limit]]
     judged = (None, None) if state is None else state
     return {"items": items, "next": following, "as_of": judged[0], "judged_us": judged[1]}
@@ -275,7 +307,7 @@ def covered_by_hour(
 
 def counted_events(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     kind: Kind = None,
     since: Since = None,
@@ -284,17 +316,17 @@ def counted_events(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """How many events there are by log, kind and outcome: of all time, or of the hours that a period touches."""
-    mine = service.tenant_of(caller, READ, tenant)
+    mine = desk.tenant_of(caller, READ, tenant)
     name = None if kind is None else str(kind.value)
     asked = {"tenant": mine, "kind": name, "since": since, "until": until}
-    with service.reading(mine) as connection:
+    with desk.reading(mine) as connection:
         found = event_counts(connection, tenant=mine, kind=name, since_us=since, until_us=until)
-    return page(service, CursorBinding("countEvents", caller.name, asked), facts(found), cursor, limit)
+    return page(desk, CursorBinding("countEvents", caller.name, asked), facts(found), cursor, limit)
 
 
 def denials(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     since: Since = None,
     until: Until = None,
@@ -302,16 +334,16 @@ def denials(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Denied requests by reader, owner, rule and revision, of all time or of the hours that a period touches."""
-    mine = service.tenant_of(caller, READ, tenant)
-    with service.reading(mine) as connection:
+    mine = desk.tenant_of(caller, READ, tenant)
+    with desk.reading(mine) as connection:
         found = denials_by_rule(connection, tenant=mine, since_us=since, until_us=until)
     asked = {"tenant": mine, "since": since, "until": until}
-    return page(service, CursorBinding("listDenials", caller.name, asked), facts(found), cursor, limit)
+    return page(desk, CursorBinding("listDenials", caller.name, asked), facts(found), cursor, limit)
 
 
 def crossed(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     since: LastDaySince = None,
     until: UntilNow = None,
     tenant: Tenant = None,
@@ -322,52 +354,50 @@ def crossed(
 
     With `tenant`, those where it is either.
     """
-    mine = service.tenant_of(caller, READ, tenant)
-    until_us = service.clock.utc_us() if until is None else until
+    mine = desk.tenant_of(caller, READ, tenant)
+    until_us = desk.clock.utc_us() if until is None else until
     since_us = max(0, until_us - DAY_US) if since is None else since
-    with service.reading(mine) as connection:
+    with desk.reading(mine) as connection:
         found = crossed_reuse(connection, since_us, until_us, party=mine)
     asked = {"tenant": mine, "since": since, "until": until}
-    return page(service, CursorBinding("listCrossedReuse", caller.name, asked), facts(found), cursor, limit)
+    return page(desk, CursorBinding("listCrossedReuse", caller.name, asked), facts(found), cursor, limit)
 
 
-def gaps(
-    caller: CallerDep, service: ServiceDep, cursor: CursorText = None, limit: Limit = 100
-) -> dict[str, Any]:
+def gaps(caller: CallerDep, desk: DeskDep, cursor: CursorText = None, limit: Limit = 100) -> dict[str, Any]:
     """Evidence that is missing and known to be: of all tenants together, so for those who see all."""
-    with service.reading() as connection:
+    with desk.reading() as connection:
         found = sequence_gaps.gaps(connection)
-    return page(service, CursorBinding("listGaps", caller.name, {}), facts(found), cursor, limit)
+    return page(desk, CursorBinding("listGaps", caller.name, {}), facts(found), cursor, limit)
 
 
 def findings(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     tenant: Tenant = None,
     order: Order = PageOrder.NEWEST,
     cursor: CursorText = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Orphan findings, and what became of each."""
-    mine = service.tenant_of(caller, READ, tenant)
-    with service.reading(mine) as connection:
+    mine = desk.tenant_of(caller, READ, tenant)
+    with desk.reading(mine) as connection:
         found = queries.findings(connection, tenant=mine)
     question = CursorBinding("listFindings", caller.name, {"tenant": mine, "order": order})
     if order is PageOrder.NEWEST:
-        return newest_page(service, question, facts(found), cursor, limit)
-    return page(service, question, facts(found), cursor, limit)
+        return newest_page(desk, question, facts(found), cursor, limit)
+    return page(desk, question, facts(found), cursor, limit)
 
 
 def history(
     caller: CallerDep,
-    service: ServiceDep,
+    desk: DeskDep,
     incarnation: Incarnation,
     block: Place,
     generation: Place,
-    pool: Annotated[int, NUMBER, Query(ge=0, le=1 << 20)] = 0,
+    pool: Annotated[int, Query(ge=0, le=1 << 20), NUMBER] = 0,
 ) -> dict[str, Any]:
     """Everything on record about one (block, generation): of your own tenant, where you have one."""
-    with service.reading(caller.tenant) as connection:
+    with desk.reading(caller.tenant) as connection:
         found = queries.block_history(connection, incarnation, block, generation, pool)
     if caller.reach(READ) is Reach.OWN:
         found = tuple(event for event in found if event.log == f"tenant/{caller.tenant}")

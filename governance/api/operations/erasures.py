@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
-from fastapi import Path, Response
 
 from kvcustody.audit.evidence.erasure import requests_and_answers as ledger
 from kvcustody.audit.evidence.erasure.erasure_holds import holds_on_erasure
@@ -22,9 +21,8 @@ from kvcustody.audit.evidence.erasure.requests_and_answers import Requested
 from kvcustody.audit.evidence.query.known_names import check_tenant
 from kvcustody.audit.evidence.subjects.subject_table import session_names, subject_names
 from kvcustody.errors import ConfigError, LedgerError
-from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep
 from kvcustody.governance.api.models.custody import facts
 from kvcustody.governance.api.models.erasures import (
     Certificate,
@@ -35,7 +33,6 @@ from kvcustody.governance.api.models.erasures import (
     ErasureStatus,
     OpeningModel,
 )
-from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
@@ -43,11 +40,16 @@ from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.certificates import certificate, opening
+from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import page
+from kvcustody.governance.service.operations.parameters import LARGE, Cursor, Limit, Path, Tenant
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Action
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 READ = Permission.READ_CUSTODY
 ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
@@ -55,29 +57,53 @@ _read = partial(Operation, method="GET", action=READ, tag="erasures", recorded=T
 _paper = partial(Operation, method="GET", tag="erasures", recorded=True)
 
 
-def add_erasures(api: Api) -> None:
+def add_erasures(api: Declarations) -> None:
     """Declare the operations."""
-    asking = Operation("requestErasure", "POST", "/v1/erasures", Permission.ERASE, "erasures", keyed=True)
+    asking = Operation(
+        "requestErasure",
+        "POST",
+        "/v1/erasures",
+        Permission.ERASE,
+        "erasures",
+        keyed=True,
+        command="erasure request",
+    )
     api.add(asking, request, answers=ErasureModel, status=202, problems=("not-found", "conflict"))
     looking = Operation(
-        "previewErasure", "POST", "/v1/erasures:preview", Permission.ERASE, "erasures", recorded=True
+        "previewErasure",
+        "POST",
+        "/v1/erasures:preview",
+        Permission.ERASE,
+        "erasures",
+        recorded=True,
+        command="erasure preview",
     )
     api.add(looking, previewed, answers=ErasurePreview, problems=("not-found",))
-    listing = _read("listErasures", path="/v1/erasures")
+    listing = _read("listErasures", path="/v1/erasures", command="erasure list")
     api.add(listing, erasures, answers=ErasurePage, problems=("not-found", "cursor-invalid"))
     api.add(
-        _read("getErasure", path="/v1/erasures/{erasure}"),
+        _read("getErasure", path="/v1/erasures/{erasure}", command="erasure status"),
         erasure_of,
         answers=ErasureStatus,
         problems=("not-found",),
     )
     one = "/v1/erasures/{erasure}"
     missing = ("not-found", "conflict")
-    made = _paper("getCertificate", path=f"{one}/certificate", action=Permission.READ_CERTIFICATE)
+    made = _paper(
+        "getCertificate",
+        path=f"{one}/certificate",
+        action=Permission.READ_CERTIFICATE,
+        command="erasure fetch-certificate",
+    )
     api.add(made, certificate_of, answers=Certificate, problems=missing)
-    page_ = _paper("getCertificatePage", path=f"{one}/certificate.html", action=Permission.READ_CERTIFICATE)
+    page_ = _paper(
+        "getCertificatePage",
+        path=f"{one}/certificate.html",
+        action=Permission.READ_CERTIFICATE,
+        command="erasure fetch-page",
+    )
     api.add(page_, certificate_page, media="text/html", problems=(*missing, "not-acceptable"))
-    opens = _paper("getOpening", path=f"{one}/opening", action=Permission.CERTIFY)
+    opens = _paper("getOpening", path=f"{one}/opening", action=Permission.CERTIFY, command="erasure opening")
     api.add(opens, opening_of, answers=OpeningModel, problems=("not-found",))
 
 
@@ -146,33 +172,33 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
 
 
 def erasures(
-    caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, desk: DeskDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Erasures that were asked for, newest first, and how each stands."""
-    mine = service.tenant_of(caller, READ, tenant)
-    periods = service.work_periods()
-    with service.reading(mine) as connection:
+    mine = desk.tenant_of(caller, READ, tenant)
+    periods = desk.work_periods()
+    with desk.reading(mine) as connection:
         found = ledger.requests(connection, tenant=mine)
-        standings = ledger.read_standings(connection, found, service.clock.utc_us(), periods)
+        standings = ledger.read_standings(connection, found, desk.clock.utc_us(), periods)
     question = CursorBinding("listErasures", caller.name, {"tenant": mine})
     items = [_shown(item) | standings[item]._asdict() for item in found]
-    return page(service, question, items, cursor, limit)
+    return page(desk, question, items, cursor, limit)
 
 
-def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
+def erasure_of(caller: CallerDep, desk: DeskDep, erasure: ErasureId) -> dict[str, Any]:
     """One erasure: which workers have answered, which have not, what each ended, and which legal holds are beside it.
 
     Holds bind the ledger's record of it, and no block. The reason of one on everything is for those who see all.
     """
-    periods = service.work_periods()
-    with service.reading(caller.tenant) as connection:
+    periods = desk.work_periods()
+    with desk.reading(caller.tenant) as connection:
         try:
-            found = ledger.status(connection, erasure, service.clock.utc_us(), periods)
-        except LedgerError:
-            raise not_found() from None
+            found = ledger.status(connection, erasure, desk.clock.utc_us(), periods)
+        except LedgerError as error:
+            raise desk.absent(error) from None
     if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:
         raise not_found()
-    with service.reading() as connection:  # no wall: a hold on everything is in the system log
+    with desk.reading() as connection:  # no wall: a hold on everything is in the system log
         holds = holds_on_erasure(connection, found.request.tenant, found.request.subject)
     sees_all = caller.reach(READ) is Reach.ALL
     held = [hold if sees_all or hold.tenant is not None else hold._replace(reason="") for hold in holds]
@@ -185,17 +211,17 @@ def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> di
     return _shown(found.request) | standing | {"answers": facts(found.answers), "holds": facts(held)}
 
 
-def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Response:
+def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:
     """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
     _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
-    return Response(orjson.dumps(certificate(service, erasure)), media_type="application/json")
+    return Content(orjson.dumps(certificate(service, erasure)))
 
 
-def certificate_page(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Response:
+def certificate_page(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:
     """The certificate as one page for people, which prints."""
     _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
     made = service.documents.certificate(certificate(service, erasure))
-    return Response(made, media_type="text/html; charset=utf-8")
+    return Content(made, "text/html; charset=utf-8")
 
 
 def opening_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:

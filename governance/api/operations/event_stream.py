@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 from anyio.to_thread import run_sync
-from fastapi import Query, Response
 
 from kvcustody.audit.kinds import log_of
 from kvcustody.audit.siem.commit_order_reader import (
@@ -26,20 +25,24 @@ from kvcustody.audit.siem.commit_order_reader import (
     read_in_commit_order,
 )
 from kvcustody.audit.siem.formats import SiemFormat, open_shape
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import StreamPage
-from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit, Tenant
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.parameters import NUMBER, Cursor, Limit, Query, Tenant
 from kvcustody.governance.service.page_cursor import CursorBinding
-from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 _LOOK_SECONDS = 0.5
 _SEAL_SECONDS = 1.0
 
 
-def add_stream(api: Api) -> None:
+def add_stream(api: Declarations) -> None:
     """Declare the operation."""
     operation = Operation(
         "streamEvents",
@@ -49,6 +52,7 @@ def add_stream(api: Api) -> None:
         "audit",
         recorded=True,
         exports=True,
+        command="audit stream",
     )
     api.add(operation, stream, answers=StreamPage, problems=("not-found", "cursor-invalid"))
 
@@ -63,10 +67,10 @@ async def stream(
     begin: Annotated[
         str, Query(pattern="^(oldest|newest)$", description="Where a stream without a cursor begins.")
     ] = "oldest",
-    wait: Annotated[int, NUMBER, Query(ge=0, le=30, description="Seconds to wait for something new.")] = 0,
+    wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for something new."), NUMBER] = 0,
     cursor: Cursor = None,
     limit: Limit = 100,
-) -> Response:
+) -> Content:
     """Leaves in the order in which they were sealed, from where the cursor left off; held open up to `wait` seconds."""
     mine = service.tenant_of(caller, Permission.READ_CUSTODY, tenant)
     question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
@@ -81,7 +85,7 @@ async def stream(
         "restarted": found.restarted,
         "purged": found.purged,
     }
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Content(orjson.dumps(answer))
 
 
 async def _news(

@@ -13,18 +13,17 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import Annotated, Any
-
-from fastapi import Path, Query
+from typing import TYPE_CHECKING, Annotated, Any
 
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
+from kvcustody.audit.evidence.query.prefix_value import prefix_values
 from kvcustody.audit.evidence.query.scans import scan_of, scans
+from kvcustody.audit.evidence.query.showback import costs_of, showback
 from kvcustody.audit.kinds import ClockConfirmed
 from kvcustody.clock import MICROSECONDS
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
-from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.models.operations import (
     Capacity,
@@ -46,43 +45,58 @@ from kvcustody.governance.api.models.scan_orders import (
     ScansOwed,
     ScanWanted,
 )
-from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.answers.showback import GET_SHOWBACK, LIST_PREFIXES
-from kvcustody.governance.service.fleet.workers import WorkerRun
+from kvcustody.governance.service.fleet.workers import WorkerRun, statuses
 from kvcustody.governance.service.jobs import shown
+from kvcustody.governance.service.operations.desk import last_day_or
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import page
+from kvcustody.governance.service.operations.parameters import (
+    LARGE,
+    NUMBER,
+    Cursor,
+    Limit,
+    Path,
+    Query,
+    Since,
+    Tenant,
+    Until,
+)
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
-Number = Annotated[int, NUMBER, Path(ge=0, lt=LARGE, examples=[3])]
+Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3]), NUMBER]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
 _operate = partial(Operation, method="POST", action=Permission.OPERATE, tag="operations", keyed=True)
 
 
-def add_fleet(api: Api) -> None:
+def add_fleet(api: Declarations) -> None:
     """Declare the operations."""
-    scanning = _operate("startScan", path="/v1/orphans/scans")
+    scanning = _operate("startScan", path="/v1/orphans/scans", command="scan start")
     api.add(scanning, start_scan, answers=JobModel, status=202)
-    listing = _read("listScans", path="/v1/orphans/scans")
+    listing = _read("listScans", path="/v1/orphans/scans", command="scan list")
     api.add(listing, listed_scans, answers=Scans, problems=("cursor-invalid",))
-    one = _read("getScan", path="/v1/orphans/scans/{incarnation}/{scan}")
+    one = _read("getScan", path="/v1/orphans/scans/{incarnation}/{scan}", command="scan show")
     api.add(one, one_scan, answers=ScanDetail, problems=("not-found",))
-    quotas_ = _read("listQuotas", path="/v1/quotas")
+    quotas_ = _read("listQuotas", path="/v1/quotas", command="worker quotas")
     api.add(quotas_, quotas, answers=Quotas, problems=("cursor-invalid",))
-    capacity_ = _read("getCapacity", path="/v1/capacity")
+    capacity_ = _read("getCapacity", path="/v1/capacity", command="worker capacity")
     api.add(capacity_, capacity, answers=Capacity, problems=("cursor-invalid",))
-    api.add(GET_SHOWBACK.operation, get_showback, answers=Showback)
-    api.add(LIST_PREFIXES.operation, list_prefixes, answers=Prefixes)
-    api.add(_read("listSinks", path="/v1/sinks"), sinks, answers=SinkPage)
+    api.add(_read("getShowback", path="/v1/showback", command="showback"), get_showback, answers=Showback)
+    api.add(
+        _read("listPrefixes", path="/v1/prefixes", command="prefixes top"), list_prefixes, answers=Prefixes
+    )
+    api.add(_read("listSinks", path="/v1/sinks", command="service sinks"), sinks, answers=SinkPage)
     for act, says in _SINK_ACTS.items():
-        operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}")
+        operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}", command=f"service {act}-sink")
         api.add(operation, _changing(act, says), answers=Sink, problems=("not-found",))
-    api.add(_read("getClock", path="/v1/clock"), clock_state, answers=Clock)
-    confirming = _operate("confirmClock", path="/v1/clock:confirm")
+    api.add(_read("getClock", path="/v1/clock", command="service clock"), clock_state, answers=Clock)
+    confirming = _operate("confirmClock", path="/v1/clock:confirm", command="service confirm-clock")
     api.add(confirming, confirm_clock, answers=Clock, problems=("conflict",))
 
 
@@ -100,21 +114,21 @@ def start_scan(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
 
 
 def listed_scans(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Scans of workers and of the ledger, newest first."""
     question = CursorBinding("listScans", caller.name, {})
-    position = service.cursors.read(question, cursor)
+    position = desk.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), int(position[1]), int(position[2]))
-    with service.reading() as connection:
+    with desk.reading() as connection:
         found = scans(connection, after=after, limit=limit)
-    following = None if found.next is None else service.cursors.write(question, list(found.next))
+    following = None if found.next is None else desk.cursors.write(question, list(found.next))
     return {"items": [scan._asdict() for scan in found.scans], "next": following}
 
 
-def one_scan(service: ServiceDep, incarnation: Incarnation, scan: Number) -> dict[str, Any]:
+def one_scan(desk: DeskDep, incarnation: Incarnation, scan: Number) -> dict[str, Any]:
     """One scan, and everything that it found."""
-    with service.reading() as connection:
+    with desk.reading() as connection:
         found = scan_of(connection, incarnation, scan)
     if found is None:
         raise not_found()
@@ -122,16 +136,16 @@ def one_scan(service: ServiceDep, incarnation: Incarnation, scan: Number) -> dic
 
 
 def quotas(
-    caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, desk: DeskDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """What each tenant may hold by the policy in effect, what it holds by the ledger, what workers charge it for."""
-    with service.reading() as connection:
+    with desk.reading() as connection:
         totals = tenant_totals(connection)
     held = {row.tenant: row.held_blocks for row in totals}
     charged: Counter[str] = Counter()
-    for worker in service.fleet.running():
+    for worker in desk.fleet.running():
         charged.update(worker.charged)
-    effect = service.policies_in_effect()
+    effect = desk.policies_in_effect()
     policies = [one for one in effect.policies if not one.stage]
     policy = policies[0].policy if len(policies) == 1 else None  # several: no share is everybody's
     named = {} if policy is None else {found.id: found for found in policy.tenants}
@@ -150,37 +164,16 @@ def quotas(
                 }
             )
     question = CursorBinding("listQuotas", caller.name, {"tenant": tenant})
-    return page(service, question, rows, cursor, limit) | {
+    return page(desk, question, rows, cursor, limit) | {
         "revision": policies[0].revision if len(policies) == 1 else 0,
         "policies": [one.data() for one in policies],
     }
 
 
-def get_showback(
-    caller: CallerDep, service: ServiceDep, since: Since = None, until: Until = None, tenant: Tenant = None
-) -> dict[str, Any]:
-    """What each tenant held and what reuse saved it, in [since, until) UTC microseconds; the last day by default."""
-    return GET_SHOWBACK.answer(service, caller, since=since, until=until, tenant=tenant)
-
-
-def list_prefixes(
-    caller: CallerDep,
-    service: ServiceDep,
-    since: Since = None,
-    until: Until = None,
-    tenant: Tenant = None,
-    limit: Limit = 100,
-) -> dict[str, Any]:
-    """Requests whose blocks saved later ones most in [since, until) UTC microseconds; the last day by default."""
-    return LIST_PREFIXES.answer(service, caller, since=since, until=until, tenant=tenant, limit=limit)
-
-
-def capacity(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def capacity(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """The blocks of every running worker by state, as it last said."""
-    rows = [_capacity(worker) for worker in service.fleet.running()]
-    found = page(service, CursorBinding("getCapacity", caller.name, {}), rows, cursor, limit)
+    rows = [_capacity(worker) for worker in desk.fleet.running()]
+    found = page(desk, CursorBinding("getCapacity", caller.name, {}), rows, cursor, limit)
     return found | {"blocks": sum(row["blocks"] for row in rows)}
 
 
@@ -251,17 +244,26 @@ Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 _work = partial(Operation, action=Permission.WORK, tag="worker")
 
 
-def add_scan_orders(api: Api) -> None:
+def add_scan_orders(api: Declarations) -> None:
     """Declare the operations."""
     place = "/v1/workers/{worker}/scans"
-    asking = Operation("orderScan", "POST", place, Permission.OPERATE, "operations", keyed=True)
+    asking = Operation(
+        "orderScan", "POST", place, Permission.OPERATE, "operations", keyed=True, command="scan worker"
+    )
     api.add(asking, order_scan, answers=ScanOrderModel, status=202, problems=("not-found", "conflict"))
-    listing = _read("listScanOrders", path="/v1/orphans/orders")
+    listing = _read("listScanOrders", path="/v1/orphans/orders", command="scan orders")
     api.add(listing, listed_scan_orders, answers=ScanOrderPage, problems=("cursor-invalid",))
-    one = _read("getScanOrder", path="/v1/orphans/orders/{order}")
+    one = _read("getScanOrder", path="/v1/orphans/orders/{order}", command="scan order")
     api.add(one, one_scan_order, answers=ScanOrderModel, problems=("not-found",))
-    api.add(_work("takeScans", "GET", "/v1/worker/scans"), owed, answers=ScansOwed)
-    answering = _work("answerScan", "PUT", "/v1/worker/incarnations/{incarnation}/scans/{order}")
+    api.add(
+        _work("takeScans", "GET", "/v1/worker/scans", command="protocol take-scans"), owed, answers=ScansOwed
+    )
+    answering = _work(
+        "answerScan",
+        "PUT",
+        "/v1/worker/incarnations/{incarnation}/scans/{order}",
+        command="protocol answer-scan",
+    )
     api.add(answering, answer_scan_order, answers=ScanOrderModel, problems=("not-found", "conflict"))
 
 
@@ -324,3 +326,36 @@ def answer_scan_order(
 
 def _owed(service: Service, worker: str) -> dict[str, Any]:
     return {"orders": [item.order for item in service.scans.orders.owed(worker)]}
+
+
+def get_showback(
+    desk: DeskDep,
+    caller: CallerDep,
+    *,
+    since: Since = None,
+    until: Until = None,
+    tenant: Tenant = None,
+) -> dict[str, Any]:
+    """What each tenant held and what reuse saved it, in [since, until) UTC microseconds; the last day by default."""
+    since_us, until_us = last_day_or(desk, since, until)
+    with desk.reading() as connection:
+        rows = showback(connection, since_us, until_us, costs_of(statuses(connection)))
+    items = [row._asdict() for row in rows if tenant in (None, row.tenant)]
+    return {"since_us": since_us, "until_us": until_us, "items": items}
+
+
+def list_prefixes(
+    desk: DeskDep,
+    caller: CallerDep,
+    *,
+    since: Since = None,
+    until: Until = None,
+    tenant: Tenant = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Requests whose blocks saved later ones most in [since, until) UTC microseconds; the last day by default."""
+    since_us, until_us = last_day_or(desk, since, until)
+    with desk.reading() as connection:
+        costs = costs_of(statuses(connection))
+        rows = prefix_values(connection, since_us, until_us, costs, tenant=tenant, limit=limit)
+    return {"since_us": since_us, "until_us": until_us, "items": [row._asdict() for row in rows]}

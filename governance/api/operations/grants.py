@@ -8,45 +8,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Response
-
-from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep
 from kvcustody.governance.api.models.policies import OwnGrants, Release, SignedStep
 from kvcustody.governance.api.operations.policy_release import taken
-from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import page
+from kvcustody.governance.service.operations.parameters import Cursor, Limit
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import not_found
 
 _FIELDS = ("id", "kind", "reader", "at_most", "until_us", "state", "reason")
 
 
-def add_grants(api: Api) -> None:
+def add_grants(api: Declarations) -> None:
     """Declare the operations."""
-    listing = Operation("listOwnGrants", "GET", "/v1/policies/grants", Permission.CONSENT, "policies")
+    listing = Operation(
+        "listOwnGrants", "GET", "/v1/policies/grants", Permission.CONSENT, "policies", command="policy grants"
+    )
     api.add(listing, own_grants, answers=OwnGrants, problems=("cursor-invalid",))
     taking = Operation(
-        "withdrawGrants", "POST", "/v1/policies:withdraw", Permission.CONSENT, "policies", keyed=True
+        "withdrawGrants",
+        "POST",
+        "/v1/policies:withdraw",
+        Permission.CONSENT,
+        "policies",
+        keyed=True,
+        command="policy withdraw",
     )
     api.add(taking, withdraw, answers=Release, problems=("not-found", "conflict"))
 
 
-def own_grants(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def own_grants(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Grants and segments in effect that open your own tenant's blocks: to whom, up to what, until when."""
-    effect = service.policies_in_effect()
-    ways = effect.openings(service.clock.utc_us(), owner=caller.tenant or "")
+    effect = desk.policies_in_effect()
+    ways = effect.openings(desk.clock.utc_us(), owner=caller.tenant or "")
     items = [{name: getattr(way, name) for name in _FIELDS} for way in ways]
-    found = page(service, CursorBinding("listOwnGrants", caller.name, {}), items, cursor, limit)
+    found = page(desk, CursorBinding("listOwnGrants", caller.name, {}), items, cursor, limit)
     return found | {"unknown": [one.digest for one in effect.unknown], "at_work": effect.at_work}
 
 
-def withdraw(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Response:
+def withdraw(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Content:
     """Take back, at once and for good, grants and segments that open your own tenant's blocks."""
 
     def check(state: ReleaseState, record: ReleaseRecord) -> None:

@@ -5,43 +5,54 @@ from __future__ import annotations
 from typing import Any
 
 from anyio.to_thread import run_sync
-from fastapi import Response
 
 from kvcustody.audit.evidence.processes.orders import unsigned_orders
 from kvcustody.audit.evidence.query.attempts import refused_identities
 from kvcustody.audit.evidence.query.issuers import known_issuers
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.tlog.witness.status import witness_status
-from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep
 from kvcustody.governance.api.models.health import Alive, Health, InboxPage
-from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.observability.metrics import exposition
-from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.workers import WorkerState
-from kvcustody.governance.service.inbox.item import InboxItem
+from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import page
+from kvcustody.governance.service.operations.parameters import LARGE, Cursor, Limit
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.service import Service
 from kvcustody.guarding_thread import not_guarding
 from kvcustody.times import DAY_US
 
 
-def add_health(api: Api) -> None:
+def add_health(api: Declarations) -> None:
     """Declare the operations. The two open ones say a word, and nothing of what runs here."""
-    api.add(Operation("live", "GET", "/health/live", None, "operations"), live, answers=Alive)
-    api.add(Operation("ready", "GET", "/health/ready", None, "operations"), ready, answers=Alive)
-    measured = Operation("getMetrics", "GET", "/metrics", Permission.READ_HEALTH, "operations")
+    api.add(
+        Operation("live", "GET", "/health/live", None, "operations", command="service live"),
+        live,
+        answers=Alive,
+    )
+    api.add(
+        Operation("ready", "GET", "/health/ready", None, "operations", command="service ready"),
+        ready,
+        answers=Alive,
+    )
+    measured = Operation(
+        "getMetrics", "GET", "/metrics", Permission.READ_HEALTH, "operations", command="service metrics"
+    )
     api.add(measured, metrics, media="text/plain")
     api.add(
-        Operation("getHealth", "GET", "/v1/health", Permission.READ_HEALTH, "operations"),
+        Operation(
+            "getHealth", "GET", "/v1/health", Permission.READ_HEALTH, "operations", command="service health"
+        ),
         health,
         answers=Health,
     )
-    listing = Operation("listInbox", "GET", "/v1/inbox", Permission.SELF, "operations", recorded=True)
+    listing = Operation(
+        "listInbox", "GET", "/v1/inbox", Permission.SELF, "operations", recorded=True, command="inbox"
+    )
     api.add(listing, inbox, answers=InboxPage, problems=("cursor-invalid",))
 
 
@@ -57,11 +68,11 @@ def ready(service: ServiceDep) -> dict[str, Any]:
     return {"status": "ok"}
 
 
-async def metrics(service: ServiceDep) -> Response:
+async def metrics(service: ServiceDep) -> Content:
     """Every measure in Prometheus' text format; tenants by pseudonym unless the settings say otherwise."""
     measuring = service.measuring
     text = await run_sync(lambda: exposition(measuring.samples()), limiter=measuring.threads)
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Content(text, "text/plain; version=0.0.4; charset=utf-8")
 
 
 def health(service: ServiceDep) -> dict[str, Any]:
@@ -74,7 +85,8 @@ def health(service: ServiceDep) -> dict[str, Any]:
         unsigned = unsigned_orders(connection)
     status = service.writer.status()
     overdue = waiting.overdue(service.settings.root_interval_seconds)
-    signer = service.signer.status() if service.signer is not None else None
+    signer = service.signer
+    signed = signer.status()._asdict() if signer is not None and signer.at_work else None
     troubles = service.sinks.troubles()
     workers = [worker for _, worker in service.fleet.listed(limit=LARGE, only_open=True)]
     return {
@@ -82,7 +94,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         if status.healthy and status.admitting and not overdue and not troubles
         else "degraded",
         "ledger": status._asdict(),
-        "checkpoints": None if signer is None else signer._asdict(),
+        "checkpoints": signed,
         "unsealed": waiting._asdict() | {"overdue": overdue},
         "witnesses": seen._asdict() | {"witnesses": [witness._asdict() for witness in seen.witnesses]},
         "row_walls": service.row_walls,
@@ -99,14 +111,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
     }
 
 
-def inbox(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def inbox(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """What waits for you: approvals, consents, missed erasures, and what is about to end; the most urgent first."""
-    items = [item.data() for item in inbox_of(service, caller)]
-    return page(service, CursorBinding("listInbox", caller.name, {}), items, cursor, limit)
-
-
-def inbox_of(service: Service, caller: Caller) -> list[InboxItem]:
-    """The items that this person can do something about."""
-    return [item for item in service.inbox().items if item.is_for(caller)]
+    items = [item.data() for item in desk.inbox_of(caller)]
+    return page(desk, CursorBinding("listInbox", caller.name, {}), items, cursor, limit)

@@ -13,20 +13,19 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from fastapi import Path, Response
-from fastapi.responses import FileResponse
-
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.kinds import AccessRecorded, log_of
 from kvcustody.files import fresh_file
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, ServiceDep
 from kvcustody.governance.api.models.jobs import ExportRequest, JobModel, JobPage
-from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.jobs import JobProgress, shown
+from kvcustody.governance.service.operations.answer import FileContent
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.parameters import Cursor, Limit, Path
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -38,15 +37,36 @@ _mine = partial(
 )  # a job is its principal's own
 
 
-def add_jobs(api: Api) -> None:
+def add_jobs(api: Declarations) -> None:
     """Declare the operations."""
-    exporting = Operation("exportLedger", "POST", "/v1/exports", READ, "jobs", keyed=True, exports=True)
+    exporting = Operation(
+        "exportLedger",
+        "POST",
+        "/v1/exports",
+        READ,
+        "jobs",
+        keyed=True,
+        exports=True,
+        command="job export",
+    )
     api.add(exporting, export, answers=JobModel, status=202, problems=("not-found",))
-    api.add(_mine("listJobs", "GET", "/v1/jobs"), jobs, answers=JobPage, problems=("cursor-invalid",))
-    api.add(_mine("getJob", "GET", "/v1/jobs/{job}"), job_of, answers=JobModel, problems=("not-found",))
-    cancelling = _mine("cancelJob", "POST", "/v1/jobs/{job}/cancel", keyed=True)
+    api.add(
+        _mine("listJobs", "GET", "/v1/jobs", command="job list"),
+        jobs,
+        answers=JobPage,
+        problems=("cursor-invalid",),
+    )
+    api.add(
+        _mine("getJob", "GET", "/v1/jobs/{job}", command="job show"),
+        job_of,
+        answers=JobModel,
+        problems=("not-found",),
+    )
+    cancelling = _mine("cancelJob", "POST", "/v1/jobs/{job}/cancel", keyed=True, command="job cancel")
     api.add(cancelling, cancel, answers=JobModel, problems=("not-found",))
-    reading = Operation("getJobFile", "GET", "/v1/jobs/{job}/files/{name}", READ, "jobs", exports=True)
+    reading = Operation(
+        "getJobFile", "GET", "/v1/jobs/{job}/files/{name}", READ, "jobs", exports=True, command="job file"
+    )
     api.add(reading, file_of, media="application/octet-stream", problems=("not-found",))
 
 
@@ -105,11 +125,11 @@ def cancel(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]
     return shown(service.jobs.cancel(job, principal=caller.name))
 
 
-def file_of(caller: CallerDep, service: ServiceDep, job: JobId, name: FileName) -> Response:
+def file_of(caller: CallerDep, service: ServiceDep, job: JobId, name: FileName) -> FileContent:
     """A file that one of your jobs made."""
     path = service.jobs.file(job, name, principal=caller.name)
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return FileResponse(path, media_type="application/octet-stream", headers=headers)
+    return FileContent(path, "application/octet-stream", headers)
 
 
 def _pack(folder: FilePath) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from kvcustody.audit.evidence.query.key_orders import DESTROY, ROTATE
-from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, ServiceDep
 from kvcustody.governance.api.models.key_custody import (
     BreakModel,
     BreakReason,
@@ -20,10 +20,11 @@ from kvcustody.governance.api.models.key_custody import (
     TenantNamed,
     UnlinkedModel,
 )
-from kvcustody.governance.api.parameters import Cursor, Limit
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet import key_custody as custody
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import page
+from kvcustody.governance.service.operations.parameters import Cursor, Limit
 from kvcustody.governance.service.page_cursor import CursorBinding
 
 _manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="keys")
@@ -35,19 +36,31 @@ _ORDERS = {
 }  # fmt: skip
 
 
-def add_key_custody(api: Api) -> None:
+def add_key_custody(api: Declarations) -> None:
     """Declare the operations."""
-    api.add(_manage("listSigningKeys", "GET", "/v1/keys/signing"), signing_keys, answers=SigningKeys)
-    rotating = _manage("rotateSigningKey", "POST", "/v1/keys/signing:rotate", keyed=True)
+    api.add(
+        _manage("listSigningKeys", "GET", "/v1/keys/signing", command="keys signing"),
+        signing_keys,
+        answers=SigningKeys,
+    )
+    rotating = _manage(
+        "rotateSigningKey", "POST", "/v1/keys/signing:rotate", keyed=True, command="keys rotate-signing"
+    )
     api.add(rotating, rotate, answers=SigningKeys)
-    breaking = _manage("confirmBreak", "POST", "/v1/keys/signing:confirm-break", keyed=True)
+    breaking = _manage(
+        "confirmBreak", "POST", "/v1/keys/signing:confirm-break", keyed=True, command="keys confirm-break"
+    )
     api.add(breaking, confirm_break, answers=BreakModel, problems=("conflict",))
-    unlinking = _manage("unlinkSubject", "POST", "/v1/keys/subjects:destroy", keyed=True)
+    unlinking = _manage(
+        "unlinkSubject", "POST", "/v1/keys/subjects:destroy", keyed=True, command="subject unlink"
+    )
     api.add(unlinking, unlink, answers=UnlinkedModel)
     for verb, (action, says) in _ORDERS.items():
-        ordering = _manage(f"{verb}TenantKeys", "POST", f"/v1/keys/tenants:{verb}", keyed=True)
+        ordering = _manage(
+            f"{verb}TenantKeys", "POST", f"/v1/keys/tenants:{verb}", keyed=True, command=f"keys {verb}"
+        )
         api.add(ordering, _ordering(action, says), answers=KeyOrderModel, status=202, problems=("conflict",))
-    listing = _manage("listKeyOrders", "GET", "/v1/keys/tenants")
+    listing = _manage("listKeyOrders", "GET", "/v1/keys/tenants", command="keys orders")
     api.add(listing, orders, answers=KeyOrderPage, problems=("cursor-invalid",))
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
-from fastapi import Header, Path, Response
 
+from kvcustody.audit.evidence.processes import enforcement as recorded
 from kvcustody.errors import PolicyError
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep
 from kvcustody.governance.api.http.answer_times import answer_bytes
-from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.policies import (
     Consents,
     EnforcementAsked,
@@ -33,25 +33,36 @@ from kvcustody.governance.api.models.policies import (
     SignedStep,
     WorkbenchAnswer,
 )
-from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import pending_consents, revoked_of
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.answers.enforcement import GET_ENFORCEMENT, POLICY_STEPS
 from kvcustody.governance.service.fleet import enforcement_orders
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
+from kvcustody.governance.service.operations.answer import Content
+from kvcustody.governance.service.operations.desk import Desk
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.pages import page
+from kvcustody.governance.service.operations.parameters import NUMBER, Cursor, Header, Limit, Path
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.governance.service.service import Service
 
-Number = Annotated[int, NUMBER, Path(ge=1, lt=1 << 31, examples=[3])]
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3]), NUMBER]
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
 ]
+POLICY_STEPS = (
+    Permission.APPROVE_POLICY,
+    Permission.STAGE_POLICY,
+    Permission.NARROW_POLICY,
+    Permission.WRITE_POLICY,
+)
+"""Whoever takes a step of a release sees what is in effect too."""
 _read = partial(Operation, method="GET", action=Permission.READ_POLICY, tag="policies")
 _STEPS: tuple[tuple[str, str, Permission, tuple[ReleaseAction, ...], bool | None, str], ...] = (
     ("proposePolicy", "propose", Permission.WRITE_POLICY, (ReleaseAction.PROPOSED,), None,
@@ -71,11 +82,11 @@ _STEPS: tuple[tuple[str, str, Permission, tuple[ReleaseAction, ...], bool | None
 )  # fmt: skip
 
 
-def add_policies(api: Api) -> None:
+def add_policies(api: Declarations) -> None:
     """Declare the operations."""
     missing = ("not-found", "conflict")
     api.add(
-        _read("listRevisions", path="/v1/policies"),
+        _read("listRevisions", path="/v1/policies", command="policy revisions"),
         revisions,
         answers=Revisions,
         problems=("conflict", "cursor-invalid"),
@@ -87,6 +98,7 @@ def add_policies(api: Api) -> None:
         Permission.READ_POLICY,
         "policies",
         also=(*POLICY_STEPS, Permission.CONSENT),
+        command="policy release",
     )
     api.add(standing, release, answers=Release, problems=("conflict",))
     effect = Operation(
@@ -96,9 +108,19 @@ def add_policies(api: Api) -> None:
         Permission.READ_POLICY,
         "policies",
         also=POLICY_STEPS,
+        command="policy in-effect",
     )
     api.add(effect, in_effect, answers=PoliciesInEffectModel)
-    api.add(GET_ENFORCEMENT.operation, enforcement, answers=EnforcementModel)
+    standing_orders = Operation(
+        "getEnforcement",
+        "GET",
+        "/v1/policies/enforcement",
+        Permission.READ_POLICY,
+        "policies",
+        also=POLICY_STEPS,
+        command="policy enforcement",
+    )
+    api.add(standing_orders, enforcement, answers=EnforcementModel)
     ordering = Operation(
         "orderEnforcement",
         "POST",
@@ -106,6 +128,7 @@ def add_policies(api: Api) -> None:
         Permission.ACTIVATE_POLICY,
         "policies",
         keyed=True,
+        command="policy enforce",
     )
     api.add(ordering, order_enforcement, answers=EnforcementOrderModel, status=202, problems=("conflict",))
     enforcing = Operation(
@@ -115,6 +138,7 @@ def add_policies(api: Api) -> None:
         Permission.NARROW_POLICY,
         "policies",
         keyed=True,
+        command="policy enforce-everybody",
     )
     api.add(enforcing, enforce_policy, answers=EnforcementOrderModel, status=202)
     records_ = Operation(
@@ -124,24 +148,34 @@ def add_policies(api: Api) -> None:
         Permission.READ_POLICY,
         "policies",
         also=POLICY_STEPS,
+        command="policy records",
     )
     api.add(records_, records, answers=Records, problems=("conflict", "cursor-invalid"))
-    consents_ = Operation("listConsents", "GET", "/v1/policies/consents", Permission.CONSENT, "policies")
+    consents_ = Operation(
+        "listConsents",
+        "GET",
+        "/v1/policies/consents",
+        Permission.CONSENT,
+        "policies",
+        command="policy consents",
+    )
     api.add(consents_, consents, answers=Consents, problems=("conflict", "cursor-invalid"))
     api.add(
-        _read("getRevision", path="/v1/policies/{revision}"),
+        _read("getRevision", path="/v1/policies/{revision}", command="policy revision"),
         revision_of,
         answers=RevisionDetail,
         problems=missing,
     )
     api.add(
-        _read("reviewRevision", path="/v1/policies/{revision}/review"),
+        _read("reviewRevision", path="/v1/policies/{revision}/review", command="workbench review"),
         review,
         answers=WorkbenchAnswer,
         problems=missing,
     )
     for name, verb, action, steps, staged, says in _STEPS:
-        operation = Operation(name, "POST", f"/v1/policies:{verb}", action, "policies", keyed=True)
+        operation = Operation(
+            name, "POST", f"/v1/policies:{verb}", action, "policies", keyed=True, command=f"policy {verb}"
+        )
         problems = ("conflict", "changed", "if-match-required") if staged is not None else ("conflict",)
         api.add(operation, _taking(steps, staged, says), answers=Release, problems=problems)
 
@@ -155,19 +189,14 @@ def revisions(
     return page(service, CursorBinding("listRevisions", caller.name, {}), items, cursor, limit)
 
 
-def release(caller: CallerDep, service: ServiceDep) -> Response:
+def release(caller: CallerDep, service: ServiceDep) -> Content:
     """Where the release stands."""
     return _release(_state(service.policies), caller.tenant)
 
 
-def in_effect(service: ServiceDep) -> dict[str, Any]:
+def in_effect(desk: DeskDep) -> dict[str, Any]:
     """Which policies workers run, released or from a file, by their leaves; where none is at work, the release's."""
-    return service.policies_in_effect().data()
-
-
-def enforcement(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
-    """For whom workers enforce: the order, what each does, and what was foreseen of whom they monitor."""
-    return GET_ENFORCEMENT.answer(service, caller)
+    return desk.policies_in_effect().data()
 
 
 def order_enforcement(caller: CallerDep, service: ServiceDep, what: EnforcementAsked) -> dict[str, Any]:
@@ -229,7 +258,7 @@ def revision_of(service: ServiceDep, revision: Number) -> dict[str, Any]:
     return _revision(state, found) | {"document": found.document}
 
 
-def review(service: ServiceDep, revision: Number) -> Response:
+def review(service: ServiceDep, revision: Number) -> Content:
     """The proof of a revision, what it changes against the active one, and the consents that are missing."""
     state = _state(service.policies)
     proposal = _proposal(state, revision)
@@ -237,13 +266,13 @@ def review(service: ServiceDep, revision: Number) -> Response:
     missing = b",".join(what for opening, what in found.openings.items() if opening not in state.consents)
     body = b'{"proof":%b,"change":%b,"cells":%b,"missing":[%b]}'
     body %= (found.proof, found.change, orjson.dumps(found.cells), missing)
-    return Response(body, media_type="application/json")
+    return Content(body)
 
 
-def _taking(steps: tuple[ReleaseAction, ...], staged: bool | None, says: str) -> Callable[..., Response]:
+def _taking(steps: tuple[ReleaseAction, ...], staged: bool | None, says: str) -> Callable[..., Content]:
     if staged is None:
 
-        def take(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Response:
+        def take(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Content:
             return taken(service, what, caller, steps, None)
 
         take.__doc__ = says
@@ -251,7 +280,7 @@ def _taking(steps: tuple[ReleaseAction, ...], staged: bool | None, says: str) ->
 
     def take_matching(
         caller: CallerDep, service: ServiceDep, what: SignedStep, if_match: IfMatch = None
-    ) -> Response:
+    ) -> Content:
         if if_match is None:
             raise ProblemError("if-match-required")
         if if_match.strip() not in (_tag(_state(service.policies)), "*"):
@@ -269,7 +298,7 @@ def taken(
     steps: tuple[ReleaseAction, ...],
     staged: bool | None,
     check: Callable[[ReleaseState, ReleaseRecord], None] | None = None,
-) -> Response:
+) -> Content:
     """Take a signed step of one of these kinds, and tell the workers that wait."""
     desk = service.policies
     desk.trust  # noqa: B018 - `conflict` where there is none
@@ -290,7 +319,7 @@ def _tag(state: ReleaseState) -> str:
     return f'"{state.head}"'
 
 
-def _release(state: ReleaseState, tenant: str | None) -> Response:
+def _release(state: ReleaseState, tenant: str | None) -> Content:
     answer = {
         "audience": state.trust.audience,
         "steps": len(state.records),
@@ -301,7 +330,7 @@ def _release(state: ReleaseState, tenant: str | None) -> Response:
         "revoked": sorted(state.revoked if tenant is None else revoked_of(state, tenant)),
     }
     body = answer_bytes(Release, answer)
-    return Response(body, media_type="application/json", headers={"ETag": _tag(state)})
+    return Content(body, headers={"ETag": _tag(state)})
 
 
 def _proposal(state: ReleaseState, revision: int) -> Proposal:
@@ -331,3 +360,20 @@ def _revision(state: ReleaseState, found: Proposal) -> dict[str, Any]:
         "expires_us": found.manifest.expires_us,
         "restores": found.restores,
     }
+
+
+def enforcement_on_record(desk: Desk) -> dict[str, Any]:
+    """The newest order, what processes at work do, when anybody was monitored, and what was foreseen."""
+    with desk.reading() as connection:
+        order = recorded.newest_order(connection)
+        return {
+            "order": None if order is None else order._asdict(),
+            "workers": [one._asdict() for one in recorded.worker_enforcement(connection)],
+            "periods": [one._asdict() for one in recorded.monitored_periods(connection)],
+            "forecasts": [one.data() for one in recorded.forecasts(connection)],
+        }
+
+
+def enforcement(desk: DeskDep, caller: CallerDep) -> dict[str, Any]:
+    """For whom workers enforce: the order, what each does, and what was foreseen of whom they monitor."""
+    return enforcement_on_record(desk)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any
-
-from fastapi import Response
+from typing import TYPE_CHECKING, Any
 
 from kvcustody.errors import PolicyError
-from kvcustody.governance.api.http.route_builder import Api, ServiceDep
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import ServiceDep
 from kvcustody.governance.api.models.policies import (
     CasesRequest,
     PolicyPair,
@@ -28,38 +27,60 @@ from kvcustody.governance.api.models.policies import (
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
 from kvcustody.governance.observability.serving_summary import tiers_at_work
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes import policy_tasks as tasks
 from kvcustody.governance.service.processes.policy_tasks import Compiled, Draft, Question
-from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Action as PolicyAction
 from kvcustody.policies.document.model import Policy, Scope, Via
 from kvcustody.policies.document.problems import PolicyRejected, Problem
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.decision_table import DecisionTable
 
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
 NAME = "policy"
 _work = partial(Operation, method="POST", action=Permission.WRITE_POLICY, tag="policies")
 
 
-def add_workbench(api: Api) -> None:
+def add_workbench(api: Declarations) -> None:
     """Declare the operations."""
-    api.add(_work("validatePolicy", path="/v1/policies:validate"), validated, answers=ValidationModel)
-    costly = ("policy-too-costly",)
-    api.add(_work("lintPolicy", path="/v1/policies:lint"), linted, answers=ValidationModel, problems=costly)
-    api.add(_work("testPolicy", path="/v1/policies:test"), tested, answers=WorkbenchAnswer, problems=costly)
     api.add(
-        _work("diffPolicy", path="/v1/policies:diff"),
+        _work("validatePolicy", path="/v1/policies:validate", command="workbench validate"),
+        validated,
+        answers=ValidationModel,
+    )
+    costly = ("policy-too-costly",)
+    api.add(
+        _work("lintPolicy", path="/v1/policies:lint", command="workbench lint"),
+        linted,
+        answers=ValidationModel,
+        problems=costly,
+    )
+    api.add(
+        _work("testPolicy", path="/v1/policies:test", command="workbench test"),
+        tested,
+        answers=WorkbenchAnswer,
+        problems=costly,
+    )
+    api.add(
+        _work("diffPolicy", path="/v1/policies:diff", command="workbench diff"),
         compared,
         answers=WorkbenchAnswer,
         problems=("conflict", *costly),
     )
-    api.add(_work("provePolicy", path="/v1/policies:prove"), proved, answers=WorkbenchAnswer, problems=costly)
-    simulating = _work("simulatePolicy", path="/v1/policies:simulate")
+    api.add(
+        _work("provePolicy", path="/v1/policies:prove", command="workbench prove"),
+        proved,
+        answers=WorkbenchAnswer,
+        problems=costly,
+    )
+    simulating = _work("simulatePolicy", path="/v1/policies:simulate", command="workbench simulate")
     api.add(simulating, simulated, answers=Simulated, problems=("conflict", *costly))
     api.add(
-        _work("explainDecision", path="/v1/decisions:explain"),
+        _work("explainDecision", path="/v1/decisions:explain", command="workbench explain"),
         explained,
         answers=WorkbenchAnswer,
         problems=("conflict", *costly),
@@ -85,18 +106,18 @@ def linted(service: ServiceDep, what: PolicySource) -> dict[str, Any]:
     return {"sound": True, "digest": digest, "problems": problems, "omitted": 0}
 
 
-def tested(service: ServiceDep, what: CasesRequest) -> Response:
+def tested(service: ServiceDep, what: CasesRequest) -> Content:
     """Run cases against a document: each result, and what the cases did not reach."""
     more = tasks.weight_of(what.cases)
     return _answer(service, tasks.tested, Draft(what.source), what.cases, NAME, more=more)
 
 
-def compared(service: ServiceDep, what: PolicyPair) -> Response:
+def compared(service: ServiceDep, what: PolicyPair) -> Content:
     """What a document decides differently from another, or from the one in effect: cells, openings, obligations."""
     return _answer(service, tasks.compared, _old(service, what), _draft(what))
 
 
-def proved(service: ServiceDep, what: PolicySource) -> Response:
+def proved(service: ServiceDep, what: PolicySource) -> Content:
     """Prove isolation over the whole finite domain of a document, or show the request that breaks it."""
     return _answer(service, tasks.proved, _draft(what))
 
@@ -117,7 +138,7 @@ def simulated(service: ServiceDep, what: SimulationRequest) -> dict[str, Any]:
     }
 
 
-def explained(service: ServiceDep, what: PolicyQuestion) -> Response:
+def explained(service: ServiceDep, what: PolicyQuestion) -> Content:
     """Why one request is permitted or denied; for a deny, the nearest permit and the term that failed."""
     asked = Question(
         PolicyAction[what.action.upper()],
@@ -170,10 +191,10 @@ def _active(service: Service) -> DecisionTable:
         raise ProblemError("conflict", f"{error.message}; send the document that is meant") from None
 
 
-def _answer(service: Service, task: Callable[..., Any], *given: Any, more: int = 0) -> Response:
+def _answer(service: Service, task: Callable[..., Any], *given: Any, more: int = 0) -> Content:
     with _rejecting():
         body = service.policy_work.answer(task, *given, more=more)
-    return Response(body, media_type="application/json")
+    return Content(body)
 
 
 def _problem(problem: Problem) -> dict[str, Any]:

@@ -13,20 +13,20 @@ Operations on oneself: who am I, my keys, my session, which version.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Path, Query, Response
 
 from kvcustody._version import __version__
 from kvcustody.audit.store.database.engine import SCHEMA_REVISION
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep, WireDep
 from kvcustody.governance.api.http.answer_times import answer_bytes
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep, WireDep
 from kvcustody.governance.api.http.session_cookie import cookie_of, set_cookie
 from kvcustody.governance.api.models.access import (
     ApiKeyPage,
+    EndedKeys,
     Ending,
     Enrolled,
     Enrolment,
@@ -43,29 +43,45 @@ from kvcustody.governance.api.models.access import (
     VersionModel,
     Whoami,
 )
-from kvcustody.governance.api.parameters import Cursor, Limit
+from kvcustody.governance.service.access.principal_table import (
+    PrincipalRecord,
+    find_principal,
+    keys_of_principal,
+    principals_after,
+)
 from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
-from kvcustody.governance.service.answers.principals import LIST_KEYS, LIST_PRINCIPALS, shown
+from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
-from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.operations.parameters import Cursor, Limit, Path, Query
+from kvcustody.governance.service.page_cursor import CursorBinding
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="principals")
 
 
-def add_principal_endings(api: Api) -> None:
+def add_principal_endings(api: Declarations) -> None:
     """Declare the operations."""
-    api.add(LIST_KEYS.operation, keys, answers=ApiKeyPage, problems=("not-found",))
-    disabling = _manage("disablePrincipal", "POST", "/v1/principals:disable", keyed=True)
+    keys_ = _manage(
+        "listKeys", "GET", "/v1/principals/{name}/keys", also=(Permission.ENROL,), command="apikey list"
+    )
+    api.add(keys_, keys, answers=ApiKeyPage, problems=("not-found",))
+    disabling = _manage(
+        "disablePrincipal", "POST", "/v1/principals:disable", keyed=True, command="principal disable"
+    )
     api.add(disabling, disable, answers=PrincipalModel, problems=("not-found",))
-    revoking = _manage("revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True)
-    api.add(revoking, revoke_keys, answers=ApiKeyPage, problems=("not-found",))
-    keeping = _manage("keepKey", "POST", "/v1/principals:keep-key", keyed=True, also=(Permission.ENROL,))
+    revoking = _manage(
+        "revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True, command="apikey revoke"
+    )
+    api.add(revoking, revoke_keys, answers=EndedKeys, problems=("not-found",))
+    keeping = _manage(
+        "keepKey",
+        "POST",
+        "/v1/principals:keep-key",
+        keyed=True,
+        also=(Permission.ENROL,),
+        command="apikey keep",
+    )
     api.add(keeping, keep_key, answers=ApiKeyPage, problems=("not-found", "conflict"))
-
-
-def keys(caller: CallerDep, service: ServiceDep, name: Named) -> dict[str, Any]:
-    """The keys of a principal, newest first: when they were issued and last used, never what they are."""
-    return LIST_KEYS.answer(service, caller, name=name)
 
 
 def disable(caller: CallerDep, service: ServiceDep, who: Ending) -> dict[str, Any]:
@@ -83,13 +99,14 @@ def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dic
 
     With one key end the sessions that were begun with it, and the keys that were made with it.
     """
-    book, allow = service.principals, which.allow_last
-    if which.prefix is None:
-        book.revoke_keys(which.name, allow_last=allow, by=caller.name)
+    book, allow, name = service.principals, which.allow_last, which.name
+    if which.prefix is not None:
+        name = book.revoke_key(which.prefix, principal=name, allow_last=allow, by=caller.name).principal
     else:
-        book.revoke_key(which.prefix, principal=which.name, allow_last=allow, by=caller.name)
+        assert name is not None, "the model refuses neither"
+        book.revoke_keys(name, allow_last=allow, by=caller.name)
     service.changed()
-    return {"items": [key._asdict() for key in book.keys(which.name)]}
+    return {"principal": name, "items": [key._asdict() for key in book.keys(name)]}
 
 
 def keep_key(caller: CallerDep, service: ServiceDep, which: KeyKeeping) -> dict[str, Any]:
@@ -106,24 +123,28 @@ Named = Annotated[str, Path(min_length=1, max_length=128, examples=["alice"])]
 _enrol = partial(Operation, action=Permission.ENROL, tag="principals")
 
 
-def add_enrolment(api: Api) -> None:
+def add_enrolment(api: Declarations) -> None:
     """Declare the operations."""
-    api.add(LIST_PRINCIPALS.operation, principals, answers=PrincipalPage, problems=("cursor-invalid",))
-    one = _enrol("getPrincipal", "GET", "/v1/principals/{name}", also=(Permission.MANAGE_KEYS,))
+    listing = _enrol(
+        "listPrincipals", "GET", "/v1/principals", also=(Permission.MANAGE_KEYS,), command="principal list"
+    )
+    api.add(listing, principals, answers=PrincipalPage, problems=("cursor-invalid",))
+    one = _enrol(
+        "getPrincipal",
+        "GET",
+        "/v1/principals/{name}",
+        also=(Permission.MANAGE_KEYS,),
+        command="principal show",
+    )
     api.add(one, principal, answers=PrincipalModel, problems=("not-found",))
-    enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True)
+    enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True, command="principal add")
     api.add(enrolling, enrol, answers=Enrolled, status=201)
-    issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True)
+    issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True, command="apikey issue")
     api.add(issuing, issue_key, answers=IssuedKeyModel, status=201, problems=("not-found",))
-    enabling = _enrol("enablePrincipal", "POST", "/v1/principals:enable", keyed=True)
+    enabling = _enrol(
+        "enablePrincipal", "POST", "/v1/principals:enable", keyed=True, command="principal enable"
+    )
     api.add(enabling, enable, answers=PrincipalModel, problems=("not-found",))
-
-
-def principals(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
-    """Every principal that was ever enrolled, in the order of names."""
-    return LIST_PRINCIPALS.answer(service, caller, cursor=cursor, limit=limit)
 
 
 def principal(service: ServiceDep, name: Named) -> dict[str, Any]:
@@ -168,28 +189,37 @@ Prefix = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", examples=["0f1e2d3c4b5a"
 _mine = partial(Operation, action=Permission.SELF, tag="self")
 
 
-def add_self_service(api: Api) -> None:
+def add_self_service(api: Declarations) -> None:
     """Declare the operations."""
-    api.add(_mine("whoami", "GET", "/v1/whoami"), whoami, answers=Whoami)
-    api.add(_mine("version", "GET", "/v1/version"), version, answers=VersionModel)
-    api.add(_mine("listOwnKeys", "GET", "/v1/keys", at_workers=True), own_keys, answers=ApiKeyPage)
-    rotate = _mine("rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True, at_workers=True)
+    api.add(_mine("whoami", "GET", "/v1/whoami", command="principal whoami"), whoami, answers=Whoami)
+    api.add(_mine("version", "GET", "/v1/version", command="service version"), version, answers=VersionModel)
+    api.add(
+        _mine("listOwnKeys", "GET", "/v1/keys", at_workers=True, command="apikey own"),
+        own_keys,
+        answers=ApiKeyPage,
+    )
+    rotate = _mine(
+        "rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True, at_workers=True, command="apikey rotate"
+    )
     api.add(rotate, rotate_own_key, answers=IssuedKeyModel, status=201)
-    revoke = _mine("revokeOwnKey", "DELETE", "/v1/keys/{prefix}", at_workers=True)
+    revoke = _mine(
+        "revokeOwnKey", "DELETE", "/v1/keys/{prefix}", at_workers=True, command="apikey revoke-own"
+    )
     api.add(revoke, revoke_own_key, status=204, problems=("not-found", "conflict"))
-    begin = _mine("beginSession", "POST", "/v1/session", keyed=True)
+    begin = _mine("beginSession", "POST", "/v1/session", keyed=True, command="principal begin-session")
     api.add(begin, begin_session, answers=Session, status=201)
-    api.add(_mine("endSession", "DELETE", "/v1/session"), end_session, status=204)
-    document = _mine("apiDocument", "GET", "/v1/openapi.json")
-    api.add(document, _document(api), answers=OpenApiDocument)
+    api.add(
+        _mine("endSession", "DELETE", "/v1/session", command="principal end-session"), end_session, status=204
+    )
+    stating = _mine("apiDocument", "GET", "/v1/openapi.json", command="service document")
+    api.add(stating, document, answers=OpenApiDocument)
 
 
-def _document(api: Api) -> Callable[[], Response]:
-    def document() -> Response:
-        """The document of this API, OpenAPI 3.1."""
-        return Response(api.document(), media_type="application/json")
+def document() -> Content:
+    """The document of this API, OpenAPI 3.1."""
+    from kvcustody.governance.api import openapi_document
 
-    return document
+    return Content(openapi_document.document())
 
 
 def whoami(caller: CallerDep) -> dict[str, Any]:
@@ -204,7 +234,7 @@ def whoami(caller: CallerDep) -> dict[str, Any]:
     }
 
 
-def version() -> Response:
+def version() -> Content:
     """The versions that decide how this service behaves."""
     found = {
         "kvcustody": __version__,
@@ -212,7 +242,7 @@ def version() -> Response:
         "schema": SCHEMA_REVISION,
         "python": platform.python_version(),
     }
-    return Response(orjson.dumps(found), media_type="application/json")
+    return Content(orjson.dumps(found))
 
 
 def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
@@ -249,35 +279,32 @@ def rotate_own_key(
 
 def revoke_own_key(
     caller: CallerDep, service: ServiceDep, prefix: Prefix, allow_last: AllowLast = False
-) -> Response:
+) -> Content:
     """Refuse one of your keys, and those that were made with it, from now on; not the other key that you ask with."""
     keep = caller.key if caller.by == "key" else ""
     service.principals.revoke_key(
         prefix, principal=caller.name, keep=keep, allow_last=allow_last, by=caller.name
     )
     service.changed()
-    return Response(status_code=204)
+    return Content(media=None, status=204)
 
 
-def begin_session(caller: CallerDep, service: ServiceDep, wire: WireDep) -> Response:
+def begin_session(caller: CallerDep, service: ServiceDep, wire: WireDep) -> Content:
     """Begin a session of a person at the console: sets its cookie."""
     _enrolled(caller.by)
     made = service.sessions.begin(caller.name, key=caller.key)
     seconds = service.settings.session_minutes * 60
     body = answer_bytes(Session, {"csrf": made.csrf, "expires_us": made.expires_us})
-    answer = Response(body, 201, media_type="application/json")
-    answer.headers["Set-Cookie"] = set_cookie(made.token, seconds, tls=wire.tls)
-    return answer
+    headers = {"Set-Cookie": set_cookie(made.token, seconds, tls=wire.tls)}
+    return Content(body, status=201, headers=headers)
 
 
-def end_session(service: ServiceDep, wire: WireDep) -> Response:
+def end_session(service: ServiceDep, wire: WireDep) -> Content:
     """End the session, and remove its cookie."""
     token = cookie_of(wire.headers.get("cookie"), tls=wire.tls)
     if token is not None:
         service.sessions.end(token)
-    answer = Response(status_code=204)
-    answer.headers["Set-Cookie"] = set_cookie("", 0, tls=wire.tls)
-    return answer
+    return Content(media=None, status=204, headers={"Set-Cookie": set_cookie("", 0, tls=wire.tls)})
 
 
 def _enrolled(by: str) -> None:
@@ -287,3 +314,29 @@ def _enrolled(by: str) -> None:
         )
     if by == "local":
         raise ProblemError("conflict", "a key or a session of one's own is asked for over a server")
+
+
+def shown(found: PrincipalRecord) -> dict[str, Any]:
+    """A principal as it is shown."""
+    return found._asdict() | {"roles": sorted(found.roles)}
+
+
+def principals(
+    desk: DeskDep, caller: CallerDep, *, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Every principal that was ever enrolled, in the order of names."""
+    question = CursorBinding("listPrincipals", caller.name, {})
+    position = desk.cursors.read(question, cursor)
+    after = str(position[0]) if position else ""
+    with desk.reading() as connection:
+        found, more = principals_after(connection, after, limit)
+    following = desk.cursors.write(question, [found[-1].name]) if more else None
+    return {"items": [shown(item) for item in found], "next": following}
+
+
+def keys(desk: DeskDep, caller: CallerDep, *, name: Named) -> dict[str, Any]:
+    """The keys of a principal, newest first: when they were issued and last used, never what they are."""
+    with desk.reading() as connection:
+        if find_principal(connection, name) is None:
+            raise not_found()
+        return {"items": [key._asdict() for key in keys_of_principal(connection, name, desk.clock.utc_us())]}

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
-
-from fastapi import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from kvcustody.audit.evidence.query.known_names import check_tenant
-from kvcustody.audit.reports.framework import NAMES, load_framework
+from kvcustody.audit.reports.framework import NAMES, Control, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep
 from kvcustody.governance.api.http.console_mount import record_read
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.evidence import (
     CheckRequest,
     DestinationList,
@@ -32,12 +31,12 @@ from kvcustody.governance.api.models.evidence import (
     ScheduleRequest,
 )
 from kvcustody.governance.api.models.jobs import JobModel
-from kvcustody.governance.api.parameters import Cursor, Limit, Tenant
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Reach, Role
-from kvcustody.governance.service.answers.reports import LIST_REPORTS, LIST_SCHEDULES
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.parameters import Cursor, Limit, Path, Tenant
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.schedules.made_reports import MadeReport, made_reports
@@ -47,8 +46,11 @@ from kvcustody.governance.service.schedules.schedule_book import (
     Schedule,
     WantedSchedule,
     listed_destinations,
+    read_schedules,
 )
-from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 READ = Permission.READ_CUSTODY
 ScheduleId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", examples=["ab12" * 4])]
@@ -58,33 +60,53 @@ _LEAVES_BETWEEN = 50_000
 _evidence = partial(Operation, action=READ, tag="evidence")
 
 
-def add_evidence(api: Api) -> None:
+def add_evidence(api: Declarations) -> None:
     """Declare the operations."""
-    reporting = _evidence("makeReport", "POST", "/v1/reports", keyed=True, exports=True)
+    reporting = _evidence("makeReport", "POST", "/v1/reports", keyed=True, exports=True, command="job report")
     problems = ("not-found", "not-acceptable")
     api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
-    listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")
+    listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks", command="report frameworks")
     api.add(listing, frameworks, answers=Frameworks)
     api.add(
-        LIST_REPORTS.operation, list_reports, answers=MadeReportPage, problems=("cursor-invalid", "not-found")
+        _evidence("listReports", "GET", "/v1/reports", recorded=True, command="report list"),
+        list_reports,
+        answers=MadeReportPage,
+        problems=("cursor-invalid", "not-found"),
     )
     api.add(
-        _evidence("listReportDestinations", "GET", "/v1/reports/destinations"),
+        _evidence("listReportDestinations", "GET", "/v1/reports/destinations", command="report destinations"),
         destinations,
         answers=DestinationList,
     )
-    api.add(LIST_SCHEDULES.operation, schedules, answers=ScheduleList)
-    scheduling = _evidence("makeReportSchedule", "POST", "/v1/reports/schedules", keyed=True, exports=True)
+    api.add(
+        _evidence("listReportSchedules", "GET", "/v1/reports/schedules", command="report schedules list"),
+        schedules,
+        answers=ScheduleList,
+    )
+    scheduling = _evidence(
+        "makeReportSchedule",
+        "POST",
+        "/v1/reports/schedules",
+        keyed=True,
+        exports=True,
+        command="report schedules add",
+    )
     problems = ("not-found", "not-acceptable")
     api.add(scheduling, make_schedule, answers=ScheduleModel, status=201, problems=problems)
     for act, says in SCHEDULE_ACTS.items():
         changing = _evidence(
-            f"{act}ReportSchedule", "POST", f"/v1/reports/schedules/{{schedule}}/{act}", keyed=True
+            f"{act}ReportSchedule",
+            "POST",
+            f"/v1/reports/schedules/{{schedule}}/{act}",
+            keyed=True,
+            command=f"report schedules {act}",
         )
         api.add(changing, _changing(act, says), answers=ScheduleModel, problems=("not-found",))
-    retrying = _evidence("retryReport", "POST", "/v1/reports/{report}/retry", keyed=True, exports=True)
+    retrying = _evidence(
+        "retryReport", "POST", "/v1/reports/{report}/retry", keyed=True, exports=True, command="report retry"
+    )
     api.add(retrying, retry, answers=MadeReportModel, problems=("not-found",))
-    checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True, whole=True)
+    checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True, whole=True, command="job check")
     api.add(checking, check, answers=JobModel, status=202)
 
 
@@ -119,26 +141,10 @@ SCHEDULE_ACTS = {
 }
 
 
-def list_reports(
-    caller: CallerDep,
-    service: ServiceDep,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-    tenant: Tenant = None,
-) -> dict[str, Any]:
-    """Reports that were made, or are due by a schedule, newest first: opinion, digest, signature, deliveries."""
-    return LIST_REPORTS.answer(service, caller, tenant=tenant, cursor=cursor, limit=limit)
-
-
 def destinations(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """Where schedules of yours may hand reports over to: the names in the settings of the service."""
     named = service.settings.report_destinations
     return {"items": listed_destinations(named, caller.tenant), "next": None}
-
-
-def schedules(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
-    """Schedules of reports that you may see: those of your tenant, or all."""
-    return LIST_SCHEDULES.answer(service, caller)
 
 
 def schedules_of(service: Service, caller: Caller) -> list[Schedule]:
@@ -220,15 +226,31 @@ def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
     return change
 
 
-def frameworks() -> dict[str, Any]:
+def frameworks(desk: DeskDep) -> dict[str, Any]:
     """The frameworks that reports are arranged by, and the controls that there is evidence for."""
     found = [load_framework(name) for name in NAMES]
     return {
         "items": [
-            {"id": item.id, "title": item.title, "edition": item.edition, "controls": len(item.controls)}
+            {
+                "id": item.id,
+                "title": item.title,
+                "edition": item.edition,
+                "ids_from": item.ids_from,
+                "ids_taken": item.ids_taken,
+                "controls": [_control(control) for control in item.controls],
+            }
             for item in found
         ],
         "next": None,
+    }
+
+
+def _control(control: Control) -> dict[str, Any]:
+    """A control: what it is about, what the evidence supports, and what it does not show."""
+    return {
+        **{name: getattr(control, name) for name in ("id", "title", "scope", "supports", "limit", "clock")},
+        "evidence": list(control.evidence),
+        "shows": [each.name for each in control.shows],
     }
 
 
@@ -277,3 +299,27 @@ def _found(report: FsckReport) -> dict[str, Any]:
     first = None if report.first is None else report.first._asdict()
     facts = {name: getattr(report, name) for name in names}
     return facts | {"sound": report.ok, "first": first, "problems": problems}
+
+
+def list_reports(
+    desk: DeskDep, caller: CallerDep, *, cursor: Cursor = None, limit: Limit = 50, tenant: Tenant = None
+) -> dict[str, Any]:
+    """Reports that were made, or are due by a schedule, newest first: opinion, digest, signature, deliveries."""
+    mine = desk.tenant_of(caller, READ, tenant)
+    question = CursorBinding("listReports", caller.name, {"tenant": tenant})
+    position = desk.cursors.read(question, cursor)
+    before = None if position is None else (int(position[0]), str(position[1]))
+    with desk.reading() as connection:
+        found, more = made_reports(
+            connection, tenant=mine, before=before, limit=limit, verdicts=desk.verdicts
+        )
+    following = desk.cursors.write(question, [found[-1].created_us, found[-1].report]) if more else None
+    return {"items": [item.data() for item in found], "next": following}
+
+
+def schedules(desk: DeskDep, caller: CallerDep) -> dict[str, Any]:
+    """Schedules of reports that you may see: those of your tenant, or all."""
+    with desk.reading() as connection:
+        found = read_schedules(connection, tenant=caller.tenant_of(READ, None))
+    now_us = desk.clock.utc_us()
+    return {"items": [each.data(now_us) for each in found], "next": None}

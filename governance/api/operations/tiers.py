@@ -1,47 +1,94 @@
-"""Operations on tiers, as requests ask them: `service.answers.tiers` answers."""
+"""What was decided about moving copies: by tier, one by one, and for one request.
+
+1. Every answer is about the tenant that the caller's credential names, or about the one asked for by those who see
+   all. Those who run a fleet see all: what is shown names tenants and requests, and neither subjects nor leaves.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Query
-
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
-from kvcustody.governance.api.models.base import LARGE
+from kvcustody.audit.evidence.copies.transfers import (
+    ExplainedRequest,
+    TransferFilter,
+    explain_request,
+    has_tiers,
+    tier_summaries,
+    transfers,
+)
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep
 from kvcustody.governance.api.models.custody import ExplainedTransfers, Tiers, Transfers
-from kvcustody.governance.api.parameters import NUMBER, Limit, Order, PageOrder, Since, Tenant, Until
-from kvcustody.governance.api.parameters import Cursor as CursorText
-from kvcustody.governance.service.answers.tiers import EXPLAIN_TRANSFERS, LIST_TIERS, LIST_TRANSFERS
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.operations.desk import Desk, last_day_or
+from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
-
-Residency = Annotated[
-    int | None,
+from kvcustody.governance.service.operations.parameters import (
+    LARGE,
     NUMBER,
-    Query(
-        ge=0,
-        lt=LARGE,
-        description="The request that blocks were restored for; 0: stores, which are for none.",
-    ),
-]
-Incarnation = Annotated[
-    str | None, Query(pattern=r"^[0-9a-f]{32}$", description="Of this process alone: 32 hexadecimal digits.")
-]
+    Cursor,
+    Incarnation,
+    Limit,
+    Order,
+    PageOrder,
+    Query,
+    Since,
+    Tenant,
+    Until,
+)
+from kvcustody.governance.service.page_cursor import CursorBinding
+
+_read = partial(
+    Operation,
+    method="GET",
+    action=Permission.READ_CUSTODY,
+    tag="custody",
+    recorded=True,
+    also=(Permission.READ_OPERATIONS,),
+)
 
 
-def add_tiers(api: Api) -> None:
+def add_tiers(api: Declarations) -> None:
     """Declare the operations."""
-    api.add(LIST_TIERS.operation, tiers, answers=Tiers, problems=("not-found",))
-    paged = ("not-found", "cursor-invalid")
-    api.add(LIST_TRANSFERS.operation, listed_transfers, answers=Transfers, problems=paged)
-    api.add(EXPLAIN_TRANSFERS.operation, explained, answers=ExplainedTransfers, problems=("not-found",))
+    api.add(
+        _read("listTiers", path="/v1/tiers", command="tier list"),
+        tiers,
+        answers=Tiers,
+        problems=("not-found",),
+    )
+    api.add(
+        _read("listTransfers", path="/v1/tiers/transfers", command="tier transfers"),
+        listed_transfers,
+        answers=Transfers,
+        problems=("not-found", "cursor-invalid"),
+    )
+    api.add(
+        _read("explainTransfers", path="/v1/tiers/requests", command="tier explain"),
+        explained,
+        answers=ExplainedTransfers,
+        problems=("not-found",),
+    )
+
+
+def whose(desk: Desk, caller: Caller, tenant: str | None) -> str | None:
+    """The tenant to answer about, by whichever of the actions the caller has (rule 1)."""
+    reads = caller.reach(Permission.READ_CUSTODY) is not Reach.NONE
+    return desk.tenant_of(caller, Permission.READ_CUSTODY if reads else Permission.READ_OPERATIONS, tenant)
 
 
 def tiers(
-    caller: CallerDep, service: ServiceDep, tenant: Tenant = None, since: Since = None, until: Until = None
+    desk: DeskDep, caller: CallerDep, *, tenant: Tenant = None, since: Since = None, until: Until = None
 ) -> dict[str, Any]:
     """Every tier: its copies of all time, and what was decided in [since, until), the last day by default."""
-    return LIST_TIERS.answer(service, caller, tenant=tenant, since=since, until=until)
+    mine = whose(desk, caller, tenant)
+    since_us, until_us = last_day_or(desk, since, until)
+    with desk.reading(mine) as connection:
+        found = tier_summaries(connection, since_us, until_us, tenant=mine)
+    items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
+    return {"items": items, "since_us": since_us, "until_us": until_us}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,37 +116,56 @@ class TransferQuery(ParameterGroup):
             description="What came of it; `none`: nothing was to be moved.",
         ),
     ] = None
-    residency: Residency = None
+    residency: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            lt=LARGE,
+            description="The request that blocks were restored for; 0: stores, which are for none.",
+        ),
+        NUMBER,
+    ] = None
     incarnation: Incarnation = None
     since: Since = None
     until: Until = None
 
-    def values(self) -> dict[str, Any]:
-        """What is asked for, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def filter(self, mine: str | None) -> TransferFilter:
+        """The filter, of one tenant or (None) of all."""
+        asked = {field.name: getattr(self, field.name) for field in fields(self)}
+        times = {f"{name}_us": asked.pop(name) for name in ("since", "until")}
+        return TransferFilter(**asked | times | {"tenant": mine})
 
 
 @grouped
 def listed_transfers(
-    *,
+    desk: DeskDep,
     caller: CallerDep,
-    service: ServiceDep,
+    *,
     sought: TransferQuery,
     order: Order = PageOrder.NEWEST,
-    cursor: CursorText = None,
+    cursor: Cursor = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Decisions about moving copies: what either way was predicted to take, and what it took."""
-    return LIST_TRANSFERS.answer(service, caller, **sought.values(), order=order, cursor=cursor, limit=limit)
+    mine = whose(desk, caller, sought.tenant)
+    wanted = sought.filter(mine)
+    question = CursorBinding("listTransfers", caller.name, wanted._asdict() | {"order": str(order)})
+    position = desk.cursors.read(question, cursor)
+    after = None if position is None else (int(position[0]), int(position[1]), int(position[2]))
+    with desk.reading(mine) as connection:
+        found = transfers(connection, wanted, after=after, limit=limit, newest=order is PageOrder.NEWEST)
+    following = None if found.next is None else desk.cursors.write(question, list(found.next))
+    return {"items": [one._asdict() for one in found.transfers], "next": following}
 
 
 def explained(
+    desk: DeskDep,
     caller: CallerDep,
-    service: ServiceDep,
+    *,
     residency: Annotated[
         int,
-        NUMBER,
         Query(ge=0, lt=LARGE, description="The request's number, as its process counts.", examples=[17]),
+        NUMBER,
     ],
     incarnation: Incarnation = None,
     worker: Annotated[
@@ -109,6 +175,12 @@ def explained(
     tenant: Tenant = None,
 ) -> dict[str, Any]:
     """What was decided about restoring blocks for one request: found where, predicted, chosen, measured."""
-    return EXPLAIN_TRANSFERS.answer(
-        service, caller, residency=residency, incarnation=incarnation, worker=worker, tenant=tenant
-    )
+    mine = whose(desk, caller, tenant)
+    with desk.reading(mine) as connection:
+        found = explain_request(connection, residency, incarnation=incarnation, worker=worker, tenant=mine)
+        known = has_tiers(connection, tenant=mine)
+    return {"items": [_request(one) for one in found], "any_tier": known}
+
+
+def _request(one: ExplainedRequest) -> dict[str, Any]:
+    return one._asdict() | {"decisions": [each._asdict() for each in one.decisions]}

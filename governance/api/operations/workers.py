@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import Path, Query
 from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, completed, names, pending
@@ -20,11 +19,11 @@ from kvcustody.audit.evidence.query.issuers import known_issuers
 from kvcustody.audit.evidence.query.key_orders import key_orders
 from kvcustody.audit.evidence.subjects.subject_table import unknown_pseudonyms, unlinkings
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.write.compression import ENCODING, CompressionError, decompress
 from kvcustody.clock import MICROSECONDS
-from kvcustody.compression import ENCODING, CompressionError, decompress
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, DeskDep, ServiceDep, WireDep
 from kvcustody.governance.api.http.long_poll import Wait, long_poll, told_within
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep, WireDep
-from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.models.workers import (
     AttemptsReport,
     BatchStored,
@@ -46,7 +45,6 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
-from kvcustody.governance.api.parameters import NUMBER, Cursor, Limit
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.roles import Permission
@@ -55,13 +53,16 @@ from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.ingest.ingest import WaitingBatch
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL, answer_older
 from kvcustody.governance.service.operations.operation import Operation
+from kvcustody.governance.service.operations.parameters import LARGE, NUMBER, Cursor, Limit, Path, Query
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
-Sequence = Annotated[int, NUMBER, Path(ge=1, lt=LARGE, examples=[1])]
+Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1]), NUMBER]
 _STEPS_MAX = 200
 _work = partial(Operation, action=Permission.WORK, tag="worker")
 _BATCH = {
@@ -74,33 +75,63 @@ _BATCH = {
 }
 
 
-def add_workers(api: Api) -> None:
+def add_workers(api: Declarations) -> None:
     """Declare the operations."""
-    listing = Operation("listWorkers", "GET", "/v1/workers", Permission.READ_OPERATIONS, "operations")
+    listing = Operation(
+        "listWorkers", "GET", "/v1/workers", Permission.READ_OPERATIONS, "operations", command="worker status"
+    )
     api.add(listing, listed, answers=Workers, problems=("cursor-invalid",))
     closing = Operation(
-        "closeWorker", "POST", "/v1/workers:close", Permission.OPERATE, "operations", keyed=True
+        "closeWorker",
+        "POST",
+        "/v1/workers:close",
+        Permission.OPERATE,
+        "operations",
+        keyed=True,
+        command="worker declare-dead",
     )
     api.add(closing, close_worker, answers=ClosingModel, problems=("not-found", "conflict"))
     mine = "/v1/worker/incarnations/{incarnation}"
     problems = ("not-found", "conflict")
-    api.add(_work("registerIncarnation", "PUT", mine), register, answers=Registered, problems=problems)
-    api.add(_work("reportStatus", "PUT", f"{mine}/status"), report, answers=Heard, problems=("not-found",))
-    steps = _work("pullPolicy", "GET", "/v1/worker/policy/records")
+    api.add(
+        _work("registerIncarnation", "PUT", mine, command="protocol register"),
+        register,
+        answers=Registered,
+        problems=problems,
+    )
+    api.add(
+        _work("reportStatus", "PUT", f"{mine}/status", command="protocol report-status"),
+        report,
+        answers=Heard,
+        problems=("not-found",),
+    )
+    steps = _work("pullPolicy", "GET", "/v1/worker/policy/records", command="protocol pull-policy")
     api.add(steps, policy_records, answers=PolicyRecords)
-    api.add(_work("takeErasures", "GET", "/v1/worker/erasures"), erasures, answers=Orders)
-    met = _work("assignIssuer", "PUT", "/v1/worker/issuers")
+    api.add(
+        _work("takeErasures", "GET", "/v1/worker/erasures", command="protocol take-erasures"),
+        erasures,
+        answers=Orders,
+    )
+    met = _work("assignIssuer", "PUT", "/v1/worker/issuers", command="protocol assign-issuer")
     api.add(met, assign_issuer, answers=KnownIssuers, problems=("conflict",))
-    began = _work("requestWorkersErasure", "PUT", "/v1/worker/erasures/{erasure}")
+    began = _work(
+        "requestWorkersErasure", "PUT", "/v1/worker/erasures/{erasure}", command="protocol request-erasure"
+    )
     api.add(began, request_erasure, answers=ErasureOnRecord, problems=("conflict",))
-    refused = _work("reportAttempts", "POST", "/v1/worker/attempts", keyed=True)
+    refused = _work(
+        "reportAttempts", "POST", "/v1/worker/attempts", keyed=True, command="protocol report-attempts"
+    )
     api.add(refused, attempts, answers=Heard)
-    checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
+    checking = _work(
+        "checkPseudonyms", "POST", "/v1/worker/pseudonyms:check", command="protocol check-pseudonyms"
+    )
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
-    kept = _work("checkKept", "PUT", f"{mine}/kept")
+    kept = _work("checkKept", "PUT", f"{mine}/kept", command="protocol check-kept")
     api.add(kept, check_kept, answers=Covered, problems=("not-found",))
     more = ("not-found", "refused-leaf", "unsupported-media-type", "worker-protocol", "ledger-schema")
-    batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
+    batch = _work(
+        "shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True, command="protocol ship-batch"
+    )
     api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
 
 
@@ -116,7 +147,7 @@ def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> d
 async def policy_records(
     caller: CallerDep,
     service: ServiceDep,
-    after: Annotated[int, NUMBER, Query(ge=0, lt=1 << 31)] = 0,
+    after: Annotated[int, Query(ge=0, lt=1 << 31), NUMBER] = 0,
     wait: Wait = 0,
 ) -> dict[str, Any]:
     """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
@@ -134,13 +165,13 @@ async def erasures(
     ] = "",
     keys: Annotated[
         int | None,
-        NUMBER,
         Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none."),
+        NUMBER,
     ] = None,
     enforcement: Annotated[
         int | None,
-        NUMBER,
         Query(ge=-1, lt=LARGE, description="The order on enforcement that it has; -1: none."),
+        NUMBER,
     ] = None,
     restrictions: Annotated[
         str | None,
@@ -198,14 +229,12 @@ def request_erasure(
     return {"new": worker_requests.request_erasure(service, caller.name, *asked)}
 
 
-def listed(
-    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
-) -> dict[str, Any]:
+def listed(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Incarnations of workers, oldest first."""
     question = CursorBinding("listWorkers", caller.name, {})
-    position = service.cursors.read(question, cursor)
-    found = service.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
-    following = service.cursors.write(question, [found[limit - 1][0]]) if len(found) > limit else None
+    position = desk.cursors.read(question, cursor)
+    found = desk.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
+    following = desk.cursors.write(question, [found[limit - 1][0]]) if len(found) > limit else None
     return {"items": [worker._asdict() for _, worker in found[:limit]], "next": following}
 
 

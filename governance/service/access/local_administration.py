@@ -2,11 +2,15 @@
 
 1. Whoever may write the database may do this; everything done is on record as `local:<user>`.
 2. A bootstrap key can only enrol principals, and ends after hours.
+3. Commands write under one name, apart from a server's, and with a spill of their own: one at a time, in turn.
 """
 
 from __future__ import annotations
 
+import fcntl
 import getpass
+import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -14,12 +18,17 @@ from typing import NamedTuple
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import Clock
+from kvcustody.errors import LedgerError
 from kvcustody.governance.credentials.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_table import IssuedKey
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.migrations.upgrade import upgrade
+
+TURN_SECONDS = 30.0  # how long a command waits for another
+_LOOK_SECONDS = 0.02
+LOCAL_SPILL = "spill-local"  # in the state folder, apart from a server's
 
 
 class Administration(NamedTuple):
@@ -33,13 +42,12 @@ class Administration(NamedTuple):
 def open_administration(settings: ServiceSettings, *, clock: Clock | None = None) -> Iterator[Administration]:
     """Open the ledger beside a server that may be running on it."""
     with ExitStack() as stack:
-        settings.make_state_folder()
+        stack.enter_context(local_turn(settings))
         clock = settings.open_clock(clock, stack)
         engine = open_store(settings.database_url, timeout_seconds=5.0)
         stack.callback(engine.dispose)
         upgrade(engine)
-        spill = settings.state_path / "spill-local"
-        name = f"{settings.name}.local"
+        spill, name = settings.state_path / LOCAL_SPILL, local_writer(settings)
         writer = stack.enter_context(EventWriter(engine, worker=name, clock=clock, spill_directory=spill))
         issuers = [issuer.name for issuer in settings.issuers]
         book = Principals(engine, KeyHasher(), clock, writer.submit_durable, issuers)
@@ -55,6 +63,32 @@ def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey
     name = f"bootstrap-{number}"
     principals.enrol(name, [Role.BOOTSTRAP], kind="machine", by=by)
     return principals.issue_key(name, days=hours / 24, by=by)
+
+
+@contextmanager
+def local_turn(settings: ServiceSettings) -> Iterator[None]:
+    """Whoever is inside writes under the commands' name (rule 3). Raises `LedgerError` where another is long inside."""
+    settings.make_state_folder()
+    deadline = time.monotonic() + TURN_SECONDS
+    descriptor = os.open(settings.state_path / "local.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    name = local_writer(settings)
+                    raise LedgerError(f"another command writes as `{name}`: wait for its end") from None
+                time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def local_writer(settings: ServiceSettings) -> str:
+    """The name of whoever writes the ledger beside the service that these settings are of."""
+    return f"{settings.name}.local"
 
 
 def local_name() -> str:

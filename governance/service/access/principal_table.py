@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-import structlog
 from sqlalchemy import Connection, and_, select
 
 from kvcustody.audit.store.schema.service import service_keys, service_principals, service_sessions
 from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_page, stored_row, stored_rows
 from kvcustody.governance.credentials.api_key import session_of, source_of
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _NAMES_KEPT = 64
 
 

@@ -18,16 +18,20 @@
 8. Of two roles that nobody holds together (`APART`) a bootstrap key gives one, whoever it is that receives it: by
    enrolling, by a further key and by enabling alike. The first that it gives stays with it, kept before it is given;
    somebody with a bootstrap key of their own gives the other. Nobody can tell two names of one person apart.
+9. A key that was revoked, has expired, or whose principal was disabled costs what an unknown one costs (`api_key`,
+   rule 2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, delete, insert, select, update
+from sqlalchemy import Connection, Engine, delete, insert, literal, select, update
 from sqlalchemy.exc import IntegrityError
 
+from kvcustody.audit.evidence.query.issuers import named_tenant
 from kvcustody.audit.kinds import Event, PrincipalChanged
 from kvcustody.audit.leaf.batch import UNKNOWN_WORKER
 from kvcustody.audit.store.database.engine import WRITE
@@ -42,18 +46,22 @@ from kvcustody.governance.credentials.api_key import (
     with_source,
     without_source,
 )
+from kvcustody.governance.credentials.certificate_thumbprint import certificate_matches
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
-from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
     ApiKeyRecord,
     IssuedKey,
     KeySource,
     PrincipalRecord,
+    find_principal,
     key_of,
+    keys_of_principal,
     principal_of,
+    principals_after,
     roles_of,
     roles_text,
+    session_end,
     valid_keys,
 )
 from kvcustody.governance.service.access.roles import (
@@ -66,6 +74,7 @@ from kvcustody.governance.service.access.roles import (
     reach,
 )
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.logger import get_logger
 
 
 def check_last_custodian(
@@ -96,9 +105,11 @@ def check_last_custodian(
         )
 
 
+_log = get_logger(__name__)
 # Who acts in the ledger and is no principal, and whose a process is that no leaf has named yet.
 RESERVED_NAMES = frozenset({"control-plane", "governor", "local", UNKNOWN_WORKER})
 DAY_US = 86_400 * MICROSECONDS
+_USED_EVERY_US = 60 * MICROSECONDS  # how exactly a key's last use is known
 _KEYS_MAX = 16  # keys of one principal that are valid at a time
 TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens keeps
 
@@ -124,8 +135,16 @@ def claim_apart(connection: Connection, by: str, roles: frozenset[Role]) -> None
         connection.execute(update(table).where(table.c.name == by).values(given=roles_text(given)))
 
 
-class Principals(PrincipalLookup):
-    """The book of principals; `record` makes a class A event durable before it returns, or raises."""
+class FoundKey(NamedTuple):
+    """A valid key: whose it is, its prefix, and until when it is valid; None: until its session ends."""
+
+    principal: PrincipalRecord
+    prefix: str
+    expires_us: int | None
+
+
+class Principals:
+    """The book of principals; `record` makes a class A event durable before it returns, or raises. Thread-safe."""
 
     def __init__(
         self,
@@ -136,9 +155,14 @@ class Principals(PrincipalLookup):
         issuers: Iterable[str] = (),
     ) -> None:
         """`issuers`: the names of those whose tokens count; `issuer:name` may be disabled here (rule 5)."""
-        super().__init__(engine, hasher, clock)
+        self._engine = engine
+        self._hasher = hasher
+        self._clock = clock
         self._record = record
         self._issuers = frozenset(issuers)
+        self.narrowings = (
+            0  # another number once something here has narrowed: what was found before may not hold
+        )
 
     def enrol(
         self, name: str, roles: Iterable[Role], *, tenant: str | None = None, kind: str = "person", by: str
@@ -184,7 +208,7 @@ class Principals(PrincipalLookup):
             changed = connection.execute(update(service_principals).where(where).values(**values)).rowcount
             if changed:
                 _end_credentials(connection, name, now_us)
-        self._known = {}
+        self.narrowings += 1
         found = self.get(name)
         if not changed and found.disabled_us is None:
             raise ProblemError("changed")
@@ -268,7 +292,7 @@ class Principals(PrincipalLookup):
                 "hash": with_source(made.hash, source_key, session),
             }
             connection.execute(insert(service_keys).values(row))
-        self._known = {}
+        self.narrowings += 1
         return issued
 
     def revoke_key(
@@ -299,7 +323,7 @@ class Principals(PrincipalLookup):
             fresh = service_keys.c.prefix.in_(ending) & service_keys.c.revoked_us.is_(None)
             changed = [found.prefix for found in stored_rows(connection, select(*KEY_COLUMNS).where(fresh))]
             connection.execute(update(service_keys).where(fresh).values(revoked_us=now_us))
-        self._known = {}
+        self.narrowings += 1
         if changed:
             changed.sort(key=ending.index)
             self._note(self.get(row.principal), "key-revoked", by, ",".join(changed))
@@ -331,7 +355,7 @@ class Principals(PrincipalLookup):
             still = where & service_keys.c.revoked_us.is_(None) & (service_keys.c.hash == row.hash)
             values = {"hash": without_source(row.hash), "expires_us": expires_us}
             kept = connection.execute(update(service_keys).where(still).values(values)).rowcount
-        self._known = {}
+        self.narrowings += 1
         if not kept:
             raise ProblemError("conflict", f"key `{prefix}` is not valid any more")
         return found._replace(expires_us=expires_us, made_with=None, in_session=False)
@@ -343,10 +367,99 @@ class Principals(PrincipalLookup):
             if not allow_last:
                 check_last_custodian(connection, name, now_us)
             changed = _end_credentials(connection, name, now_us)
-        self._known = {}
+        self.narrowings += 1
         if changed:
             self._note(principal, "key-revoked", by, ",".join(changed))
         return self.keys(name)
+
+    def find(self, name: str) -> PrincipalRecord | None:
+        """The principal of this name, if there ever was one."""
+        with self._engine.connect() as connection:
+            return find_principal(connection, name)
+
+    def get(self, name: str) -> PrincipalRecord:
+        """The principal of this name; raises `not-found`."""
+        found = self.find(name)
+        if found is None:
+            raise not_found()
+        return found
+
+    def listed(self, *, after: str = "", limit: int = 100) -> tuple[list[PrincipalRecord], bool]:
+        """Principals in the order of their names, and whether more follow: `principals_after`."""
+        with self._engine.connect() as connection:
+            return principals_after(connection, after, limit)
+
+    def keys(self, name: str) -> list[ApiKeyRecord]:
+        """Every key that a principal ever had, newest first; at most 1,000."""
+        with self._engine.connect() as connection:
+            return keys_of_principal(connection, name, self._clock.utc_us())
+
+    def by_key(self, prefix: str | None, key: str, certificate: str | None = None) -> FoundKey | None:
+        """Whose valid key this is; equally dear for all that are not (rule 9).
+
+        `certificate`: the thumbprint of the client certificate that came with it (rule 4).
+        """
+        row = None
+        if prefix is not None:
+            joined = service_principals.c.name == service_keys.c.principal
+            query = select(*service_principals.c, *KEY_COLUMNS).where(joined, service_keys.c.prefix == prefix)
+            with self._engine.connect() as connection:
+                row = stored_row(connection, query)
+                if row is not None and row.unread:
+                    row = None
+                if row is not None and session_end(connection, row.hash, self._clock.utc_us()) is not None:
+                    row = None
+        now_us = self._clock.utc_us()
+        counts = row is not None and _counts(row, now_us, certificate)
+        if not self._hasher.verify(key, row.hash if row is not None and counts else None):
+            return None
+        assert row is not None and prefix is not None
+        if row.used_us is None or now_us - row.used_us >= _USED_EVERY_US:
+            self._used(prefix, now_us)
+        return FoundKey(principal_of(row), prefix, None if session_of(row.hash) else row.expires_us)
+
+    def named(self, tenant: str) -> str:
+        """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
+        with self._engine.connect() as connection:
+            return named_tenant(connection, tenant)
+
+    def ended(self, name: str, prefix: str = "") -> bool:
+        """Whether a principal, or the key that it used, was ended since: for answers that take long, and for tokens."""
+        whose = service_principals.c
+        over = select(literal(1)).where(whose.name == name, whose.disabled_us.is_not(None))
+        with self._engine.connect() as connection:
+            if connection.scalar(over) is not None:
+                return True
+            if not prefix:
+                return False
+            key = stored_row(connection, select(*KEY_COLUMNS).where(service_keys.c.prefix == prefix))
+            now_us = self._clock.utc_us()
+            if key is None or key.unread or session_end(connection, key.hash, now_us) is not None:
+                return True
+        return key.revoked_us is not None or now_us >= key.expires_us
+
+    def expiry(self, prefix: str) -> int | None:
+        """When a key expires (UTC)."""
+        query = select(*KEY_COLUMNS).where(service_keys.c.prefix == prefix)
+        with self._engine.connect() as connection:
+            row = stored_row(connection, query)
+        return None if row is None else int(row.expires_us)
+
+    def narrowed_since(self, name: str, since_us: int) -> bool:
+        """Whether a principal is disabled, or a key of it was revoked at or after this time (UTC)."""
+        table = service_keys.c
+        revoked = select(literal(1)).where(table.principal == name, table.revoked_us >= since_us).limit(1)
+        with self._engine.connect() as connection:
+            if connection.scalar(revoked) is not None:
+                return True
+        return self.ended(name)
+
+    def binding(self, prefix: str) -> str | None:
+        """The certificate that a key is bound to (rule 4)."""
+        query = select(*KEY_COLUMNS).where(service_keys.c.prefix == prefix)
+        with self._engine.connect() as connection:
+            row = stored_row(connection, query)
+        return None if row is None else row.certificate
 
     def _meet(self, name: str, now_us: int) -> None:
         """Have a row for one whom an issuer of tokens keeps (rule 5)."""
@@ -375,12 +488,27 @@ class Principals(PrincipalLookup):
         newest = next(valid, None)
         return None if newest is None else newest.certificate
 
+    def _used(self, prefix: str, now_us: int) -> None:
+        """Note a key's use. Not where the database is busy: the next use will be noted."""
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                where = service_keys.c.prefix == prefix
+                connection.execute(update(service_keys).where(where).values(used_us=now_us))
+        except Exception:
+            _log.info("last use of an API key not noted", exc_info=True)
+
     def _note(self, principal: PrincipalRecord, action: str, by: str, detail: str = "") -> None:
         roles = tuple(sorted(principal.roles))
         at_us = self._clock.now_us()
         self._record(
             PrincipalChanged(at_us, principal.name, action, roles, principal.tenant or "", by, detail)
         )
+
+
+def _counts(row: Any, now_us: int, certificate: str | None) -> bool:
+    """Whether a key may be used now, whoever has it; what may not costs as much as an unknown one (rule 9)."""
+    ended = row.revoked_us is not None or row.disabled_us is not None or now_us >= row.expires_us
+    return not ended and certificate_matches(row.certificate, certificate)
 
 
 def _session_of(connection: Connection, prefix: str) -> str:

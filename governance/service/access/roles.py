@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, StrEnum
+from functools import cache
 
 from kvcustody.errors import IdentityError
 
@@ -114,7 +115,8 @@ ALONE = frozenset({Role.WORKER, Role.BOOTSTRAP})  # machines: these combine with
 RECORDED = frozenset({Role.DPO, Role.AUDITOR, Role.TENANT_ADMIN})  # whose reads of the ledger are events
 
 
-def reach(roles: Iterable[Role], action: Permission) -> Reach:
+@cache
+def reach(roles: frozenset[Role], action: Permission) -> Reach:
     """How far these roles together may go."""
     best = Reach.NONE
     for role in roles:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 
 import orjson
-import structlog
 from sqlalchemy import Connection, Engine, exists, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -35,6 +34,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 from kvcustody.times import SECOND_US
 
 DAY_SECONDS = 86_400
@@ -43,9 +43,8 @@ AT_WORK_SECONDS = 60  # who was heard since then is not declared dead
 _ASKED = "worker-closing-asked"
 _WATCHED_SECONDS = 3600
 _TURN_SECONDS = 30.0
-_AT_ONCE_SECONDS = 2.0  # of a closing that somebody waits for
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class DeadWorkers:
@@ -60,8 +59,13 @@ class DeadWorkers:
         silence_days: int,
         in_doubt: Callable[[], bool],
         record: Callable[[Event], None],
+        at_once_seconds: float = 2.0,
     ) -> None:
-        """`name` is this control plane's; `record` makes a class A event durable."""
+        """`name` is this control plane's; `record` makes a class A event durable.
+
+        `at_once_seconds`: what a closing may take while somebody waits for it; the rest is done in the background.
+        """
+        self._at_once_seconds = at_once_seconds
         self._engine = engine
         self._clock = clock
         self._name = name
@@ -158,7 +162,7 @@ class DeadWorkers:
         """Close a process, for a moment here and then in the background; whether it is done."""
         with self._lock:
             self._begun[incarnation] = why
-        until = time.monotonic() + _AT_ONCE_SECONDS
+        until = time.monotonic() + self._at_once_seconds
         return self._close(incarnation, why, lambda: time.monotonic() > until)
 
     def _close(self, incarnation: str, why: Closing, stop: Callable[[], bool]) -> bool:

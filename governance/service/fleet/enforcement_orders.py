@@ -7,15 +7,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcustody.audit.evidence.processes import enforcement
 from kvcustody.errors import LedgerError
 from kvcustody.governance.monitoring.enforcement import ENFORCE
 from kvcustody.governance.monitoring.ordering import enforcement_order
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Profile
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 
 def order(

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from kvcustody.audit.evidence.query.custody import classifications_held
 from kvcustody.audit.evidence.query.events import EventRow
 from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.leaf_tables import residencies
+from kvcustody.audit.store.schema.ledger import logs
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 from kvcustody.governance.service.problem_details import ProblemError
@@ -62,10 +64,16 @@ class Exports:
     def _classifications(self, tenant: str) -> frozenset[str]:
         """What the tenant's log has residencies of; only what is new in it is looked at."""
         held, since = self._held.get(tenant, (frozenset(), 0))
+        column = residencies.c
         with self._reading(tenant) as connection:
-            more, size = classifications_held(connection, tenant, since)
-        found = held | more
+            query = select(logs.c.id, logs.c.size).where(logs.c.name == log_of(tenant))
+            log = connection.execute(query).first()
+            if log is None:
+                return held
+            new = (column.log == log.id, column.idx >= since, has_leaf(residencies))
+            more = connection.scalars(select(column.classification).where(*new).distinct())
+            found = held.union(more)
         if len(self._held) >= _TENANTS_MAX:
             self._held.clear()
-        self._held[tenant] = (found, size)
+        self._held[tenant] = (found, log.size)
         return found

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.evidence.counters.judge_hours import HourlyJudge
@@ -23,6 +22,7 @@ from kvcustody.audit.evidence.processes.sequence_gaps import keep_spans
 from kvcustody.audit.write.fold import DELTAS_MAX, fold
 from kvcustody.clock import Clock
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 
 _TURNS_MAX = 16  # of a pass; what is left then is for the next
 # A pass rests so many times as long as it took.
@@ -30,7 +30,7 @@ _REST, _REST_BEHIND = 20, 4
 _SPANS_SECONDS = 30.0
 _REST_FOLDED, _REST_FOLDED_BEHIND = 9, 1
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class FigureKeeper:

@@ -18,9 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-import structlog
-
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 
 Read = TypeVar("Read")
 STALE_SECONDS = 60.0
@@ -29,7 +28,7 @@ SCRAPES_MAX = 3  # a scrape that does not wait shows what the one before it aske
 _REST = 9  # times as long as a read took
 _END_SECONDS = 5.0
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Collected(NamedTuple, Generic[Read]):

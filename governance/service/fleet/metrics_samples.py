@@ -52,11 +52,26 @@ class MeasuredService(Protocol):
     secret: ServiceSecret
     clock: DeadlineClock
     writer: TracedWriter
-    ingest: Ingest
-    fleet: Fleet
-    signer: CheckpointSigner | None
-    attempts: AttemptsReporter
-    sinks: Sinks
+
+    @property
+    def ingest(self) -> Ingest:
+        """Takes workers' leaves in."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """The register of workers."""
+
+    @property
+    def signer(self) -> CheckpointSigner | None:
+        """The signer of checkpoints; None where another process signs."""
+
+    @property
+    def attempts(self) -> AttemptsReporter:
+        """Credentials that were refused."""
+
+    @property
+    def sinks(self) -> Sinks:
+        """The webhooks."""
 
     @property
     def verdicts(self) -> Verdicts:

@@ -38,20 +38,26 @@ class Sinks:
         leaving: Leaving,
         *,
         identity: str,
+        delivers: bool = True,
     ) -> None:
-        """`leaving`: which leaves may be handed over (`fleet.exports`). `identity`: the ledger's own."""
+        """`leaving`: which leaves may be handed over (`fleet.exports`). `identity`: the ledger's own.
+
+        `delivers`: False where another process has the sinks, which are looked at here.
+        """
         self._clock = clock
         self._record = record
+        self._elsewhere = {} if delivers else {one.name: SinkFolder(folder / one.name) for one in webhooks}
         self._pumps = {
             webhook.name: _pump(engine, webhook, folder / webhook.name, leaving, identity, clock)
-            for webhook in webhooks
+            for webhook in (webhooks if delivers else ())
         }
         for pump in self._pumps.values():
             pump.start()
 
     def listed(self) -> list[SinkStatus]:
         """Every sink, by name."""
-        return [self._pumps[name].status() for name in sorted(self._pumps)]
+        elsewhere = [_stored(name, folder) for name, folder in sorted(self._elsewhere.items())]
+        return elsewhere + [self._pumps[name].status() for name in sorted(self._pumps)]
 
     def troubles(self) -> list[tuple[str, SinkTrouble]]:
         """What somebody must see of each, with its name."""
@@ -91,6 +97,8 @@ class Sinks:
 
     def _changed(self, name: str, action: str, by: str, reason: str) -> DeliveryPump:
         pump = self._pumps.get(name)
+        if name in self._elsewhere:
+            raise ProblemError("conflict", f"sink `{name}` is the control plane's: ask it with --server")
         if pump is None:
             raise not_found()
         self._record(SinkChanged(self._clock.now_us(), name, action, by, reason))
@@ -103,10 +111,14 @@ def stored_troubles(settings: ServiceSettings, now_us: int) -> list[tuple[str, S
     for name in sorted(webhook.name for webhook in settings.webhooks):
         folder = SinkFolder(settings.state_path / "sinks" / name)
         try:
-            troubles += _troubles([folder.status(name, folder.read_positions())], now_us)
+            troubles += _troubles([_stored(name, folder)], now_us)
         except LedgerError as problem:  # of one sink: the others are told all the same
             troubles.append((name, SinkTrouble("unreadable", True, problem.message, "list-sinks")))
     return troubles
+
+
+def _stored(name: str, folder: SinkFolder) -> SinkStatus:
+    return folder.status(name, folder.read_positions())
 
 
 def _troubles(sinks: Sequence[SinkStatus], now_us: int) -> list[tuple[str, SinkTrouble]]:

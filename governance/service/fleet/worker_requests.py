@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcustody.audit.evidence.erasure.requests_and_answers import request
 from kvcustody.audit.evidence.query.issuers import known_issuers
 from kvcustody.audit.kinds import BARE, IssuerAssigned
@@ -16,8 +18,10 @@ from kvcustody.governance.erasure.selector import selector_from
 from kvcustody.governance.identity.principal import check_identifier, check_tenant_name
 from kvcustody.governance.restriction.orders import check_not_restricted
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.service import Service
 from kvcustody.tenants import SEPARATOR, Issuers
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 
 def assign_issuer(service: Service, worker: str, issuer: str, tenants: str) -> Issuers:

@@ -17,7 +17,6 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import orjson
-import structlog
 
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.errors import ConfigError
@@ -25,10 +24,11 @@ from kvcustody.files import write_file
 from kvcustody.governance.service.inbox.item import InboxItem
 from kvcustody.governance.service.settings import InboxMail, InboxWebhook, ServiceSettings
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 from kvcustody.signed_document import digest
 from kvcustody.times import readable
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _FILE = "inbox-delivered.json"
 _SECONDS = 10.0  # of a mail server's answer
 _END_SECONDS = 15.0

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography import x509
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.evidence.cases.case_record import CaseState, SubjectCase
@@ -314,13 +313,15 @@ def _sinks(troubles: Sequence[tuple[str, SinkTrouble]]) -> Iterator[InboxItem]:
         yield InboxItem(
             InboxKind.SINK, f"{name}-{trouble.about}",
             InboxState.OVERDUE if trouble.lasting else InboxState.WAITING, f"sink {name}: {trouble.text}",
-            trouble.since_us, None, None, None, "/health", f"kvcustody api {trouble.operation}",
+            trouble.since_us, None, None, None, "/health", f"kvcustody service {trouble.operation} {name}",
         )  # fmt: skip
 
 
 def _certificates(path: Path, now_us: int) -> Iterator[_End]:
     """The first certificate of a file to end; one that cannot be read is said by whoever serves with it."""
     try:
+        from cryptography import x509
+
         ends = min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(path.read_bytes()))
     except (OSError, ValueError):
         return

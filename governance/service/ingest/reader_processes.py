@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-import structlog
-
 from kvcustody.audit.leaf.batch import IncarnationStart, LeafBatch, LeafGroup
 from kvcustody.audit.leaf.block_run_text import Extents
 from kvcustody.governance.service.gc_tuning import gc_seldom
@@ -37,6 +35,7 @@ from kvcustody.governance.service.processes.pipes import (
     send,
     start_module,
 )
+from kvcustody.logger import get_logger
 
 SMALL_BYTES = 64 << 10  # a batch of some hundred leaves: sooner read than sent
 _SILENT_SECONDS = 30.0
@@ -102,7 +101,7 @@ class _Process:
             send(self._process, b"".join((length(head), head, length(body), body)), until)
             return receive(self._process, until) or None
         except (OSError, EOFError) as problem:
-            structlog.get_logger(__name__).warning("a process that reads batches ended", why=repr(problem))
+            get_logger(__name__).warning("a process that reads batches ended", why=repr(problem))
             self.end()
             return None
 
@@ -120,7 +119,7 @@ class _Process:
         try:
             self._process = start_module("kvcustody.governance.service.ingest.reader_processes")
         except OSError as problem:
-            structlog.get_logger(__name__).warning("no process to read batches", why=str(problem))
+            get_logger(__name__).warning("no process to read batches", why=str(problem))
             return
 
 

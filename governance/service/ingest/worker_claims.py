@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-import structlog
 from sqlalchemy import Connection, Engine, exists, or_, select
 
 from kvcustody.audit.evidence.cases.case_record import StepKind
@@ -37,10 +36,11 @@ from kvcustody.errors import LedgerError
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.ingest.check_leaves import Sender, refused_field
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.logger import get_logger
 from kvcustody.tenants import SEPARATOR
 from kvcustody.times import SECOND_US
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _KEPT_MAX = 1 << 17
 _OF_ORDER = ("mode", "tenants", "share_millionths", "until_seconds", "actor")
 _OF_REVISION = ("revision", "digest")

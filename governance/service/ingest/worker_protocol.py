@@ -20,8 +20,8 @@ _FIRST = 1  # of workers that state none
 
 
 def stated_protocol(headers: Mapping[str, str]) -> int:
-    """The version that a request states."""
-    said = headers.get(HEADER, "")
+    """The version that a request states; `headers` by their names in lower case."""
+    said = headers.get(HEADER.lower(), "")
     return int(said) if said.isascii() and said.isdigit() and len(said) <= 4 else _FIRST
 
 

@@ -1,8 +1,11 @@
-"""What an operation answers, as it leaves the gate: a status, headers and bytes, and how one is kept and told apart."""
+"""What an operation answers: as its function makes it, as it leaves the gate, and how one is kept and told apart."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import orjson
@@ -55,3 +58,33 @@ def problem_answer(problem: ProblemError) -> Answer:
 def etag_of(body: bytes) -> str:
     """What tells the content of an answer from another: of an operation that gives no `ETag` of its own."""
     return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+
+
+class Content(NamedTuple):
+    """What an operation answers whose bytes it made itself."""
+
+    body: bytes = b""
+    media: str | None = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = MappingProxyType({})
+
+    def answer(self) -> Answer:
+        """As it leaves the gate; a text of no stated encoding is UTF-8."""
+        headers = dict(self.headers)
+        if self.media is not None:
+            unsaid = self.media.startswith("text/") and "charset=" not in self.media
+            headers["content-type"] = f"{self.media}; charset=utf-8" if unsaid else self.media
+        pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        return Answer(self.status, pairs, self.body)
+
+
+class FileContent(NamedTuple):
+    """What an operation answers that hands out a file."""
+
+    path: Path
+    media: str
+    headers: Mapping[str, str]
+
+    def answer(self) -> Answer:
+        """The file in one piece."""
+        return Content(self.path.read_bytes(), self.media, headers=self.headers).answer()

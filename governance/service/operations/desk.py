@@ -6,23 +6,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import Connection
 
+from kvcustody.audit.evidence.processes.enforcement import worker_enforcement
+from kvcustody.audit.evidence.processes.running_policies import read_running_policies
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod, read_work_periods
+from kvcustody.audit.evidence.subjects.subject_table import names_of
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.times import DAY_US
 
 if TYPE_CHECKING:
+    from kvcustody.audit.evidence.processes.marked_processes import Marked
+    from kvcustody.audit.evidence.query.events import EventFilter
     from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
+    from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
     from kvcustody.governance.release.replay_records import ReleaseState
+    from kvcustody.governance.service.fleet.workers import Fleet
+    from kvcustody.governance.service.inbox.item import InboxItem
     from kvcustody.governance.service.schedules.made_reports import Verdicts
 
 
@@ -66,24 +74,71 @@ class Desk(Protocol):
     def verdicts(self) -> Verdicts:
         """What is shown of reports' verdicts."""
 
+    @property
+    def fleet(self) -> Fleet:
+        """The workers."""
+
     def released(self) -> ReleaseState | None:
         """The policies that were released; None where none were, or where nothing says by what they are checked."""
 
     def absent(self, error: LedgerError) -> CustodyError:
         """What is said of something that is not there, or that may not be told."""
 
+    def check_said(self, connection: Connection, wanted: EventFilter) -> None:
+        """Refuse a name that no leaf has, of a filter that found nothing, where that may be told."""
+
     def reading(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
         """A connection in one read transaction; with `tenant`, behind the wall of its rows where there is one."""
+
+    def reading_for_long(self, tenant: str | None = None) -> AbstractContextManager[Connection]:
+        """As `reading`, for an answer that takes long on a large ledger."""
 
     def tenant_of(self, caller: Caller, action: Permission, said: str | None) -> str | None:
         """The tenant to answer a caller about, as they named it: None for all of them."""
 
+    def names_of(self, tenant: str, subject: str) -> list[str]:
+        """Every pseudonym of a subject of a tenant."""
 
-class ReadOperation(NamedTuple):
-    """An operation that only reads, and what answers it (rule 1)."""
+    def work_periods(self) -> dict[str, WorkPeriod]:
+        """Which processes were at work, and when."""
 
-    operation: Operation
-    answer: Callable[..., dict[str, Any]]
+    def marked(self) -> Marked:
+        """Which processes replayed or generated what they recorded."""
+
+    def policies_in_effect(self) -> PoliciesInEffect:
+        """Which policies workers run, by their leaves; else what is released."""
+
+    def inbox_of(self, caller: Caller) -> list[InboxItem]:
+        """What waits for a caller, the most urgent first."""
+
+    def cover(self) -> None:
+        """Have what is committed sealed and signed, where somebody here seals and signs."""
+
+    def seal_soon(self) -> None:
+        """As `cover`, without waiting for it."""
+
+
+class LedgerReads:
+    """What a desk reads of its ledger. No wall: all of it is in the system log, or names no tenant."""
+
+    def names_of(self: Desk, tenant: str, subject: str) -> list[str]:
+        """Every pseudonym of a subject of a tenant. Who is behind a pseudonym is in no tenant's log."""
+        with self.reading() as connection:
+            return names_of(connection, tenant, subject, self.subject_keys)
+
+    def work_periods(self: Desk) -> dict[str, WorkPeriod]:
+        """Which processes were at work, and when."""
+        with self.reading() as connection:
+            return read_work_periods(connection)
+
+    def policies_in_effect(self: Desk) -> PoliciesInEffect:
+        """Which policies workers run, by their leaves; else what is released."""
+        from kvcustody.governance.release.policies_in_effect import policies_in_effect
+
+        with self.reading() as connection:
+            running = read_running_policies(connection)
+            enforcement = worker_enforcement(connection)
+        return policies_in_effect(running, self.released(), enforcement)
 
 
 def last_day_or(desk: Desk, since: int | None, until: int | None) -> tuple[int, int]:

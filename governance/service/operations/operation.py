@@ -19,13 +19,17 @@ from kvcustody.governance.service.problem_details import ProblemError
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation: its name is the `operationId`. `action` None: open to everybody, without a credential."""
+    """One operation: its name is the `operationId`. `action` None: open to everybody, without a credential.
+
+    `command` is the one command that asks it, without `kvcustody`: `audit query`.
+    """
 
     name: str
     method: str
     path: str
     action: Permission | None
     tag: str
+    command: str
     recorded: bool = False  # a read of the ledger: an event of its own for those whose reads are recorded
     exports: bool = False  # hands leaves over: asked as the action `export` (`service.fleet.exports`)
     keyed: bool = False  # needs an `Idempotency-Key`
@@ -39,6 +43,12 @@ class Operation:
         text = re.sub(r"\\\{([a-z_]+)\\\}", r"(?P<\1>[^/]+)", re.escape(self.path))
         object.__setattr__(self, "pattern", re.compile(text))
         assert self.keyed <= (self.method == "POST") and self.whole <= (self.action is not None)
+
+    @property
+    def title(self) -> str:
+        """The name in words: `listEvents` is `List events`."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.name).lower()
+        return words[0].upper() + words[1:]
 
     @property
     def needs(self) -> str:
@@ -68,14 +78,17 @@ class Operations:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Operation] = {}
+        self._commands: set[str] = set()
         self._literal: dict[tuple[str, str], Operation] = {}
         self._paths: dict[str, list[str]] = {}  # the methods of paths without parameters
         self._patterns: list[Operation] = []
 
     def add(self, operation: Operation) -> None:
-        """Declare an operation; its name and its method and path are its own."""
+        """Declare an operation; its name, its command, and its method and path are its own."""
         place = (operation.method, operation.path)
         assert operation.name not in self.by_name and place not in self._literal
+        assert operation.command not in self._commands, operation.command
+        self._commands.add(operation.command)
         self.by_name[operation.name] = operation
         self._literal[place] = operation
         if "{" in operation.path:

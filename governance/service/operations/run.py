@@ -13,25 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.kinds import AccessRecorded, Event
 from kvcustody.errors import ConfigError, IdentityError, LedgerError, PolicyError
-from kvcustody.governance.release.activation_gates import TooCostlyError
-from kvcustody.governance.service.access.authenticator import too_many
 from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.rate_limiter import too_many
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.idempotency import IdempotencyClaim
 from kvcustody.governance.service.operations.answer import Answer, problem_answer, unpacked
 from kvcustody.governance.service.operations.operation import Operation, check_permission
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
-from kvcustody.governance.service.service import Service
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger("kvcustody.access")
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+_log = get_logger("kvcustody.access")
 _KEY_CHARACTERS_MAX = 200
 REPLAYED = (b"idempotency-replayed", b"true")
 T = TypeVar("T")
@@ -91,8 +92,8 @@ class OperationGate:
 
         Args:
             call: What is asked, and by whom.
-            act: Calls the operation. It answers None where it has sent the answer itself; of a keyed operation it
-                gives the answer, a problem too.
+            act: Calls the operation. It answers None where it has sent the answer itself, and never so of a keyed
+                operation.
 
         Returns:
             The answer, or None as `act` does.
@@ -137,7 +138,10 @@ class OperationGate:
         try:
             try:
                 answer = await act()
-            except ProblemError as problem:
+            except Exception as error:
+                problem = problem_of(error)
+                if problem is None:
+                    raise
                 answer = problem_answer(problem)
             assert answer is not None, "a keyed operation gives its answer"
             if answer.status >= 500:
@@ -164,10 +168,11 @@ def problem_of(error: Exception) -> ProblemError | None:
     if isinstance(error, LedgerError):
         _log.error("the ledger cannot answer", reason=error.message)
         return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
-    if isinstance(error, TooCostlyError):
-        return ProblemError("policy-too-costly", error.message)
     if isinstance(error, PolicyError):
-        return ProblemError("conflict", error.message)
+        from kvcustody.governance.release.activation_gates import TooCostlyError
+
+        costly = isinstance(error, TooCostlyError)
+        return ProblemError("policy-too-costly" if costly else "conflict", error.message)
     if isinstance(error, (IdentityError, ConfigError)):
         return ProblemError("invalid", error.message)
     return None

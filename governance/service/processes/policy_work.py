@@ -25,8 +25,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import structlog
-
 from kvcustody.errors import ConfigError, CustodyError, PolicyError
 from kvcustody.governance.release.activation_gates import Assessment, PolicyAt, TooCostlyError, assess
 from kvcustody.governance.service.problem_details import ProblemError
@@ -42,6 +40,7 @@ from kvcustody.governance.service.processes.pipes import (
 )
 from kvcustody.governance.service.processes.policy_tasks import Draft, ReviewFacts
 from kvcustody.governance.service.processes.work_for import WORK_FOR, WorkFor
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.problems import PolicyRejected, Problem
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.prove.model import Proof
@@ -185,7 +184,7 @@ class PolicyWork:
             return _Reply(costly=f"the work is not done within {self._seconds:g} seconds")
         except (OSError, EOFError) as problem:
             self._end()
-            structlog.get_logger(__name__).warning("the process for policies ended", why=repr(problem))
+            get_logger(__name__).warning("the process for policies ended", why=repr(problem))
             if self._closing:
                 raise _not_now("the service ends") from None
             return _Reply(costly="the process that works on policies ended: it needs too much memory or time")
@@ -256,7 +255,7 @@ def _found(reply: _Reply) -> Any:
     if reply.refused:
         raise PolicyError(reply.refused)
     if reply.failed:
-        structlog.get_logger(__name__).error("work on a policy failed", why=reply.failed)
+        get_logger(__name__).error("work on a policy failed", why=reply.failed)
         raise ProblemError("internal")
     return reply.found
 

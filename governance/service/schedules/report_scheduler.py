@@ -19,7 +19,6 @@ import threading
 from typing import Any, Protocol
 
 import orjson
-import structlog
 from sqlalchemy import Engine, and_, or_, select, update
 
 from kvcustody.audit.kinds import Event, ReportDelivery, ScheduledReportMade
@@ -50,9 +49,10 @@ from kvcustody.governance.service.schedules.parcel import Parcel
 from kvcustody.governance.service.schedules.schedule_book import ACTIVE, Schedule, ScheduleBook
 from kvcustody.governance.service.schedules.signed_verdicts import SignedVerdicts
 from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
 from kvcustody.times import SECOND_US, iso
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _CAUGHT_UP_MAX = 12
 _TRIES_MAX = 20
 _MAKING_TRIES_MAX = 5
@@ -70,8 +70,13 @@ _schedules, _reports, _deliveries = (
 class ScheduledService(ReportingService, Protocol):
     """The parts of a service that a scheduler stands on, besides what a report does."""
 
-    principals: Principals
-    verdicts: SignedVerdicts
+    @property
+    def principals(self) -> Principals:
+        """The book of principals."""
+
+    @property
+    def verdicts(self) -> SignedVerdicts:
+        """Verdicts of reports."""
 
     def record(self, event: Event) -> None:
         """Make a class A event durable; raises `unavailable` where the ledger cannot record."""

@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 
-import structlog
-
 from kvcustody.errors import StoreError
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.memory_nodes import MemoryNode, node_here, prefer_node, read_nodes
 from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
+from kvcustody.logger import get_logger
 
 _PART_BYTES_MIN = 1 << 30
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def open_host_arena(capacity_bytes: int, nodes: list[MemoryNode] | None = None) -> TierStore:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
 import torch
 
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
@@ -22,10 +21,11 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.worker.worker import MemoryPlan
+from kvcustody.logger import get_logger
 
 _TRASH_SECTORS = 2
 _PROBE = "kvcustody probe"
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class BlockRows(NamedTuple):

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 
 from kvcustody.allocator.manager.block_manager import BlockManager
@@ -38,6 +37,7 @@ from kvcustody.integrations.transformers.batching.request_claims import (
     RequestRecord,
 )
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
+from kvcustody.logger import get_logger
 
 RETRY_US, RETRY_STEPS = (
     20_000,
@@ -45,7 +45,7 @@ RETRY_US, RETRY_STEPS = (
 )  # a deferred request asks again after a release, this long or this many steps
 TRASH_EVERY_US = 500_000
 IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one after the last that was read
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class BatchCustody:

@@ -18,7 +18,6 @@ from itertools import count
 from types import TracebackType
 from typing import Any, TypeVar
 
-import structlog
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
 
@@ -51,10 +50,11 @@ from kvcustody.integrations.transformers.batching.manager import ACTING, Governe
 from kvcustody.integrations.transformers.batching.paged_cache import govern
 from kvcustody.integrations.transformers.batching.request_claims import ANONYMOUS, RequestClaim, RequestClaims
 from kvcustody.integrations.transformers.batching.scheduler import scheduler_for
+from kvcustody.logger import get_logger
 
 T = TypeVar("T")
 TICK_SECONDS = 0.1
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _numbers = count(1)
 
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
-import structlog
 import torch
 
 from kvcustody.errors import AdmissionError, ConfigError, LedgerUnavailable
@@ -27,9 +26,10 @@ from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.transformers.classic.residency import CacheResidency
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Action, Tier
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Custodian:

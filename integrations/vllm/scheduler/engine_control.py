@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import structlog
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from kvcustody.governance.external.engine_control import EngineView
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvcustody.allocator.external.scrub_queue import ScrubOrder
     from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class EngineProcess(Protocol):

@@ -33,7 +33,6 @@ from contextlib import ExitStack
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from vllm.v1.request import RequestStatus
 
 from kvcustody.clock import MICROSECONDS
@@ -70,6 +69,7 @@ from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup, tier_groups
 from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
 from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
+from kvcustody.logger import get_logger
 from kvcustody.policies.document.token_priorities import KindRange
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 _LONGEST_WAIT_SECONDS = 3600.0  # a wall clock that was set says no more than this
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class SchedulerSide:

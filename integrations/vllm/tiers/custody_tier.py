@@ -22,17 +22,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import structlog
 from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.tiers.owned_copies import Memory, OwnedCopies, OwnedTerms, digest_of
+from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class CustodyTier(SecondaryTierManager):  # type: ignore[misc]

@@ -24,8 +24,6 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import NamedTuple, TypeVar
 
-import structlog
-
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, KeyringError
@@ -82,12 +80,13 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     StoreCopy,
     received,
 )
+from kvcustody.logger import get_logger
 
 _LOOK_SECONDS = 0.25  # between looks at what is due
 _END_SECONDS = 10.0  # that a thread may take to end
 _RULES_MAX = 65_536  # beyond it, those of who does not ask are forgotten until it asks again
 _NO_SHARE = TierShare(0.0, 0.0)
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 T = TypeVar("T")
 
 

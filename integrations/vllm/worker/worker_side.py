@@ -20,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.block_sums import SumOrder
@@ -35,8 +34,9 @@ from kvcustody.integrations.vllm.worker.kv_layout import CacheViews, block_tenso
 from kvcustody.integrations.vllm.worker.loaded_adapters import take_loaded
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.streams import Streams
+from kvcustody.logger import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class WorkerSide:

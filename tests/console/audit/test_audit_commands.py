@@ -113,10 +113,10 @@ def test_what_no_checkpoint_covers_is_said_and_past_three_intervals_a_problem(
 
 
 def test_what_belongs_to_a_trace_is_found_by_it(run: Run) -> None:
-    [found] = answer(run(f"audit query --trace {TRACE} --json"))["events"]
-    assert (found["log"], found["event"]["trace"]) == ("tenant/beta", TRACE), "not in the owner's log"
+    [found] = answer(run(f"audit query --trace {TRACE} --json"))["items"]
+    assert (found["log"], found["leaf"]["trace"]) == ("tenant/beta", TRACE), "not in the owner's log"
     assert TRACE in run(f"audit query --trace {TRACE}").stdout
-    assert answer(run(f"audit query --trace {'ab' * 16} --json"))["events"] == []
+    assert answer(run(f"audit query --trace {'ab' * 16} --json"))["items"] == []
     assert "32 lowercase" in run(f"audit query --trace {TRACE.upper()}", exits=2).stderr
 
 
@@ -124,14 +124,15 @@ def test_tail_query_and_status(run: Run) -> None:
     assert "residency-opened" in run("audit tail -n 50").stdout
     assert "\x1b" not in run("audit tail -n 50").stdout  # no value colours or moves a terminal
     found = answer(run("audit query --tenant acme --limit 30 --json"))
-    assert len(found["events"]) == 30 and found["next"]
+    assert len(found["items"]) == 30 and found["next"]
     rest = answer(run(f"audit query --tenant acme --cursor {found['next']} --json"))
-    assert len(rest["events"]) == 12 and rest["next"] is None  # the decision is in the owner's log too
+    assert len(rest["items"]) == 12 and rest["next"] is None  # the decision is in the owner's log too
     denied = answer(run("audit query --outcome deny --rule no-restricted --json"))
-    assert {item["log"] for item in denied["events"]} == {"tenant/acme", "tenant/beta"}
+    assert {item["log"] for item in denied["items"]} == {"tenant/acme", "tenant/beta"}
     status = answer(run("audit status --json"))
     assert status["warning"].startswith("no witness") and status["logs"]["tenant/acme"]["size"] == 42
-    assert "no event is called" in run("audit query --kind nonsense", exits=2).stderr
+    assert "no event is called" in run("audit tail --kind nonsense", exits=2).stderr
+    assert "`nonsense` is not one of 'access'" in run("audit query --kind nonsense", exits=2).stderr
     assert "is no ISO 8601 date" in run("audit query --since yesterday", exits=2).stderr
 
 
@@ -153,7 +154,7 @@ def pages(run: Run, ask: str) -> list[tuple[int, int]]:
     found, more = [], ""
     while True:
         page = answer(run(f"{ask}{more}"))
-        found += [(leaf["event"]["at_us"], leaf["idx"]) for leaf in page["events"]]
+        found += [(leaf["at_us"], leaf["idx"]) for leaf in page["items"]]
         if page["next"] is None:
             return found
         more = f" --cursor {page['next']}"

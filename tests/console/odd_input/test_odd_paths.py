@@ -28,7 +28,7 @@ HERE = "here"
 PUBLIC = {"policy key": (f"file-{ODD}.pub",), "policy schema": (f"out-{ODD}",)}  # nobody's secret, by command
 LASTING = {row.name for row in rows() if row.lasting} | {"up", "demo"}
 SECONDS_MAX = 60
-COMMANDS = {name: command for name, command in every_command() if not name.startswith("api ")}
+COMMANDS = dict(every_command())
 
 
 def takes_path(annotation: Any) -> bool:

@@ -139,7 +139,7 @@ def test_a_missed_erasure_has_one_word_everywhere(world: World) -> None:
 
     def words() -> dict[str, str]:
         run = CliRunner()
-        listed = json.loads(run.invoke(app, ["erasure", "list", "--json", *ledger]).stdout)
+        listed = json.loads(run.invoke(app, ["erasure", "list", "--json", *ledger]).stdout)["items"]
         one = json.loads(run.invoke(app, ["erasure", "status", erasure, "--json", *ledger]).stdout)
         metrics = get(world, "operator", "/metrics").text
         counted = re.findall(r'kvcustody_erasures\{state="(\w+)"\} 1(?:\.0)?\n', metrics)

@@ -51,7 +51,7 @@ def test_a_period_has_one_answer(store: Engine, tmp_path: Path, monkeypatch: pyt
                 known = {"authorization": f"Bearer {key}"}
                 items = client.get("/v1/custody/reuse", params=bounds, headers=known).json()["items"]
                 assert [[str(value) for value in row.values()] for row in items] == [shown]
-                words = ["api", "list-crossed-reuse", "--since", str(since), "--until", str(until), "--json"]
+                words = ["custody", "reuse", "--since", str(since), "--until", str(until), "--json"]
                 done = CliRunner().invoke(app, [*words, "--ledger", ledger])
                 assert done.exit_code == 0, done.output
                 assert json.loads(done.stdout)["items"] == items

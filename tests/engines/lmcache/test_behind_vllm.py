@@ -85,7 +85,7 @@ def test_a_subject_is_erased_in_lmcache_too(
         assert not any(piece in path.read_bytes() for path in files)
     assert engine.ask(mine, tenant="acme", subject="one").cached_tokens == PREFIX * BLOCK, "control"
     displace(engine)
-    who = ("--tenant", "acme", "--subject", "one", "--actor", "dpo")
+    who = ("--tenant", "acme", "--subject", "one")
     asked = run("erasure", "request", *who, *ledger)["erasure"]
     state = run("erasure", "status", asked, *ledger, "--wait-seconds", "30")
     assert state["outcome"] == "complete", state

@@ -203,7 +203,7 @@ def test_an_owner_is_erased_while_its_load_is_in_flight(world: World, plain: Loc
     def order() -> None:
         """As soon as the first of the six loads is under way."""
         assert until(lambda: faults.loads("nvme")[0] > begun)
-        made = run("erasure", "request", "--tenant", "acme", "--subject", "one", "--actor", "dpo", *ledger)
+        made = run("erasure", "request", "--tenant", "acme", "--subject", "one", *ledger)
         asked.append(made["erasure"])
         in_flight.append(faults.loads("nvme")[1] < begun + CHUNKS)
 

@@ -82,7 +82,7 @@ def test_files_of_lmcaches_own_adapter(
 
         store(third, tenant="acme", subject="one")
         ledger = ("--ledger", site.ledger_url)
-        who = ("--tenant", "acme", "--subject", "one", "--actor", "dpo")
+        who = ("--tenant", "acme", "--subject", "one")
         asked = run("erasure", "request", *who, *ledger)["erasure"]
         state = run("erasure", "status", asked, *ledger, "--wait-seconds", "30")
         assert state["outcome"] == "complete", state

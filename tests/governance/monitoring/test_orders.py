@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
@@ -39,6 +40,23 @@ MODEL = toy_model(16)
 PROMPT = list(range(10, 80))
 
 
+@pytest.fixture
+def olga(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever orders is enrolled in the ledger."""
+    monkeypatch.chdir(tmp_path)
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+    run("init", "--ledger", ledger)
+    run("principal", "add", "olga", "--role", "approver", "--ledger", ledger)
+
+
+def run(*words: str) -> str:
+    """What a command prints; its log ends with it, for the worker beside it has one of its own."""
+    result = CliRunner().invoke(app, [*words])
+    structlog.reset_defaults()
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
 def settings(folder: Path, **more: Any) -> Settings:
     policy = folder / "policy.yaml"
     policy.write_text(library.source("regulated-saas"), encoding="utf-8")
@@ -59,15 +77,12 @@ def opened(folder: Path, **more: Any) -> Worker:
 
 
 def command(folder: Path, *arguments: str) -> Any:
-    given = ["policy", *arguments, "--ledger", f"sqlite:///{folder / 'ledger.db'}", "--json"]
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == 0, result.output
-    return orjson.loads(result.stdout)
+    return orjson.loads(run("policy", *arguments, "--ledger", f"sqlite:///{folder / 'ledger.db'}", "--json"))
 
 
 def order(folder: Path, *arguments: str) -> Any:
     until = () if arguments[0] == "enforce" else ("--until", TOMORROW)
-    return command(folder, "enforce", *arguments, *until, "--actor", "olga", "--reason", "test")
+    return command(folder, "enforce", *arguments, *until, "--as", "olga", "--reason", "test")
 
 
 def until(worker: Worker, holds: Callable[[], bool]) -> None:
@@ -87,6 +102,7 @@ def ask(worker: Worker, tenant: str) -> int:
     return outcome.hit_tokens
 
 
+@pytest.mark.usefixtures("olga")
 def test_the_command_moves_a_worker_and_shows_what_it_foresaw(tmp_path: Path) -> None:
     with opened(tmp_path, monitoring="allowed") as worker:
         governor = worker.governor
@@ -128,6 +144,7 @@ def test_the_command_moves_a_worker_and_shows_what_it_foresaw(tmp_path: Path) ->
     assert "not enforced for everybody" in shown.stderr
 
 
+@pytest.mark.usefixtures("olga")
 def test_a_restart_comes_back_to_what_was_ordered_and_enforces_before_it_heard(tmp_path: Path) -> None:
     with opened(tmp_path, monitoring="allowed"):
         order(tmp_path, "canary", "--share", "50%")
@@ -140,6 +157,7 @@ def test_a_restart_comes_back_to_what_was_ordered_and_enforces_before_it_heard(t
         assert worker.governor.enforcement == first, "the same seed: the same sessions"
 
 
+@pytest.mark.usefixtures("olga")
 def test_a_worker_that_does_not_allow_it_enforces_and_says_so(tmp_path: Path) -> None:
     with opened(tmp_path) as worker:
         order(tmp_path, "monitor")

@@ -404,7 +404,7 @@ def test_without_the_question_a_key_made_in_a_session_outlives_it(
     minted = rotated(client, headers=session)["key"]
     by_logging_out(service, key, session)
     assert not works(client, minted)
-    monkeypatch.setattr("kvcustody.governance.service.access.principal_lookup.session_end", lambda *_: None)
+    monkeypatch.setattr("kvcustody.governance.service.access.principals.session_end", lambda *_: None)
     assert works(client, minted)
 
 

@@ -95,6 +95,26 @@ def test_a_remembered_key_is_not_verified_again(service: Service, people) -> Non
     assert hasher.verifications == before
 
 
+def test_a_caller_who_is_known_showed_the_same_a_moment_ago(service: Service) -> None:
+    """Neither another certificate nor another scheme is what was proven; nor is it proven for longer than a second."""
+    own, other, book, who = "A" * 43, "B" * 43, service.principals, service.authenticator
+    book.enrol("gpu-known", [Role.WORKER], by="test")
+    shown = f"Bearer {book.issue_key('gpu-known', days=1, certificate=own, by='test').key}"
+    assert who.known(shown, own) is None
+    assert who.caller(shown, None, "192.0.2.1", own) == who.known(shown, own), "control"
+    assert [who.known(shown, other), who.known(shown), who.known(shown.replace("Bearer", "Basic"), own)] == [
+        None
+    ] * 3
+    bound = time.monotonic() + 30
+    while who.known(shown, own) is not None and time.monotonic() < bound:
+        time.sleep(0.05)
+    assert who.known(shown, own) is None
+    found = who.caller(shown, None, "192.0.2.1", own)
+    assert who.known(shown, own) == found
+    book.revoke_keys("gpu-known", by="test")
+    assert who.known(shown, own) is None
+
+
 def test_the_checksum_finds_every_changed_character() -> None:
     key = KeyHasher().make().key
     assert prefix_of(key) is not None

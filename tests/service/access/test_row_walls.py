@@ -20,7 +20,7 @@ from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import erasures as erasures_api
 from kvcustody.governance.api.operations import event_stream as stream_api
-from kvcustody.governance.service.answers import tiers as tier_answers
+from kvcustody.governance.api.operations import tiers as tiers_api
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from standins.postgres import walled_ledger
@@ -64,21 +64,21 @@ _forgets(
 )
 _forgets(
     "/v1/tiers?since=1&until=9000000000000000",
-    tier_answers,
+    tiers_api,
     "tier_summaries",
-    _without(tier_answers.tier_summaries, "tenant"),
+    _without(tiers_api.tier_summaries, "tenant"),
 )
 _forgets(
     "/v1/tiers/transfers",
-    tier_answers,
+    tiers_api,
     "transfers",
     lambda connection, wanted, **how: transfers(connection, wanted._replace(tenant=None), **how),
 )
 _forgets(
     "/v1/tiers/requests?residency=2",
-    tier_answers,
+    tiers_api,
     "explain_request",
-    _without(tier_answers.explain_request, "tenant"),
+    _without(tiers_api.explain_request, "tenant"),
 )
 _forgets("/v1/erasures", erasures_api.ledger, "requests", _without(erasures_api.ledger.requests, "tenant"))
 _forgets("/v1/audit/logs", audit_api, "log_of", lambda tenant: _Everything())

@@ -103,7 +103,9 @@ def test_over_tls_the_cookie_with_the_prefix_alone_counts() -> None:
     assert [cookie_of(header, tls=False) for header in (plain, secure, both)] == ["planted", None, "planted"]
 
 
-def test_no_session_begins_over_tls_with_the_plain_cookie(service: Any, client: Any, people: Any) -> None:
+def test_no_session_begins_over_tls_with_the_plain_cookie(
+    service: Any, client: Any, make_client: Any, people: Any
+) -> None:
     begun = client("POST", "/v1/session", people["auditor"])
     session = {"Cookie": begun.headers["set-cookie"].split(";")[0]}
     assert client("GET", "/v1/whoami", headers=session).status_code == 200
@@ -113,9 +115,10 @@ def test_no_session_begins_over_tls_with_the_plain_cookie(service: Any, client: 
     )
     try:
         assert service.settings.tls
-        assert client("GET", "/v1/whoami", headers=session).status_code == 401
+        over_tls = make_client(service)
+        assert over_tls("GET", "/v1/whoami", headers=session).status_code == 401
         prefixed = {"Cookie": session["Cookie"].replace(PLAIN_COOKIE, SECURE_COOKIE, 1)}
-        assert client("GET", "/v1/whoami", headers=prefixed).status_code == 200
+        assert over_tls("GET", "/v1/whoami", headers=prefixed).status_code == 200
     finally:
         service.settings = plain
 
@@ -232,14 +235,16 @@ def test_a_health_check_by_head_is_answered_and_no_attempt_to_get_in(
     [(("127.0.0.1",), "https", True), (("127.0.0.1",), "http", False), ((), "https", False)],
 )
 def test_behind_a_trusted_proxy_that_ends_tls_the_cookie_is_secure(
-    service: Any, client: Any, people: Any, trusted: tuple[str, ...], proto: str, secure: bool
+    service: Any, make_client: Any, people: Any, trusted: tuple[str, ...], proto: str, secure: bool
 ) -> None:
     """Controls: without the proxy's word, or from a proxy that nobody trusts, it is the plain cookie."""
     plain = service.settings
     service.settings = plain.model_copy(update={"trusted_proxies": trusted})
     by_proxy = {"X-Forwarded-Proto": proto}
+    client = make_client(service)
     try:
-        begun = client("POST", "/v1/session", people["auditor"], headers=by_proxy)
+        new = {"Idempotency-Key": f"{proto} by {trusted}"}  # each client counts its own keys from 0
+        begun = client("POST", "/v1/session", people["auditor"], headers=by_proxy | new)
         cookie = begun.headers["set-cookie"]
         assert ("; Secure" in cookie, cookie.startswith("__Host-")) == (secure, secure)
         assert ("strict-transport-security" in begun.headers) is secure
@@ -279,10 +284,10 @@ def test_a_wrong_key_at_the_console_counts_for_whom_the_trusted_proxy_names(
         service.authenticator._failures, "take", lambda address: counted.append(address) or 0.0
     )
     plain = service.settings
-    client = make_client(service, pages=Console(service))
     try:
         for trusted in (("127.0.0.1",), ()):
             service.settings = plain.model_copy(update={"trusted_proxies": trusted})
+            client = make_client(service, pages=Console(service))
             form = {
                 "Content-Type": "application/x-www-form-urlencoded",
                 "X-Forwarded-For": "198.51.100.7:5678",

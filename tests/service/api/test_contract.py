@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from kvcustody.audit.store.schema.service import service_answers, service_keys
 from kvcustody.governance.credentials.service_secret import ServiceSecret
-from kvcustody.governance.service.access.rate_limit import RateLimiter
+from kvcustody.governance.service.access.rate_limiter import RateLimiter
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.page_cursor import CursorBinding, Cursors
 from kvcustody.governance.service.problem_details import ProblemError

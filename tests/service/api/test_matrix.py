@@ -19,9 +19,9 @@ import orjson
 import pytest
 
 from kvcustody.audit.kinds import AccessRecorded
-from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.declarations import every_operation
 from kvcustody.governance.api.local_calls import LocalCalls, LocalRequest
-from kvcustody.governance.service.access.rate_limit import RateLimiter
+from kvcustody.governance.service.access.rate_limiter import RateLimiter
 from kvcustody.governance.service.access.roles import OF_TENANTS, Permission, Reach, Role, reach
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import OFFSET_US, Worker, register, ship
@@ -429,19 +429,21 @@ def test_every_operation_has_a_row(operations) -> None:
 def _documented_needs() -> dict[str, str]:
     """The column `needs` of the page, by method and path."""
     page = (Path(__file__).parents[3] / "docs" / "build" / "api.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([A-Z]+ [^`]+)` \| ([^|]+) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `([A-Z]+ [^`]+)` \| `[^`]+` \| ([^|]+) \|", page, re.MULTILINE)
     return {place: needs.strip() for place, needs in rows}
 
 
 def test_the_page_says_what_every_operation_needs() -> None:
     """From the column alone, with the table of roles, follows who is answered: as the matrix has it."""
-    needs, declared = _documented_needs(), create_api(None).operations.by_name
+    needs, declared = _documented_needs(), every_operation().operations.by_name
     assert len(needs) == len(ROWS)
     for name, row in ROWS.items():
         said = needs[f"{declared[name].method} {declared[name].path}"]
         actions = [Permission(action) for action in re.findall(r"`([^`]+)`", said)]
         reached = {
-            role: max((reach([role], action) for action in actions), key=_far) for role in Role if actions
+            role: max((reach(frozenset({role}), action) for action in actions), key=_far)
+            for role in Role
+            if actions
         }
         own = {role.value for role, far in reached.items() if far is not Reach.NONE and role in OF_TENANTS}
         every = {
@@ -607,7 +609,7 @@ def test_a_call_without_http_is_answered_refused_and_recorded_alike(
         assert answers[0] == answers[1], who
         assert leaves[0] == leaves[1], who
         recorded_any = recorded_any or bool(leaves[0])
-    assert recorded_any or not create_api(None).operations.by_name[operation].recorded, (
+    assert recorded_any or not every_operation().operations.by_name[operation].recorded, (
         "control: it is recorded"
     )
 

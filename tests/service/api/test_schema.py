@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from kvcustody.governance.api.app import create_api, create_app
+from kvcustody.governance.api.app import create_app
+from kvcustody.governance.api.declarations import every_operation
 from kvcustody.governance.service.access.roles import Permission, Role
 from standins.service.service_world import Worker, register, ship, who_may
 
@@ -104,7 +105,7 @@ def _configuration(document: dict[str, Any], people: Any) -> str:
 def _run(
     server: str, service: Any, people: Any, folder: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    api = create_api(service)
+    api = every_operation()
     (folder / "openapi.json").write_bytes(api.document())
     (folder / "schemathesis.toml").write_text(_configuration(api.whole_document(), people))
     command = [
@@ -156,7 +157,7 @@ def test_every_operation_with_every_check_and_chains_of_requests(
 
 def test_a_wrong_document_would_be_noticed(server: str, service, people, tmp_path: Path, monkeypatch) -> None:
     """Positive control: the same run over a document that promises another field finds it."""
-    api = create_api(service)
+    api = every_operation()
     document = json.loads(api.document())
     document["components"]["schemas"]["Whoami"]["required"].append("shoe_size")
     document["paths"] = {"/v1/whoami": document["paths"]["/v1/whoami"]}
@@ -168,7 +169,7 @@ def test_a_wrong_document_would_be_noticed(server: str, service, people, tmp_pat
         def whole_document(self) -> dict[str, Any]:
             return api.whole_document() | {"paths": document["paths"]}
 
-    monkeypatch.setattr(sys.modules[__name__], "create_api", lambda _: Wrong())
+    monkeypatch.setattr(sys.modules[__name__], "every_operation", Wrong)
     done = _run(server, service, people, tmp_path, "--phases", "examples,coverage")
     assert done.returncode == 1
     assert "Response violates schema" in done.stdout and "shoe_size" in done.stdout

@@ -275,7 +275,7 @@ def test_the_commands_end_and_let_back_in_on_the_ledger_itself(
     made = run("principal", "add", "carl", "--role", "key-custodian")
     assert run("principal", "disable", "carl").exit_code != 0, "the last who manages keys"
     assert run("apikey", "revoke", "--all", "--of", "carl").exit_code != 0
-    assert run("apikey", "list", "carl")[0]["revoked_us"] is None
+    assert run("apikey", "list", "carl")["items"][0]["revoked_us"] is None
     assert run("apikey", "revoke", made["prefix"], "--allow-last")["principal"] == "carl"
     assert run("principal", "disable", "carl")["disabled_us"] is not None, "it could not ask any more"
     assert run("principal", "enable", "carl")["disabled_us"] is None

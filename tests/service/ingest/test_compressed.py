@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from kvcustody.compression import CompressionError, compress, decompress
+from kvcustody.audit.write.compression import CompressionError, compress, decompress
 from standins.service.service_world import MEDIA, Worker, register
 
 MAX = 16 << 20

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from kvcustody.audit.evidence.erasure.requests_and_answers import pending
 from kvcustody.audit.evidence.processes.enforcement import newest_order
@@ -24,12 +25,12 @@ from kvcustody.audit.kinds import (
 )
 from kvcustody.audit.kinds.event import FieldMeaning, OneOf
 from kvcustody.audit.leaf.leaf_schema import FOLDED, WORKERS_KINDS, plain_type
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.service.ingest import check_leaves, worker_claims
 from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from kvcustody.governance.service.service import Service
-from standins.migrations.next_program import state_revision
 from standins.service.service_world import MEDIA, OFFSET_US, Worker, register, ship
 
 OTHER_LIFE = "the incarnation of another worker"
@@ -246,15 +247,19 @@ def test_an_older_worker_hears_that_it_is_older(fleet: Fleet, kind: type[Event])
     assert fleet.hand_in(honest(fleet, kind), **{HEADER: str(PROTOCOL)}).status_code == 422, "control"
 
 
-def test_a_batch_waits_while_the_ledger_has_another_schema(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def record_revision(service: Service, revision: str) -> None:
+    """Have the ledger say that its schema is this one."""
+    with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '{revision}'"))
+
+
+def test_a_batch_waits_while_the_ledger_has_another_schema(fleet: Fleet) -> None:
     """The control plane is the older program then; nothing is refused for good, and nothing is lost."""
     opened = honest(fleet, ResidencyOpened)._replace(residency=987_654)
     batch = fleet.worker.batch([opened])
-    with monkeypatch.context() as patch:
-        state_revision(patch, "0041")
-        answer = ship(fleet.client, fleet.key, fleet.worker, batch)
+    record_revision(fleet.service, "9999")
+    answer = ship(fleet.client, fleet.key, fleet.worker, batch)
+    record_revision(fleet.service, SCHEMA_REVISION)
     assert answer.status_code == 503 and answer.json()["type"].endswith(":ledger-schema"), answer.text
     assert "is newer than this program's" in answer.json()["detail"]
     again = ship(fleet.client, fleet.key, fleet.worker, batch)

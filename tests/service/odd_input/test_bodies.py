@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.governance.api.app import create_api
 from kvcustody.governance.api.http import json_body
 from kvcustody.governance.api.models import base
 from kvcustody.governance.api.models.privacy.cases import CaseRequest
+from kvcustody.governance.api.openapi_document import whole_document
 from kvcustody.governance.service.problem_details import ProblemError
 from standins.service.service_world import Worker, register, who_may
 
@@ -75,8 +75,8 @@ def ask(service_on_each: Any, make_people: Any, make_client: Any) -> Callable[[A
 
 
 @pytest.fixture(scope="module")
-def operations(service_on_each: Any) -> list[Asked]:
-    document = create_api(service_on_each).whole_document()
+def operations() -> list[Asked]:
+    document = whole_document()
     return [
         Asked(method.upper(), path, operation, document)
         for path, item in document["paths"].items()

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from kvcustody.governance.api.app import create_api
-from kvcustody.governance.api.openapi_document import share
+from kvcustody.governance.api.openapi_document import document, share, whole_document
 
 BYTES_MAX = 400_000
 
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
-    return create_api(None).whole_document()
+    return whole_document()
 
 
 @pytest.fixture(scope="module")
 def served() -> bytes:
-    return create_api(None).document()
+    return document()
 
 
 def test_it_is_served_small(served: bytes, whole: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
@@ -29,6 +30,7 @@ class Run:
     def __call__(self, *words: str, exit_code: int = 0) -> str:
         options = self._ways["list" if words[0] == "list" else "schedules"]
         found = CliRunner().invoke(app, ["report", *words, *options])
+        structlog.reset_defaults()  # its log ends with it: the service of the test has one of its own
         assert found.exit_code == exit_code, (words, found.output, found.stderr)
         return found.stdout if not exit_code else found.stderr
 

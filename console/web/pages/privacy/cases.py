@@ -31,7 +31,7 @@ def listed(visit: PageRequest) -> Response:
     """Every case that the caller may see, newest first, and a form for another."""
     tenant = visit.text("tenant")
     visit.record("consoleCases", tenant)
-    found = visit.ask(cases_api.cases, tenant, visit.text("cursor", 1024), _PAGE)
+    found = visit.ask(cases_api.cases, tenant=tenant, cursor=visit.text("cursor", 1024), limit=_PAGE)
     return visit.page(
         "case/cases.html",
         "Cases",
@@ -59,7 +59,7 @@ def open_case(visit: PageRequest) -> Response:
 def show(visit: PageRequest) -> Response:
     """One case."""
     visit.record("consoleCase")
-    found = visit.ask(cases_api.case_of, _id(visit))
+    found = visit.ask(cases_api.case_of, case=_id(visit))
     return visit.page(
         "case/case.html",
         f"Case {found['case_id'][:12]}",
@@ -95,8 +95,8 @@ def letter(visit: PageRequest) -> Response:
     visit.record("consoleCaseLetter")
     made = visit.ask(cases_api.letter, case, what)
     end = {LetterForm.TEXT: "txt", LetterForm.HTML: "html", LetterForm.PDF: "pdf"}[what.form]
-    made.headers["Content-Disposition"] = f'attachment; filename="letter-{case[:12]}.{end}"'
-    return made
+    headers = {"Content-Disposition": f'attachment; filename="letter-{case[:12]}.{end}"'}
+    return Response(made.body, headers=headers, media_type=made.media)
 
 
 def _id(visit: PageRequest) -> str:

@@ -15,9 +15,10 @@ from kvcustody.audit.evidence.cases.case_record import (
     SubjectRight,
 )
 from kvcustody.audit.keep.purge_and_legal_hold import Hold
-from kvcustody.governance.api.models.base import LARGE, Model, Name, TenantName, example
+from kvcustody.governance.api.models.base import Model, Name, TenantName, example
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.cases import show_case as views
+from kvcustody.governance.service.operations.parameters import LARGE
 
 _CASE = {
     "case_id": "4f1c0e…",

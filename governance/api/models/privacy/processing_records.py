@@ -7,11 +7,12 @@ from typing import Annotated, Literal, Optional
 from pydantic import Field
 
 from kvcustody.audit.reports.signing.report_signature import KeyEnrolment, ReportSignature
-from kvcustody.governance.api.models.base import LARGE, Model, TenantName, example
+from kvcustody.governance.api.models.base import Model, TenantName, example
 from kvcustody.governance.api.models.policies import Source
 from kvcustody.governance.api.models.shown import shown
 from kvcustody.governance.cases.recipients import GrantedRecipient
 from kvcustody.governance.processing import record as ropa
+from kvcustody.governance.service.operations.parameters import LARGE
 
 Statement = Annotated[str, Field(max_length=1000)]
 

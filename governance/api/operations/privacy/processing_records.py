@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcustody.audit.evidence.coverage.custody_units import last_event_us
 from kvcustody.audit.evidence.query.known_names import check_tenant
@@ -15,8 +15,9 @@ from kvcustody.audit.reports.build_report import newest_checkpoint, period
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.declarations import Declarations
+from kvcustody.governance.api.given import CallerDep, ServiceDep
 from kvcustody.governance.api.http.console_mount import record_read
-from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.privacy.processing_records import (
     ProcessingRecordModel,
     ProcessingRequest,
@@ -28,10 +29,12 @@ from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_key
-from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
 
 
-def add_processing_records(api: Api) -> None:
+def add_processing_records(api: Declarations) -> None:
     """Declare the operation."""
     recording = Operation(
         "makeProcessingRecord",
@@ -40,6 +43,7 @@ def add_processing_records(api: Api) -> None:
         Permission.READ_CUSTODY,
         "evidence",
         whole=True,
+        command="report ropa",
     )
     api.add(recording, processing_record, answers=ProcessingRecordModel, problems=("conflict", "not-found"))
 

@@ -306,13 +306,15 @@ def test_a_hold_on_one_person_keeps_their_pseudonyms_and_no_other_persons(told: 
         assert problems(connection) == [] and read_case(connection, "late").opened.subject == ada
 
 
-def test_from_the_command_line_on_the_ledger_itself(any_store: Engine, tmp_path: Path) -> None:
+def test_from_the_command_line_on_the_ledger_itself(
+    any_store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real time: a request of 20 days ago, so that nothing is missed while it runs."""
+    monkeypatch.chdir(tmp_path)
     clock = SystemClock()
     base = clock.now_us()
     run = Run(np.arange(2), 1)
     events: list[Any] = [
-        PrincipalChanged(base, "dana", "enrolled", ("dpo",), "", "root"),
         WorkerStarted(base, "w", 64, 1, 4096, "cpu", "test"),
         ResidencyOpened(
             *(
@@ -337,7 +339,9 @@ def test_from_the_command_line_on_the_ledger_itself(any_store: Engine, tmp_path:
     builders.record(any_store, tmp_path / "spill", events, worker="w")
     url = any_store.url.render_as_string(hide_password=False)
     url = f"sqlite:///{tmp_path}/ledger.db" if any_store.dialect.name == "sqlite" else url
-    on = ["--ledger", url, "--subject-names", "clear", "--actor", "dana"]
+    enrolled = CliRunner().invoke(app, ["principal", "add", "dana", "--role", "dpo", "--ledger", url])
+    assert enrolled.exit_code == 0, enrolled.output
+    on = ["--ledger", url, "--subject-names", "clear", "--as", "dana"]
 
     def asked(*words: str, code: int = 0) -> str:
         found = CliRunner().invoke(app, ["case", *words])
@@ -348,7 +352,7 @@ def test_from_the_command_line_on_the_ledger_itself(any_store: Engine, tmp_path:
     wanted = ["open", "--tenant", "acme", "--subject", "ada", "--right", "erasure", "--channel", "mail"]
     wanted += ["--zone", "Europe/Berlin", "--holidays", str(tmp_path / "holidays.txt")]
     stranger = [*on[:-1], "mallory"]
-    assert "is no principal of this ledger" in asked(*wanted, *stranger, code=2)
+    assert "`mallory`: nobody of that name is enrolled" in asked(*wanted, *stranger, code=2)
     assert "did you mean `acme`" in asked(*wanted[:2], "acne", *wanted[3:], *on, code=2)
     assert "names the person" in asked(*wanted[:8], "mail of Ada", *wanted[9:], *on, code=2)
     case = json.loads(asked(*wanted, *on, "--json"))["case_id"]

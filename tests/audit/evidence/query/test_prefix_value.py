@@ -108,11 +108,11 @@ def test_the_command_shows_a_tenants_own_and_never_content(replayed: Path) -> No
         return found.stdout
 
     document = json.loads(asked("--json"))
-    every = document["prefixes"]
+    every = document["items"]
     assert document["since"] == "2020-01-01T00:00:00Z" and document["until"] == iso(document["until_us"])
     assert all(row["last"] == iso(row["last_us"]) for row in every)
     assert every and set(every[0]) == {*PrefixValue._fields, "last"}, "no key, token, subject or session"
     tenant = every[-1]["tenant"]
-    mine = json.loads(asked("--json", "--tenant", tenant))["prefixes"]
+    mine = json.loads(asked("--json", "--tenant", tenant))["items"]
     assert mine and {row["tenant"] for row in mine} == {tenant}
     assert every[0]["incarnation"][:12] in asked("--limit", "1")

@@ -33,7 +33,8 @@ READERS = {
     "audit fsck": ("console.audit.fsck", "fsck"),
     "audit recompute": ("console.coverage.command", "coverage"),
     "coverage show": ("console.coverage.command", "coverage"),
-    "subject show --tenant acme --subject dana": ("console.subject.command", "subject_page"),
+    "subject show --tenant tenant-0 --subject dana": ("governance.api.operations.custody", "subject_page"),
+    "custody coverage --since 2020-01-01": ("governance.api.operations.custody", "coverage"),
     f"policy lint {POLICY}": ("console.policy.lint", "sources_in_use"),
 }
 
@@ -78,7 +79,7 @@ def test_a_long_reader_holds_no_log(line: str, ledger: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("line", READERS)
 def test_control_without_its_copy_it_does(line: str, ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("console.opening", "console.audit.fsck"):
+    for room in ("console.opening", "console.audit.fsck", "console.api.ledger_asker"):
         monkeypatch.setattr(f"kvcustody.{room}.at_rest", nullcontext)
     assert held_by(line, ledger, monkeypatch)
 

@@ -39,14 +39,21 @@ COMMANDS = (  # each is asked with `--ledger` and `--json`
     "audit keys",
     "audit times",
     "audit hold list",
-    f"audit query {PERIOD} --limit 100000",
-    "audit query --kind decision --kind hit-counters",
+    f"audit query {PERIOD} --all",
+    "audit query --kind decision --all",
+    "audit query --kind hit-counters --all",
     f"audit recompute {PERIOD}",
     *(f"coverage show {PERIOD} {tier}" for tier in ("", "--tier device", "--tier nvme")),
     *(f"coverage show {PERIOD} --tenant {tenant}" for tenant in TENANTS),
     f"showback {PERIOD}",
 )
-RECORDED_AS = {COMMANDS[-1]: "showback --from 2026-01-01 --to 2026-06-01"}
+_TWO_KINDS = "audit query --kind decision --kind hit-counters"  # one was asked for more than once then
+RECORDED_AS = {
+    COMMANDS[-1]: "showback --from 2026-01-01 --to 2026-06-01",
+    f"audit query {PERIOD} --all": f"audit query {PERIOD} --limit 100000",
+    "audit query --kind decision --all": _TWO_KINDS,
+    "audit query --kind hit-counters --all": _TWO_KINDS,
+}
 
 
 # -- asking, with the code of any commit ----------------------------------------------------------------------------
@@ -83,6 +90,7 @@ def _places(connection: Connection) -> list[tuple[str, int]]:
 
 
 def _command(line: str, url: str) -> Any:
+    """What a command answers, in the form that it had at that commit."""
     from typer.testing import CliRunner
 
     from kvcustody.console.main import app
@@ -90,6 +98,14 @@ def _command(line: str, url: str) -> Any:
     answer = CliRunner().invoke(app, [*shlex.split(line), "--ledger", url, "--json"])
     assert answer.exit_code == 0, (line, answer.output, answer.exception)
     said: dict[str, Any] = json.loads(answer.stdout)
+    if line.startswith("audit query"):
+        events = [{"log": one["log"], "idx": one["idx"], "event": one["leaf"]} for one in said["items"]]
+        said = {"events": events, "next": said["next"]}
+    elif line.startswith("audit prove"):
+        place = {name: said["event"][name] for name in ("log", "idx")}
+        said = {**place, "leaf": said["canonical"], "proof": said["proof"]}
+    elif line.startswith("showback"):
+        said["tenants"] = said.pop("items")
     in_one_order(said)
     return said
 
@@ -128,9 +144,14 @@ def recorded_answers() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(lzma.decompress((RECORDED / "answers.json.xz").read_bytes()))
     for of_database in found.values():
         said = of_database["commands"]
-        of_database["commands"] = {line: said[RECORDED_AS.get(line, line)] for line in COMMANDS}
         for answer in said.values():
             in_one_order(answer)
+        commands = {line: said[RECORDED_AS.get(line, line)] for line in COMMANDS}
+        for kind in ("decision", "hit-counters"):
+            both = said[_TWO_KINDS]
+            of_kind = [leaf for leaf in both["events"] if leaf["event"]["kind"] == kind]
+            commands[f"audit query --kind {kind} --all"] = {**both, "events": of_kind}
+        of_database["commands"] = commands
     return found
 
 

@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvcustody.governance.service.operations.desk import Desk
 from kvcustody.governance.service.page_cursor import CursorBinding
-from kvcustody.governance.service.service import Service
 
 
 def page(
-    service: Service, question: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
+    desk: Desk, question: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
 ) -> dict[str, Any]:
     """The items from the cursor's position on, at most `limit`, and the cursor of the next page."""
-    position = service.cursors.read(question, cursor)
+    position = desk.cursors.read(question, cursor)
     start = int(position[0]) if position else 0
-    following = service.cursors.write(question, [start + limit]) if start + limit < len(items) else None
+    following = desk.cursors.write(question, [start + limit]) if start + limit < len(items) else None
     return {"items": list(items[start : start + limit]), "next": following}
 
 
 def newest_page(
-    service: Service, question: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
+    desk: Desk, question: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
 ) -> dict[str, Any]:
     """As `page`, the last items first. What is added at the end meanwhile moves no item to another page."""
-    position = service.cursors.read(question, cursor)
+    position = desk.cursors.read(question, cursor)
     end = min(int(position[0]), len(items)) if position else len(items)
     start = max(0, end - limit)
-    following = service.cursors.write(question, [start]) if start else None
+    following = desk.cursors.write(question, [start]) if start else None
     return {"items": list(items[start:end])[::-1], "next": following}

@@ -1,17 +1,36 @@
-"""The parameters that operations of the API share: pages, a tenant, a period, a checkpoint."""
+"""The parameters that operations share: pages, a tenant, a period, a checkpoint, a process. HTTP is not named here."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Query
 from pydantic import BeforeValidator, WithJsonSchema
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from kvcustody.governance.api.models.base import LARGE
 from kvcustody.tenants import NAME_CHARACTERS_MAX
 from kvcustody.times import WHOLE_NUMBER, moment_us
+
+
+class RequestPart(FieldInfo):  # type: ignore[misc]  # as frameworks do; it is final for type checkers alone
+    """Where a parameter stands in a request, and what is said of its value."""
+
+    def __init__(self, name: str, **said: Any) -> None:
+        """`name`: `path`, `query` or `header`; `said`: as pydantic's `Field`."""
+        alias = said.get("alias")
+        super().__init__(**said, validation_alias=alias, serialization_alias=alias)
+        self.name = name
+        self.said = said
+
+
+Path, Query, Header = (
+    partial(RequestPart, "path"),
+    partial(RequestPart, "query"),
+    partial(RequestPart, "header"),
+)
+LARGE = 1 << 53  # above every number of a parameter: JSON readers keep whole numbers below it exactly
 
 
 def _digits(given: Any) -> Any:
@@ -48,7 +67,7 @@ class PageOrder(StrEnum):
 
 
 Order = Annotated[PageOrder, Query(description="`newest` first, or `oldest` first.")]
-Limit = Annotated[int, NUMBER, Query(ge=1, le=1000, description="Most items of a page.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of a page."), NUMBER]
 Tenant = Annotated[
     str | None,
     Query(
@@ -59,8 +78,8 @@ Tenant = Annotated[
 ]
 AsOf = Annotated[
     int | None,
-    NUMBER,
     Query(ge=1, lt=LARGE, description="Size of a root checkpoint: answer as the ledger was then."),
+    NUMBER,
 ]
 
 
@@ -84,4 +103,7 @@ Until = Annotated[
     MOMENT,
     MOMENT_SCHEMA,
     Query(ge=0, lt=LARGE, description="Before this UTC microsecond, or ISO 8601."),
+]
+Incarnation = Annotated[
+    str | None, Query(pattern=r"^[0-9a-f]{32}$", description="Of this process alone: 32 hexadecimal digits.")
 ]

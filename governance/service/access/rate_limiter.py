@@ -1,8 +1,4 @@
-"""Token buckets by name: how often one principal may ask, or one address may fail.
-
-1. A bucket depends on its own name's requests alone: nobody learns of others by being told to wait.
-2. Names are bounded; a bucket that is full again is forgotten first.
-"""
+"""How often somebody may ask, by name: a bucket of tokens each."""
 
 from __future__ import annotations
 
@@ -11,9 +7,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from kvcustody.governance.service.problem_details import ProblemError
+
 
 class RateLimiter:
-    """Buckets of `burst` tokens that fill with `per_second`; thread-safe."""
+    """Buckets of `burst` tokens by name, that fill with `per_second`; thread-safe.
+
+    A bucket depends on its own name's requests alone: nobody learns of others by being told to wait. Names are bounded;
+    a bucket that is full again is forgotten first.
+    """
 
     def __init__(
         self,
@@ -58,3 +60,8 @@ class RateLimiter:
         if known is None:
             return self._burst
         return min(self._burst, known[0] + (self._seconds() - known[1]) * self._per_second)
+
+
+def too_many(wait_seconds: float) -> ProblemError:
+    """Refused for its rate."""
+    return ProblemError("too-many-requests", headers={"Retry-After": str(max(1, round(wait_seconds + 0.5)))})

@@ -1,0 +1,29 @@
+"""What whoever is asked by a command replies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from kvcustody.errors import ServiceError
+
+
+class ApiReply(NamedTuple):
+    """A reply: its status, media type, `ETag` and bytes."""
+
+    status: int
+    media: str
+    etag: str
+    body: bytes
+
+
+def refusal(found: ApiReply) -> ServiceError:
+    """A problem document as the error that a command prints, with what is wrong in which place."""
+    if not found.media.startswith("application/problem+json"):
+        return ServiceError(f"answered {found.status}", problem="unknown", status=found.status)
+    problem = orjson.loads(found.body)
+    says = problem.get("detail") or problem["title"].lower()
+    for item in problem.get("errors", ())[:3]:
+        says += f"; `{item['at']}` {item['what']}"
+    return ServiceError(says, problem=problem["type"].rpartition(":")[2], status=found.status)

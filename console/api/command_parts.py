@@ -1,0 +1,39 @@
+"""What a command of an operation takes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+FILE = "commands.json"  # every command; made by the build and by `make setup`, not committed
+
+
+class Part(NamedTuple):
+    """One parameter: its name in the document and here, where it goes, its schema."""
+
+    name: str
+    here: str
+    place: str  # path, query, header, body
+    schema: dict[str, Any]
+    required: bool
+    says: str
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether a command takes it by its place, without a name."""
+        return self.place == "path" or (self.place == "query" and self.required)
+
+
+class Command(NamedTuple):
+    """One operation as a command."""
+
+    name: str
+    operation: str
+    method: str
+    path: str
+    says: str
+    keyed: bool
+    paged: bool
+    job: bool
+    raw: str  # the media type of a body that is not JSON
+    reads: bool  # it only asks a ledger: no service need be open
+    parts: tuple[Part, ...]

@@ -1,0 +1,66 @@
+"""What commands print of an answer for people; an operation that is not here is printed as names and values.
+
+The parameters of such a command are the operation's. With `--json` it prints the answer itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Presenter(NamedTuple):
+    """The function that prints an answer, as `module:function` within the console, and how the command is used.
+
+    `told`: parameters that the function is given as well, by their names in the API document.
+    """
+
+    function: str
+    examples: tuple[str, ...]  # without `kvcustody`
+    told: tuple[str, ...] = ()
+
+    def show(self, answer: dict[str, Any], values: Mapping[str, Any]) -> None:
+        """Print what was answered to these values of parameters."""
+        module, _, name = self.function.partition(":")
+        told = {parameter: values[parameter] for parameter in self.told}
+        getattr(import_module(f"kvcustody.console.{module}"), name)(answer, **told)
+
+
+PRESENTERS = {
+    "listTiers": Presenter("tier.print_tiers:print_tiers", ("tier list --since 2026-11-01 --tenant acme",)),
+    "listTransfers": Presenter(
+        "tier.print_tiers:print_transfers",
+        ("tier transfers --tier nvme --outcome failed --since 2026-11-01 --json",),
+    ),
+    "explainTransfers": Presenter(
+        "tier.print_tiers:print_request", ("tier explain 17 --worker gpu-0",), ("residency",)
+    ),
+    "listPrincipals": Presenter(
+        "principal.print_principals:print_principals", ("principal list --all --json",)
+    ),
+    "listKeys": Presenter("principal.print_principals:print_keys", ("apikey list alice --json",)),
+    "listCases": Presenter("case.print_cases:print_cases", ("case list --tenant acme --json",)),
+    "getCase": Presenter("case.print_cases:print_case", ("case show 4f1c… --json",)),
+    "listErasures": Presenter(
+        "erasure.print_erasures:print_erasures", ("erasure list --tenant acme --json",)
+    ),
+    "listEvents": Presenter(
+        "audit.query:print_events", ("audit query --tenant acme --outcome deny --since 2026-11-20 --json",)
+    ),
+    "listFindings": Presenter("scan.print_findings:print_findings", ("scan findings --tenant acme --json",)),
+    "listFrameworks": Presenter("report.print_made:print_frameworks", ("report frameworks --json",)),
+    "listReports": Presenter(
+        "report.print_made:print_reports",
+        (
+            "report list",
+            "report list --tenant acme --json",
+            "report list --server https://kvcustody.example:8443 --api-key-file me.key",
+        ),
+    ),
+    "listReportSchedules": Presenter("report.print_made:print_schedules", ("report schedules list --json",)),
+    "getEnforcement": Presenter("policy.enforcement:print_enforcement", ("policy enforcement --json",)),
+    "listPrefixes": Presenter(
+        "audit.print_prefixes:print_prefixes", ("prefixes top --since 2026-11-01 --tenant acme --json",)
+    ),
+}
