@@ -158,14 +158,23 @@ class JobRunner:
         return [_job(row) for row in page.rows], page.more
 
     def cancel(self, job: str, *, principal: str) -> Job:
-        """Ask a job to stop; one that has ended stays as it is."""
+        """Ask a job to stop; one that has ended stays as it is. Raises `conflict` where another process works on it."""
         found = self.get(job, principal=principal)
         if found.ended_us is None:
+            if not self._is_ours(job):
+                raise ProblemError(
+                    "conflict", "another process works on this job: ask the control plane with --server"
+                )
             self._cancelled.add(job)
             running = self._running.get(job)
             if running is not None:
                 running.cancelled.set()
         return self.get(job, principal=principal)
+
+    def _is_ours(self, job: str) -> bool:
+        query = select(service_jobs.c.owner).where(service_jobs.c.job == job)
+        with self._engine.connect() as connection:
+            return connection.scalar(query) == self._owner
 
     def file(self, job: str, name: str, *, principal: str) -> Path:
         """A file that a finished job made; raises `not-found`."""

@@ -161,3 +161,22 @@ def test_sinks_and_the_signing_key_are_the_servers(running: Service) -> None:
     running.close()
     assert len(done("keys", "rotate-signing")["items"]) == 2, "control: nobody signs with it now"
     assert running.settings.signing_key_path.read_bytes() != before
+
+
+def test_a_job_of_the_server_is_not_said_to_be_cancelled(running: Service, make_people: Any) -> None:
+    """The server cancels it: the control."""
+    make_people(running).add("carl", Role.AUDITOR)
+    begun, end = threading.Event(), threading.Event()
+
+    def work(progress: Any) -> dict[str, Any]:
+        begun.set()
+        until(lambda: end.is_set() or progress.cancelled.is_set())
+        return {}
+
+    job = running.jobs.start("check", work, principal="carl", tenant=None, parameters={}).job
+    assert begun.wait(10)
+    refused = run("job", "cancel", job, "--as", "carl")
+    assert refused.exit_code == 2 and "another process works on this job" in refused.stderr
+    assert running.jobs.get(job, principal="carl").ended_us is None
+    running.jobs.cancel(job, principal="carl")
+    until(lambda: running.jobs.get(job, principal="carl").ended_us is not None)
