@@ -178,7 +178,7 @@ def _resolving(resolve: Callable[[Any, list[str]], Any]) -> Callable[[Any, list[
     return resolving
 
 
-def _check_once(ctx: Any) -> None:
+def check_once(ctx: Any) -> None:
     """Refuse an option that takes one value and is given two: the first would be lost without a word."""
     typed = [word.partition("=")[0] for word in ctx.meta.get(_TYPED, ()) if word.startswith("--")]
     for param in ctx.command.params:
@@ -190,7 +190,6 @@ def _check_once(ctx: Any) -> None:
 
 def _checked(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(ctx: Any) -> Any:
-        _check_once(ctx)
         for name, value in ctx.params.items():
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(each, int) and not -_NUMBER_MAX <= each < _NUMBER_MAX:

@@ -24,7 +24,7 @@ from kvcustody.console.api.client import asking, call, every_page
 from kvcustody.console.api.command_parts import Command, Part
 from kvcustody.console.api.presenters import PRESENTERS
 from kvcustody.console.api.print_answer import finished, tell
-from kvcustody.console.command import Json
+from kvcustody.console.command import Json, check_once
 from kvcustody.console.options import ActKey, OldestFirst, ServiceSource, moment_us
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.operations.parameter_groups import parameters_of, taken
@@ -50,6 +50,7 @@ def function_of(command: Command) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         source = taken(ServiceSource, given)
+        check_once(source.ctx)
         as_json, out = given.pop("as_json"), given.pop("out")
         follow = {name: given.pop(name, False) for name in ("all_pages", "wait")}
         values = _values(command, given)

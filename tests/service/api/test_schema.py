@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import uvicorn
 
+from kvcustody.governance.api import openapi_document
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.api.declarations import every_operation
 from kvcustody.governance.service.access.roles import Permission, Role
 from standins.service.service_world import Worker, register, ship, who_may
 
@@ -105,9 +105,8 @@ def _configuration(document: dict[str, Any], people: Any) -> str:
 def _run(
     server: str, service: Any, people: Any, folder: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    api = every_operation()
-    (folder / "openapi.json").write_bytes(api.document())
-    (folder / "schemathesis.toml").write_text(_configuration(api.whole_document(), people))
+    (folder / "openapi.json").write_bytes(openapi_document.document())
+    (folder / "schemathesis.toml").write_text(_configuration(openapi_document.whole_document(), people))
     command = [
         sys.executable,
         "-m",
@@ -157,19 +156,11 @@ def test_every_operation_with_every_check_and_chains_of_requests(
 
 def test_a_wrong_document_would_be_noticed(server: str, service, people, tmp_path: Path, monkeypatch) -> None:
     """Positive control: the same run over a document that promises another field finds it."""
-    api = every_operation()
-    document = json.loads(api.document())
+    document, whole = json.loads(openapi_document.document()), openapi_document.whole_document()
     document["components"]["schemas"]["Whoami"]["required"].append("shoe_size")
     document["paths"] = {"/v1/whoami": document["paths"]["/v1/whoami"]}
-
-    class Wrong:
-        def document(self) -> bytes:
-            return json.dumps(document).encode()
-
-        def whole_document(self) -> dict[str, Any]:
-            return api.whole_document() | {"paths": document["paths"]}
-
-    monkeypatch.setattr(sys.modules[__name__], "every_operation", Wrong)
+    monkeypatch.setattr(openapi_document, "document", lambda: json.dumps(document).encode())
+    monkeypatch.setattr(openapi_document, "whole_document", lambda: whole | {"paths": document["paths"]})
     done = _run(server, service, people, tmp_path, "--phases", "examples,coverage")
     assert done.returncode == 1
     assert "Response violates schema" in done.stdout and "shoe_size" in done.stdout

@@ -455,7 +455,7 @@ DOORS = (
     Door(
         "showback command",
         _ask_command("showback", names=("--since", "--until")),
-        lambda text: _showback(orjson.loads(text)["tenants"]),
+        lambda text: _showback(_items(text)),
         _expected_showback,
     ),
     Door("coverage", _api("coverage", "/v1/custody/coverage"), _covered, _expected_coverage),
