@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import places
-from kvcustody.policies.table.model import AccessRequest
+from kvcustody.policies.table.model import AccessColumns, AccessRequest
 from kvcustody.times import iso
 from standins import builders
 
@@ -118,3 +119,15 @@ def test_a_grant_among_many_of_one_pair_answers_while_it_is_open(grants):
                 (source,) if is_open else ("default-deny",),
                 (),
             )
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, 7])
+def test_a_name_that_no_tenant_has_is_denied_in_bulk_as_alone(base, name) -> None:
+    """The same reader by a name of the policy is permitted: the control."""
+    table = compile_policy(load_policy(base, name="base.yaml"), revision=1)
+    owners = ["acme", "acme"]
+    asked = AccessColumns(
+        np.array([Action.REUSE] * 2), ["acme", name], owners, np.array([0, 0]), np.array([Scope.SESSION] * 2),
+        np.array([Via.OWN] * 2),
+    )  # fmt: skip
+    assert table.decide_many(asked, NOW).tolist() == [True, False]
