@@ -24,29 +24,32 @@ $(READY): pyproject.toml packaging/testkit/pyproject.toml constraints.txt requir
 	@$(PIP_INSTALL) --no-deps --require-hashes -r requirements.lock
 	@$(PIP_INSTALL) --no-deps -e . -e packaging/testkit
 	@$(BIN)/python -m pip check --quiet --disable-pip-version-check
-	@$(BIN)/python -m kvcustody.console.api.generate_commands
 	@touch $(READY)
 
-setup: $(READY) ## create the development environment
+COMMANDS := console/api/commands.json
+$(COMMANDS): $(READY) $(shell find console/api governance/api governance/service -name '*.py')
+	@$(BIN)/python -m kvcustody.console.api.generate_commands
 
-run: $(READY) ## replay a multi-tenant workload through the Governor on real tensors
+setup: $(READY) $(COMMANDS) ## create the development environment
+
+run: $(READY) $(COMMANDS) ## replay a multi-tenant workload through the Governor on real tensors
 	$(BIN)/kvcustody replay
 	$(BIN)/kvcustody replay --compare-tiers
 
-test: $(READY) ## unit, property, simulation and architecture tests
+test: $(READY) $(COMMANDS) ## unit, property, simulation and architecture tests
 	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system"
 
-test-loaded: $(READY) ## the tests beside two busy loops, in five orders: what fails depends on the clock
+test-loaded: $(READY) $(COMMANDS) ## the tests beside two busy loops, in five orders: what fails depends on the clock
 	$(BIN)/python tests/loaded.py
 
-durations: $(READY) ## write tests/DURATIONS.md: which tests take the time of `make test`, and what each buys
+durations: $(READY) $(COMMANDS) ## write tests/DURATIONS.md: which tests take the time of `make test`, and what each buys
 	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system" --junitxml=.cache/durations.xml
 	$(BIN)/python tests/durations.py .cache/durations.xml
 
-test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
+test-fast: $(READY) $(COMMANDS) ## the inner loop: the core on SQLite, under a minute
 	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not soak and not system" -k "not postgresql" $(NOT_FAST) $(FAST)
 
-test-system: $(READY) ## whole systems and long proofs: browsers, wheels, killed processes, full disks, recorded traces, every edit of a ledger
+test-system: $(READY) $(COMMANDS) ## whole systems and long proofs: browsers, wheels, killed processes, full disks, recorded traces, every edit of a ledger
 	$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "system and not soak"
 
 test-engines: ## the suites on a real vLLM, SGLang, LMCache, Dynamo and Mooncake, in environments of their own (.venv-NAME: 11 GB)
@@ -67,11 +70,11 @@ check: $(READY) ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(READY) ## build the site of docs/ in site/; fails on a broken link or anchor, a page without navigation, a stale table
+docs: $(READY) $(COMMANDS) ## build the site of docs/ in site/; fails on a broken link or anchor, a page without navigation, a stale table
 	@$(BIN)/python docs/tables.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict # --quiet would drop the warnings that --strict counts
 
-tables: $(READY) ## write the tables of docs/ that are made from the code
+tables: $(READY) $(COMMANDS) ## write the tables of docs/ that are made from the code
 	@$(BIN)/python docs/tables.py
 
 editor: ## bundle the console's policy editor anew, of the versions in packaging/editor/package-lock.json (Node.js)

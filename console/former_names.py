@@ -1,17 +1,21 @@
 """The names that commands and options had before: whoever types one is told the name of now.
 
-1. `former_names.json` has every old name beside the new one. An old name does nothing: it is answered, with exit 2.
+1. `former_names.json` has every old name beside the new one; those of operations follow from the operations' names.
+   An old name does nothing: it is answered, with exit 2.
 2. An old name is no name of now: a command of that name, or that option of the command, does not exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
 import orjson
+
+from kvcustody.console.api.operation_commands import read_commands
 
 FILE = "former_names.json"
 
@@ -64,11 +68,18 @@ class FormerNames(NamedTuple):
         return None
 
 
+def _of_operations() -> Iterator[FormerCommand]:
+    """Operations had commands of their own names, in the group `api`: that of `listEvents` was `list-events`."""
+    for command in read_commands():
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", command.operation).lower()
+        yield FormerCommand(f"api {words}", command.name)
+
+
 @cache
 def former_names() -> FormerNames:
     """What the file has."""
     read = orjson.loads(files("kvcustody.console").joinpath(FILE).read_bytes())
     return FormerNames(
-        tuple(FormerCommand(**one) for one in read["commands"]),
+        (*(FormerCommand(**one) for one in read["commands"]), *_of_operations()),
         tuple(FormerOption(**one) for one in read["options"]),
     )

@@ -31,13 +31,15 @@ class Lazy:
     """One command before its import: a typer app or a function as `module:attribute`.
 
     `summary` is how its help begins (left out: it is read from the module's text). `epilog` names the module's text
-    that is shown below a function's help; `example` is one instead.
+    that is shown below a function's help; `example` is one instead. Where `below` is said, the target makes the app, of
+    the summary and of this text below it.
     """
 
     target: str
     summary: str = ""
     epilog: str = "EPILOG"
     example: str = ""
+    below: str | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ class ExtendedGroup(TableGroup):
 def _loaded(name: str, lazy: Lazy) -> Any:
     module, _, attribute = lazy.target.partition(":")
     found = getattr(import_module(module), attribute)
+    if lazy.below is not None:
+        found = found(lazy.summary, lazy.below)
     made = typer.Typer()
     if isinstance(found, typer.Typer):
         made.add_typer(found, name=name)

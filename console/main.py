@@ -13,6 +13,7 @@ from kvcustody.console.command import say
 from kvcustody.console.lazy import ExtendedGroup, Lazy, Needs
 from kvcustody.logger import configure_logging
 
+_OPERATIONS = "kvcustody.console.api.group:group_of_operations"
 COMMANDS = {
     "up": Lazy(
         "kvcustody.console.up.command:up",
@@ -49,8 +50,9 @@ COMMANDS = {
         "Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
     ),
     "workbench": Lazy(
-        "kvcustody.console.api.group:workbench",
+        _OPERATIONS,
         "A policy document as a control plane judges it: validate, lint, test, diff, prove, simulate, explain.",
+        below="",
     ),
     "principal": Lazy(
         "kvcustody.console.principal.command:principals",
@@ -69,8 +71,9 @@ COMMANDS = {
         "Run a witness (C2SP tlog-witness): somebody else who signs that a ledger only grew.",
     ),
     "custody": Lazy(
-        "kvcustody.console.api.group:custody",
+        _OPERATIONS,
         "What is held and was held: blocks, residencies, totals, refusals, and what crossed between tenants.",
+        below="",
     ),
     "coverage": Lazy(
         "kvcustody.console.coverage.command:app",
@@ -103,12 +106,14 @@ COMMANDS = {
         "Workers' processes in a ledger: which have not ended, and closing one that does not come back.",
     ),
     "job": Lazy(
-        "kvcustody.console.api.group:job",
+        _OPERATIONS,
         "Long work of a control plane, as checks, exports and reports are: list, follow, cancel, fetch its files.",
+        below="",
     ),
     "tier": Lazy(
-        "kvcustody.console.api.group:tier",
+        _OPERATIONS,
         "Tiers: what was stored off the device and came back, what was left alone, and why.",
+        below="docs/operate/tiers.md#why-was-it-moved-or-not says how a decision is made and what each figure means.",
     ),
     "showback": Lazy(
         "kvcustody.console.audit.showback:bill",
@@ -116,8 +121,9 @@ COMMANDS = {
         "EPILOG",
     ),
     "prefixes": Lazy(
-        "kvcustody.console.api.group:prefixes",
+        _OPERATIONS,
         "Which prefixes are worth keeping: what later requests reused of what one had written.",
+        below="docs/audit/showback.md#prefixes says what a row is; no content is read or shown.",
     ),
     "top": Lazy(
         "kvcustody.console.live.top:top",
@@ -130,12 +136,14 @@ COMMANDS = {
         "EPILOG",
     ),
     "service": Lazy(
-        "kvcustody.console.api.group:service",
+        _OPERATIONS,
         "What a control plane says of itself: health, readiness, metrics, versions, its API document.",
+        below="",
     ),
     "protocol": Lazy(
-        "kvcustody.console.api.group:protocol",
+        _OPERATIONS,
         "What workers and their control plane say to each other, for whoever writes or checks a worker.",
+        below="",
     ),
     "clock": Lazy(
         "kvcustody.console.clock:app",

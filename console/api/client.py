@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 import orjson
 
@@ -27,6 +28,7 @@ from kvcustody.console.command import tell_history
 from kvcustody.console.opening import control_plane, ledger_of, service_settings
 from kvcustody.console.options import ActSource, ServiceSource
 from kvcustody.errors import ConfigError
+from kvcustody.governance.api.operation_request import OperationRequest
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import ALONE, OF_TENANTS, Role
@@ -44,16 +46,8 @@ class Asker(Protocol):
 
     lasting: bool  # it goes on with jobs after the command has ended
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any],
-        headers: Mapping[str, str],
-        body: bytes | None,
-    ) -> ApiReply:
-        """One request; raises `ServiceError` for whatever is not a success."""
+    def ask(self, asked: OperationRequest) -> ApiReply:
+        """What is replied; raises `ServiceError` for whatever is not a success."""
 
 
 def call(
@@ -95,15 +89,11 @@ def call(
         raise ConfigError("--body is the whole body; leave out its parts")
     if body is None and any(part.place == "body" for part in command.parts):
         body = orjson.dumps(parts)
-    if body is None and command.raw:
-        body = b""
-    if body is not None:
+    if body is not None or command.raw:
         headers["Content-Type"] = command.raw or "application/json"
     if command.keyed:
         headers["Idempotency-Key"] = key or uuid.uuid4().hex
-    return asker.ask(
-        command.method, path, query=query, headers=headers, body=b"" if body is None and command.raw else body
-    )
+    return asker.ask(OperationRequest(command.method, path, query, headers, body or b""))
 
 
 def done(
@@ -186,17 +176,15 @@ class _Remote:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any],
-        headers: Mapping[str, str],
-        body: bytes | None,
-    ) -> ApiReply:
+    def ask(self, asked: OperationRequest) -> ApiReply:
         """One request over the network."""
-        found = self._connection.request(method, path, params=query, headers=headers, content=body)
+        found = self._connection.request(
+            asked.method,
+            quote(asked.path, safe="/:"),
+            params=asked.query,
+            headers=asked.headers,
+            content=asked.body or None,
+        )
         media = found.headers.get("content-type", "")
         return ApiReply(found.status_code, media, found.headers.get("etag", ""), found.content)
 
@@ -211,22 +199,9 @@ class LocalAsker:
         self._calls = calls
         self._caller = caller
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any],
-        headers: Mapping[str, str],
-        body: bytes | None,
-    ) -> ApiReply:
+    def ask(self, asked: OperationRequest) -> ApiReply:
         """One call through the gate."""
-        from kvcustody.governance.api.local_calls import LocalRequest
-
-        if self._service.subject_keys is None and self._service.settings.subject_names != "clear":
-            _check_nobody_is_named(path, body)
-        asked = {name: str(value) for name, value in query.items()}
-        found = self._calls.call(self._caller, LocalRequest(method, path, asked, headers, body or b""))
+        found = self._calls.call(self._caller, asked)
         marked = self._service.marked()
         if marked:
             tell_history(history(marked))
@@ -234,16 +209,6 @@ class LocalAsker:
         if made.status >= 400:
             raise refusal(made)
         return made
-
-
-def _check_nobody_is_named(path: str, body: bytes | None) -> None:
-    """Raise `ConfigError` for an act about a person, whom a ledger without its store of subject keys cannot name."""
-    said = orjson.loads(body) if body and body.startswith(b"{") else {}
-    if path.startswith("/v1/cases") or said.get("subject") is not None or said.get("session") is not None:
-        raise ConfigError(
-            "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
-            "`--subject-names clear` where workers keep names in clear"
-        )
 
 
 def _of_workers(own: ServiceSettings) -> dict[str, Path]:

@@ -57,31 +57,8 @@ def _examples(command: Command) -> str:
     return "Examples:" + "".join(f"\n\n    kvcustody {example}" for example in presenter.examples)
 
 
-def _group(says: str, epilog: str | None = None) -> typer.Typer:
-    """A group that has commands of operations alone."""
-    made = typer.Typer(cls=OperationGroup, no_args_is_help=True, help=says, epilog=epilog)
+def group_of_operations(summary: str, below: str) -> typer.Typer:
+    """A group that has commands of operations alone; `below` ends its help."""
+    made = typer.Typer(cls=OperationGroup, no_args_is_help=True, help=summary, epilog=below or None)
     made.callback()(lambda: None)
     return made
-
-
-CUSTODY = (
-    "What is held and was held: blocks, residencies, totals, refusals, and what crossed between tenants."
-)
-JOB = (
-    "Long work of a control plane, as checks, exports and reports are: list, follow, cancel, fetch its files."
-)
-SERVICE = "What a control plane says of itself: health, readiness, metrics, versions, its API document."
-PROTOCOL = "What workers and their control plane say to each other, for whoever writes or checks a worker."
-WORKBENCH = (
-    "A policy document as a control plane judges it: validate, lint, test, diff, prove, simulate, explain."
-)
-custody, job, service, protocol = _group(CUSTODY), _group(JOB), _group(SERVICE), _group(PROTOCOL)
-workbench = _group(WORKBENCH)
-tier = _group(
-    "Tiers: what was stored off the device and came back, what was left alone, and why.",
-    "docs/operate/tiers.md#why-was-it-moved-or-not says how a decision is made and what each figure means.",
-)
-prefixes = _group(
-    "Which prefixes are worth keeping: what later requests reused of what one had written.",
-    "docs/audit/showback.md#prefixes says what a row is; no content is read or shown.",
-)

@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import orjson
 from sqlalchemy import Connection, Engine
@@ -31,6 +30,7 @@ from kvcustody.console.options import ServiceSource
 from kvcustody.errors import ConfigError, CustodyError, LedgerError
 from kvcustody.governance.api.declarations import operations_at
 from kvcustody.governance.api.given import Wire
+from kvcustody.governance.api.operation_request import OperationRequest
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Role
 from kvcustody.governance.service.operations.answer import etag_of
@@ -58,23 +58,13 @@ class LedgerAsker:
     def __init__(self, desk: LedgerDesk) -> None:
         self._desk = desk
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any],
-        headers: Mapping[str, str],
-        body: bytes | None,
-    ) -> ApiReply:
-        """What the operation answers of this path and query."""
-        declared = operations_at(path)
-        operation = declared.operations.find(method, path)
-        assert operation is not None, path
-        assert declared.by_name[operation.name].reads, operation.name
+    def ask(self, asked: OperationRequest) -> ApiReply:
+        """What the operation answers."""
+        declared = operations_at(asked.path)
+        operation = declared.operations.find(asked.method, asked.path)
+        assert operation is not None and declared.by_name[operation.name].reads, asked
         check_permission(operation, _READER)
-        places = {name: unquote(value) for name, value in operation.parameters(path).items()}
-        wire = Wire(places, {name: str(value) for name, value in query.items()}, {}, b"")
+        wire = Wire(operation.parameters(asked.path), asked.query, {}, b"")
         try:
             answer = declared.functions[operation.name].read(self._desk, _READER, wire)
         except ProblemError as error:

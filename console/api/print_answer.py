@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from kvcustody.console.api.api_reply import ApiReply
-from kvcustody.console.api.client import Asker, one_segment
+from kvcustody.console.api.client import Asker, call, one_segment
 from kvcustody.console.command import make_table, print_json, printable, say, stdout
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_folder, evidence_mode, write_file
@@ -21,21 +21,17 @@ _KEEP = 0.2
 
 
 def finished(asker: Asker, answer: ApiReply, out: Path | None) -> ApiReply:
-    """A job at its end, its files in the folder `out` (rule 3 of `generate_commands`)."""
+    """A job at its end, its files in the folder `out` (rule 3 of `api_commands`)."""
     job = orjson.loads(answer.body)["job"]
-    while (found := orjson.loads(_get(asker, f"/v1/jobs/{job}").body))["ended_us"] is None:
+    while (found := orjson.loads(call(asker, "getJob", {"job": job}).body))["ended_us"] is None:
         time.sleep(_KEEP)
     files = (found["result"] or {}).get("files", [])
     if out is None and files and not asker.lasting:
         raise ConfigError("--out is needed: what this job makes is gone when the command has ended")
     for item in files if out is not None else ():
         name = one_segment(item["name"])  # an answer never says where in the file system it goes
-        _write(Path(str(out)) / name, _get(asker, f"/v1/jobs/{job}/files/{name}").body)
+        _write(Path(str(out)) / name, call(asker, "getJobFile", {"job": job, "name": name}).body)
     return answer._replace(body=orjson.dumps(found))
-
-
-def _get(asker: Asker, path: str) -> ApiReply:
-    return asker.ask("GET", path, query={}, headers={}, body=None)
 
 
 def tell(answer: ApiReply, as_json: bool, out: Path | None) -> None:

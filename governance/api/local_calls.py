@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kvcustody.audit.kinds import Event
 from kvcustody.governance.api.declarations import operations_at
 from kvcustody.governance.api.given import Wire
 from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.operation_function import OperationFunction
+from kvcustody.governance.api.operation_request import OperationRequest
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.operations.answer import Answer, FileContent, etag_of, problem_answer
 from kvcustody.governance.service.operations.operation import Operation
@@ -50,16 +51,6 @@ class InlineWaiter:
         self._service.record(event)
 
 
-class LocalRequest(NamedTuple):
-    """What is asked: as a request says it, without a connection."""
-
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class LocalCalls:
     """Calls the operations of one service. Use it as a context manager."""
 
@@ -68,7 +59,7 @@ class LocalCalls:
         self._gate = OperationGate(service, self._waiter)
         self._loop = asyncio.new_event_loop()
 
-    def call(self, caller: Caller, asked: LocalRequest) -> Answer:
+    def call(self, caller: Caller, asked: OperationRequest) -> Answer:
         """What the operation answers, a refusal too (rule 1)."""
         try:
             declared = operations_at(asked.path)
@@ -87,7 +78,7 @@ class LocalCalls:
         return answer
 
     async def _permitted(
-        self, operation: Operation, function: OperationFunction, caller: Caller, asked: LocalRequest
+        self, operation: Operation, function: OperationFunction, caller: Caller, asked: OperationRequest
     ) -> Answer:
         self._gate.admit(caller)
         self._gate.permit(operation, caller)
@@ -108,7 +99,7 @@ class LocalCalls:
         assert answer is not None
         return answer.without_length()
 
-    def _check(self, operation: Operation, asked: LocalRequest, headers: Mapping[str, str]) -> None:
+    def _check(self, operation: Operation, asked: OperationRequest, headers: Mapping[str, str]) -> None:
         """Raise a problem for a body that is too large, or one that is no JSON."""
         settings = self._service.settings
         bytes_max = int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max)

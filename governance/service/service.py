@@ -606,6 +606,14 @@ class Service(LedgerReads):
         """What is not there is answered like what is not the caller's."""
         return not_found()
 
+    def check_can_name(self) -> None:
+        """Raise `ConfigError` for an act about a person, where a ledger of sealed names has no store of their keys."""
+        if self.subject_keys is None and self.settings.subject_names != "clear":
+            raise ConfigError(
+                "--subject-keys: there is no store of subject keys beside the ledger; name it, or give "
+                "`--subject-names clear` where workers keep names in clear"
+            )
+
     def check_said(self, connection: Connection, wanted: EventFilter) -> None:
         """Nothing: whether the ledger knows a name may be told to nobody behind a wall."""
 

@@ -26,9 +26,10 @@ from kvcustody.console.options import ControlPlane, ServiceSource
 from kvcustody.errors import ServiceError
 from kvcustody.governance.api.declarations import Declarations, every_operation
 from kvcustody.governance.api.given import CallerDep, DeskDep
-from kvcustody.governance.api.local_calls import LocalCalls, LocalRequest
+from kvcustody.governance.api.local_calls import LocalCalls
 from kvcustody.governance.api.openapi_document import document as api_document
 from kvcustody.governance.api.openapi_document import whole_document
+from kvcustody.governance.api.operation_request import OperationRequest
 from kvcustody.governance.api.operations import tiers
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.observability.logs import configure
@@ -363,6 +364,12 @@ def test_on_the_ledger_itself(local: Path) -> None:
     me = answer("principal", "whoami")
     assert me["name"].startswith("local:") and me["by"] == "local"
     assert answer("principal", "whoami", "--as", "vera")["tenant"] == "acme"
+    for words in (
+        ("apikey", "list"),
+        ("principal", "show"),
+    ):  # read of the ledger itself, and through the gate
+        assert run(*words, "vera").exit_code == 0, "control"
+        assert run(*words, "ver%61").exit_code == 2, "a name is what was typed, and is decoded nowhere"
     refused = run("custody", "totals", "--tenant", "labs", "--as", "vera")
     assert refused.exit_code == 2 and "nothing here" in refused.output
     wrong = run("custody", "coverage", "--since", "2", "--until", "1")
@@ -428,7 +435,7 @@ def test_what_needs_no_parameter_is_answered_by_the_ledger_itself(local: Path) -
         for command in asked:
             asker = ledger_asker if command.reads else service_asker
             try:
-                assert asker.ask("GET", command.path, query={}, headers={}, body=None).status == 200
+                assert asker.ask(OperationRequest("GET", command.path, {}, {}, b"")).status == 200
             except ServiceError as error:
                 refused[command.operation] = error.operands["problem"]
     assert refused == REFUSED_HERE
@@ -537,7 +544,7 @@ def test_an_operation_that_is_declared_once_is_answered_to_those_who_may_ask_it(
 ) -> None:
     """The matrix of access follows from its action: a role that has it is answered, every other one is refused."""
     declare()
-    asked = LocalRequest("GET", LIST_SHELVES.path, {}, {}, b"")
+    asked = OperationRequest("GET", LIST_SHELVES.path, {}, {}, b"")
     with open_service(settings_in(local)) as service, LocalCalls(service) as calls:
         answered = {
             role: calls.call(

@@ -28,7 +28,8 @@ HEAVY = DATABASE | {
 CALL = """
 import sys
 from kvcustody.governance.observability.logs import configure
-from kvcustody.governance.api.local_calls import LocalCalls, LocalRequest
+from kvcustody.governance.api.local_calls import LocalCalls
+from kvcustody.governance.api.operation_request import OperationRequest
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import open_service
@@ -36,7 +37,7 @@ from kvcustody.governance.service.settings import load_service_settings
 configure("warning")
 with open_service(load_service_settings(None, database_url=sys.argv[1])) as service, LocalCalls(service) as calls:
     auditor = Caller("local", frozenset({Role.AUDITOR}), None, "local")
-    answer = calls.call(auditor, LocalRequest("GET", "/v1/jobs", {}, {}, b""))
+    answer = calls.call(auditor, OperationRequest("GET", "/v1/jobs", {}, {}, b""))
 assert answer.status == 200, answer
 print("\\n", *sorted(sys.modules))
 """

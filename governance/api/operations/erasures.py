@@ -258,6 +258,8 @@ def _selector(caller: Caller, service: Service, what: ErasureRequest) -> Selecto
     labels = tuple(sorted(what.labels.items()))
     selector = Selector(tenant=mine, model=model, key_epoch=what.key_epoch, labels=labels, **parts)
     check_selector(selector)
+    if selector.subject is not None or selector.session is not None:
+        service.check_can_name()
     return selector
 
 

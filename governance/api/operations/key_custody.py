@@ -89,6 +89,7 @@ def confirm_break(caller: CallerDep, service: ServiceDep, what: BreakReason) -> 
 
 def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[str, Any]:
     """Destroy what says who a subject's pseudonyms are; every leaf and proof stays. Says what remains where."""
+    service.check_can_name()
     return custody.unlink(
         service, service.named(who.tenant), who.subject, actor=caller.name, reason=who.reason
     )._asdict()

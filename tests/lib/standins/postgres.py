@@ -183,7 +183,7 @@ def set_up_roles_in_turn(engine: Engine) -> RoleGrants:
     place = {"host": engine.url.query["host"], "user": engine.url.username, "dbname": "postgres"}
     with psycopg.connect(**place) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(1)")
-        for _ in range(2):  # the server's own vacuum may hold a table for longer than we wait for a lock
+        for _ in range(2):  # somebody else may hold a table for longer than a lock is waited for
             with suppress(LedgerError):
                 return set_up_roles(engine)
         return set_up_roles(engine)

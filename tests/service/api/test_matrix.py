@@ -20,7 +20,8 @@ import pytest
 
 from kvcustody.audit.kinds import AccessRecorded
 from kvcustody.governance.api.declarations import every_operation
-from kvcustody.governance.api.local_calls import LocalCalls, LocalRequest
+from kvcustody.governance.api.local_calls import LocalCalls
+from kvcustody.governance.api.operation_request import OperationRequest
 from kvcustody.governance.service.access.rate_limiter import RateLimiter
 from kvcustody.governance.service.access.roles import OF_TENANTS, Permission, Reach, Role, reach
 from kvcustody.governance.service.service import Service
@@ -506,7 +507,7 @@ class LocalClient:
         asked = httpx.Request(method, f"http://local{path}", **how)
         headers = {"idempotency-key": f"local-{next(self._keys)}", **asked.headers}
         target, query = asked.url.path, dict(asked.url.params)
-        found = self._calls.call(caller, LocalRequest(method, target, query, headers, asked.content))
+        found = self._calls.call(caller, OperationRequest(method, target, query, headers, asked.content))
         return httpx.Response(found.status, headers=found.headers, content=found.body)
 
 

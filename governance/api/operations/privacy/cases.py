@@ -156,6 +156,7 @@ def letter(caller: CallerDep, service: ServiceDep, case: CaseId, what: LetterReq
 def _authorize(caller: Caller, service: Service) -> None:
     if caller.name == local_name():  # rule 3
         raise ProblemError("invalid", "every step names a principal of the ledger: act as one with --as NAME")
+    service.check_can_name()
     if caller.tenant is not None:
         service.authorize(Action.ADMINISTER, caller)
 

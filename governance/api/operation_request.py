@@ -1,0 +1,16 @@
+"""What an operation is asked, as a request says it, without a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class OperationRequest(NamedTuple):
+    """One request; its path is decoded, as a server hands it on."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
