@@ -1,4 +1,4 @@
-"""What every test finds: structlog as it is without us, and a ledger that is migrated already, to be copied."""
+"""What every test finds: logs on stderr, and a ledger that is migrated already, to be copied."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,12 +88,19 @@ def _shares(item: pytest.Item) -> bool:
     return any(fixture.scope in ("class", "module", "package") for each in used for fixture in each)
 
 
+def _log_to_stderr() -> None:
+    """A service in this process logs beside what a command prints on stdout."""
+    structlog.reset_defaults()
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
+
+_log_to_stderr()
+
+
 @pytest.fixture(autouse=True)
 def unconfigured_logs() -> Iterator[None]:
     yield
-    structlog = sys.modules.get("structlog")
-    if structlog is not None:
-        structlog.reset_defaults()
+    _log_to_stderr()
     logger = sys.modules.get("kvcustody.logger")
     if logger is not None:
         logger.configure_logging(lambda: None)  # what a test asked for, and nothing was logged by

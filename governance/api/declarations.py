@@ -1,7 +1,7 @@
 """What operations declare, without a framework: each with the function that answers it, and what it answers.
 
 1. The groups of operations are imported when they are asked for. How a path begins says which may have it.
-2. A server serves what is declared here (`route_builder`), and a call in this process calls it (`local_calls`).
+2. A server calls what is declared here (`http.gate`), and so does a call in this process (`local_calls`).
 """
 
 from __future__ import annotations
