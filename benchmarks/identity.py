@@ -24,8 +24,8 @@ from kvcustody.governance.credentials.scope_token import ScopeTokens, VerifiedTo
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.ids import SessionId, SubjectId, TenantId
-from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
+from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))

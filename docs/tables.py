@@ -10,6 +10,7 @@ pages in the repository, where nothing is built. Keep a table below `LINES_MAX` 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from argparse import ArgumentParser
@@ -33,6 +34,7 @@ from kvcustody.governance.service.operations.operation import Operation, Operati
 from kvcustody.governance.service.problem_details import problems_table
 from kvcustody.governance.service.settings import service_settings_table
 from kvcustody.governance.settings import settings_table
+from kvcustody.plurals import several
 from kvcustody.policies.document.problem_codes import CODES
 
 FOLDER = Path(__file__).resolve().parent
@@ -170,6 +172,77 @@ def _row(one: Operation, operation: dict[str, Any]) -> str:
     return f"| `{one.method} {one.path}` | `{one.command}` | {one.needs} | {says}{more} |\n"
 
 
+def _probed(router: str) -> dict[str, Any]:
+    """What `benchmarks/fleet/routers/probe_routers.py` found of a router."""
+    path = FOLDER.parent / "benchmarks/results" / f"router-{router}.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _router_carriers() -> str:
+    rows = ["| router | headers that arrive | headers that are lost | body fields that arrive | body |"]
+    rows.append("|---|---|---|---|---|")
+    for name in ("smg", "vllm-router"):
+        found = _probed(name)
+        carried = found["carrier"]
+        kept = (["authorization"] if carried["authorization"] else []) + carried["headers"]
+        body = "same bytes" if carried["same_bytes"] else "written anew"
+        if carried["added"]:
+            body += f", `{len(carried['added'])}` fields added"
+        if carried["changed"]:
+            body += f", changed: {_marked(carried['changed'])}"
+        cells = (_marked(kept), _marked(carried["headers_lost"]), _marked(carried["fields"]), body)
+        rows.append(f"| {name} {found['version']} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _router_placement() -> str:
+    routers = [_probed(name) for name in ("smg", "vllm-router")]
+    heads = " | ".join(f"{found['router']} {found['version']}" for found in routers)
+    rows = [f"| second request | {heads} |", "|---|" + "---|" * len(routers)]
+    for question in routers[0]["placement"]:
+        cells = (found["placement"][question] for found in routers)
+        text = " | ".join(f"{each['same']} of {each['asked']}" for each in cells)
+        rows.append(f"| {question} | {text} |")
+    return "\n".join(rows) + "\n"
+
+
+def _router_habits() -> str:
+    rows = [
+        "| router | presentations after a 503 | workers asked to render | copies of a prompt in its memory |"
+    ]
+    rows.append("|---|---|---|---|")
+    for name in ("smg", "vllm-router"):
+        found = _probed(name)
+        retried, rendered, left = found["retries"], found["renders"], found["residue"]
+        rows.append(
+            f"| {name} {found['version']} | {retried['presentations']}, at {several(retried['workers'], 'worker')} "
+            f"| {rendered['workers']} | {left['at_once']} at once, {left['later']} after {left['later_seconds']} s "
+            f"and {left['requests_between']} other requests |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _dynamo_overlaps() -> str:
+    found = _probed("dynamo")
+    rows = [
+        f"| Dynamo {found['version']}, asked for {found['asked']} chains | with an overlap |",
+        "|---|---|",
+    ]
+    names = {
+        "own": "under the namespace in `cache_salt` that told them",
+        "foreign": "under another namespace",
+        "none": "without a namespace",
+        "unknown_field": "with the namespace in a field that it does not know",
+    }
+    rows += [f"| {text} | {found['overlaps'][name]} |" for name, text in names.items()]
+    return "\n".join(rows) + "\n"
+
+
+def _marked(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "service-settings": service_settings_table,
@@ -184,6 +257,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "not-evidence": not_evidence_table,
     "table-classes": table_classes_table,
     "kinds": kinds_table,
+    "router-carriers": _router_carriers,
+    "router-placement": _router_placement,
+    "router-habits": _router_habits,
+    "router-overlaps": _dynamo_overlaps,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }
 

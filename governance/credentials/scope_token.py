@@ -106,7 +106,7 @@ class ScopeTokens:
         self._clock = clock
         self.owners = OwnerTags(secret)
         self._tagger = keyed_state(secret, "tag", _TAG_BYTES)
-        self._salter = keyed_state(secret, "client-salt", SALT_DIGEST_BYTES)
+        self._salts = SaltDigests(secret)
         self._key_id = keyed_state(secret, "key-id", 2).digest()
         self._latest_ms = self._started_ms = clock.utc_us() // 1000
         self._spent = SpentTokens(remembered_max, remembered_per_tenant_max or max(1, remembered_max // 4))
@@ -143,7 +143,7 @@ class ScopeTokens:
         flags, texts = pack_identity(principal, route or principal.route, classification)
         if client_salt is not None:
             flags |= SALTED
-            texts += self._narrowing(client_salt)
+            texts += self._salts.of(client_salt)
         issued_ms = self._clock.utc_us() // 1000
         issued = (issued_ms >> 32, issued_ms & 0xFFFFFFFF)
         head = _HEAD.pack(_WHOLE, self._key_id, flags, uses, ttl_seconds, *issued, os.urandom(8))
@@ -223,9 +223,16 @@ class ScopeTokens:
         state.update(signed)
         return state.digest()
 
-    def _narrowing(self, client_salt: object) -> bytes:
-        """The keyed digest of a client's own salt."""
-        state = self._salter.copy()
+
+class SaltDigests:
+    """Keyed digests of clients' own salts under one scope token secret: equal in every process that has it."""
+
+    def __init__(self, secret: KeyBuffer) -> None:
+        self._state = keyed_state(secret, "client-salt", SALT_DIGEST_BYTES)
+
+    def of(self, client_salt: object) -> bytes:
+        """The digest, of `SALT_DIGEST_BYTES`; raises as `check_client_salt`."""
+        state = self._state.copy()
         state.update(check_client_salt(client_salt).encode("utf-8"))
         return state.digest()
 

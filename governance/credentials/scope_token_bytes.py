@@ -38,21 +38,32 @@ _FROM_BASE64 = bytes.maketrans(b"+/", b"-_")
 def pack_identity(principal: Principal, route: str | None, hint: str | None) -> tuple[int, bytes]:
     """The flags and the length-prefixed texts of a record."""
     flags = _SUBJECT_ASSERTED * principal.subject_asserted | _SESSION_ASSERTED * principal.session_asserted
-    parts = [_text(principal.issuer), _text(principal.tenant)]
+    parts = [write_text(principal.issuer), write_text(principal.tenant)]
     optional = (principal.subject, principal.session, principal.classification, route, hint)
     for bit, text in zip(_FLAGS.values(), optional, strict=True):
         if text is not None:
             flags |= bit
-            parts.append(_text(text))
+            parts.append(write_text(text))
     return flags, b"".join(parts)
 
 
-def _text(text: str) -> bytes:
+def write_text(text: str) -> bytes:
+    """A text with its length before it."""
     if len(text) == 36 and _UUID.fullmatch(text) is not None:
         return b"\x00" + bytes.fromhex(text.replace("-", ""))
     data = text.encode("utf-8")
     size = len(data)
     return (bytes((size,)) if size < 128 else (0x8000 | size).to_bytes(2, "big")) + data
+
+
+def read_text(record: bytes, at: int) -> tuple[str, int]:
+    """The text that `write_text` wrote at a place, and the place behind it; only for authentic bytes."""
+    size, start = record[at], at + 1
+    if size == 0:
+        return str(uuid.UUID(bytes=record[start : start + 16])), start + 16
+    if size >= 128:
+        size, start = (size & 0x7F) << 8 | record[start], start + 1
+    return record[start : start + size].decode("utf-8"), start + size
 
 
 def read_identity(flags: int, record: bytes) -> tuple[Principal, Hints]:
@@ -61,14 +72,8 @@ def read_identity(flags: int, record: bytes) -> tuple[Principal, Hints]:
 
     def text() -> str:
         nonlocal at
-        size, start = record[at], at + 1
-        if size == 0:
-            at = start + 16
-            return str(uuid.UUID(bytes=record[start:at]))
-        if size >= 128:
-            size, start = (size & 0x7F) << 8 | record[start], start + 1
-        at = start + size
-        return record[start:at].decode("utf-8")
+        found, at = read_text(record, at)
+        return found
 
     issuer, tenant = text(), text()
     found = {name: text() if flags & bit else None for name, bit in _FLAGS.items()}

@@ -27,23 +27,26 @@ class SpentTokens:
         return len(self._left)
 
     def spend(
-        self, tag: bytes, uses: int, owner: Hashable, expires_ms: int, now_ms: int
+        self, tag: bytes, uses: int, owner: Hashable, expires_ms: int, now_ms: int, *, count: int = 1
     ) -> int | Literal["replayed", "memory-full"]:
-        """Uses left after this one, or why there is none. `now_ms` never steps back; `expires_ms` is after it."""
+        """Uses left after `count` more, or why they are not there: then none is taken.
+
+        `now_ms` never steps back; `expires_ms` is after it.
+        """
         left = self._left.get(tag)
+        if (uses if left is None else left) < count:
+            return "replayed"
         if left is not None:
-            if left == 0:
-                return "replayed"
-            self._left[tag] = left - 1
-            return left - 1
+            self._left[tag] = left - count
+            return left - count
         if now_ms // 1000 > self._swept_second:
             self._sweep(now_ms // 1000)
         if len(self._left) >= self._most or self._owned[owner] >= self._most_per_owner:
             return "memory-full"
-        self._left[tag] = uses - 1
+        self._left[tag] = uses - count
         self._owned[owner] += 1
         self._ending.setdefault(expires_ms // 1000, []).append((tag, owner))
-        return uses - 1
+        return uses - count
 
     def _sweep(self, second: int) -> None:
         """Forget what expired in whole seconds before `second`."""

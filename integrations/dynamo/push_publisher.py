@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import BlockEvent, check_event
 from kvcustody.integrations.events.dynamo_wire import DynamoRemoved, DynamoStored, DynamoWire
 from kvcustody.logger import get_logger

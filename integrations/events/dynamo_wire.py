@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
 from kvcustody.integrations.events.custody_field import CustodyField, custody_of
 from kvcustody.integrations.events.sglang_wire import medium_of, short_hash

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
 from kvcustody.integrations.events.custody_field import SHORT_KEY_BYTES, CustodyField, custody_of
 

@@ -24,8 +24,8 @@ import zmq
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import ConfigError
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.settings import Settings
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.events import sglang_wire, vllm_wire

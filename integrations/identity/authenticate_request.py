@@ -1,6 +1,4 @@
-"""The decision on a request before the engine sees it: whether it may pass, as whom, and with what token.
-
-`RequestGate.authenticate` reads headers, `scope` puts a scope token into the body. Knows headers, not ASGI.
+"""Whose a request is, from its headers alone: whether it may pass, and as whom. Knows headers, not ASGI.
 
 1. Nothing passes without identity but the paths that the identity document opens. Nothing reaches a path that is not
    listed, whoever asks, unless the credential is an operator's.
@@ -17,31 +15,22 @@ from typing import Final, NamedTuple
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.credentials.owner_tags import OwnerTags
-from kvcustody.governance.credentials.router_namespace import NAMESPACE_HEADER, RouterNamespaces
-from kvcustody.governance.credentials.scope_token import Carried, ScopeTokens
+from kvcustody.governance.edge.door_token import PresentedToken
+from kvcustody.governance.edge.router_namespace import NAMESPACE_HEADER, RouterNamespaces
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.identity.authentication import Authenticated, Authenticator
-from kvcustody.integrations.identity.authenticators import ApiKeyAuthenticator, TokenAuthenticator
-from kvcustody.integrations.identity.engine_requests import engine_requests
+from kvcustody.integrations.identity.authenticators import (
+    ApiKeyAuthenticator,
+    DoorTokenAuthenticator,
+    TokenAuthenticator,
+)
 from kvcustody.integrations.identity.identity_document import OWN_HEADERS, IdentityDocument
 from kvcustody.integrations.identity.refusal import RequestRefused, malformed, not_found, unauthenticated
 from kvcustody.integrations.identity.request_body import (
-    bind_ids,
     bound_session,
     check_id,
-    check_transfer,
     owns_response,
-    parse_body,
-    put_kinds,
-    put_latency,
-    put_token,
-    put_trace,
-    refuse_fields,
-    take_client_salt,
-    take_kinds,
-    take_latency,
-    write_body,
 )
 from kvcustody.integrations.identity.request_headers import REQUEST_ID, SESSION_ID, RequestHeaders
 from kvcustody.integrations.identity.routes import (
@@ -60,6 +49,7 @@ class AdmittedRequest(NamedTuple):
 
     `ids`: headers with an id that the client chose, bound to its owner; None where it sent none. Among them is the
     namespace that a router behind the door looks in: the tenant's, whatever the client sent.
+    `token`: of a door before a router, which vouches for the principal.
     """
 
     principal: Principal
@@ -68,10 +58,11 @@ class AdmittedRequest(NamedTuple):
     ids: dict[str, str | None]
     scoped: Scoped | None
     trace: str = ""
+    token: PresentedToken | None = None
 
 
-class RequestGate:
-    """Admits requests under one identity document and one scope token secret."""
+class Authentication:
+    """Establishes identity under one identity document; `secret` keys what ids and namespaces are bound to."""
 
     def __init__(
         self,
@@ -80,7 +71,6 @@ class RequestGate:
         secret: KeyBuffer,
         clock: Clock,
         *,
-        token_seconds: int = 60,
         server: EngineServer = VLLM_SERVER,
     ) -> None:
         self._document = document
@@ -88,13 +78,11 @@ class RequestGate:
         self._open = frozenset(document.open_paths)
         self._plain = PLAIN | frozenset(document.served_paths)
         self._authenticators = tuple(_authenticators(document, directory, clock))
-        self._tokens = ScopeTokens(secret, clock)
+        self.door_tokens = next(
+            (one.tokens for one in self._authenticators if isinstance(one, DoorTokenAuthenticator)), None
+        )
         self._tags = OwnerTags(secret)
         self._namespaces = RouterNamespaces(secret)
-        self._token_seconds = token_seconds
-        self.message_kinds = (
-            document.message_kinds
-        )  # what a server that renders messages marks their tokens with
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -107,8 +95,11 @@ class RequestGate:
         stored = STORED_RESPONSE.fullmatch(path)
         if scoped is None and stored is None and path not in self._plain and not proven.operator:
             raise RequestRefused(403, "this path is not served to tenants")
-        route = proven.route or (None if scoped is None else self._document.routes.get(path, path))
-        principal = _principal(proven, route, headers)
+        if proven.token is not None:
+            principal, hint = proven.token.claims.principal, proven.token.claims.hints.classification
+        else:
+            route = proven.route or (None if scoped is None else self._document.routes.get(path, path))
+            principal, hint = _principal(proven, route, headers), _hint(headers)
         owner = self._tags.tag(principal)
         if stored is not None and not owns_response(owner, stored[1]) and not proven.operator:
             raise not_found()
@@ -120,35 +111,7 @@ class RequestGate:
         }
         if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
             raise malformed("content-encoding", "must be absent")
-        return AdmittedRequest(principal, owner, _hint(headers), ids, scoped, headers.trace)
-
-    def scope(self, admitted: AdmittedRequest, data: bytes) -> bytes:
-        """The admitted's request body with a scope token in it; `RequestRefused` if it is malformed."""
-        assert admitted.scoped is not None, "only requests for the engine are scoped"
-        body = parse_body(data)
-        client_salt = take_client_salt(body)
-        kinds, latency = take_kinds(body), take_latency(body)
-        check_transfer(body, allowed=self._document.allow_transfer_parameters)
-        server = self._server
-        refuse_fields(body, server.refused_fields)
-        bind_ids(body, admitted.scoped.body, admitted.owner, server.id_fields)
-        uses = engine_requests(admitted.scoped.body, body, prefix_requests=server.prefix_requests)
-        try:
-            token = self._tokens.issue(
-                admitted.principal,
-                classification=admitted.hint,
-                client_salt=client_salt,  # type: ignore[arg-type]  # checked there
-                uses=uses,
-                ttl_seconds=self._token_seconds,
-            )
-        except IdentityError as error:
-            raise malformed(error.operands["field"], error.operands["reason"]) from None
-        carried = Carried(token, None) if server.whole_tokens else self._tokens.carry(token)
-        put_token(body, carried, admitted.scoped)
-        put_trace(body, admitted.trace, admitted.scoped)
-        put_kinds(body, kinds, admitted.scoped)
-        put_latency(body, latency, admitted.scoped)
-        return write_body(body)
+        return AdmittedRequest(principal, owner, hint, ids, scoped, headers.trace, proven.token)
 
     def _authenticate(self, headers: RequestHeaders) -> Authenticated:
         """What the one credential proves; every other case is the one 401."""
@@ -188,6 +151,9 @@ def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders
 
 def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -> list[Authenticator]:
     found: list[Authenticator] = []
+    if document.doors is not None:
+        doors = document.doors
+        found.append(DoorTokenAuthenticator(directory / doors.keys, clock, group=doors.group))
     if document.issuers:
         found.append(TokenAuthenticator(document.issuers, directory, clock))
     if document.api_keys is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from kvcustody.governance.edge.door_token import PresentedToken
+
 
 class Authenticated(NamedTuple):
     """What a credential proves, before anything that the request says of itself."""
@@ -17,6 +19,7 @@ class Authenticated(NamedTuple):
     subject_header: str | None = None  # where the tenant may assert a subject, lower case; `None`: nowhere
     session_header: str | None = None
     operator: bool = False  # may also use the paths that tenants may not
+    token: PresentedToken | None = None  # a door before a router vouches for the whole principal
 
 
 class Authenticator(Protocol):

@@ -1,16 +1,20 @@
-"""Credentials at an engine's door: what the claims of a verified token, or the entry of an API key, prove."""
+"""Credentials at an engine's door: what verified claims, the entry of an API key, or another door's token prove."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from kvcustody.audit.tlog.signed_note import KeyKind, NoteError, VerifierKey, parse_vkey
 from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
 from kvcustody.errors import credential_refused as refused
 from kvcustody.governance.credentials.api_key_file import EngineKeys
 from kvcustody.governance.credentials.claims import claim_text
 from kvcustody.governance.credentials.issuer_keys import keys_in_file
 from kvcustody.governance.credentials.json_web_token import TokenVerifier, TrustedIssuer
+from kvcustody.governance.credentials.watched_file import WatchedFile
+from kvcustody.governance.edge.door_token import PREFIX, DoorTokens, RejectedToken
 from kvcustody.integrations.identity.authentication import Authenticated
 from kvcustody.integrations.identity.identity_document import Asserted, IssuerEntry
 
@@ -69,6 +73,49 @@ class ApiKeyAuthenticator:
             self._asserted.session,
             entry.operator,
         )
+
+
+class DoorTokenAuthenticator:
+    """The authenticator over the public keys of doors that stand before a router."""
+
+    def __init__(self, path: Path, clock: Clock, *, group: str) -> None:
+        """`path`: a file with one public key a line; raises `ConfigError` where it holds none."""
+        self.tokens = DoorTokens(WatchedFile(path, read_door_keys, clock).content, clock, group=group)
+
+    def accepts(self, credential: str) -> bool:
+        """Whether the credential has the outer form of a door's token."""
+        return credential.startswith(PREFIX)
+
+    def authenticate(self, credential: str) -> Authenticated:
+        """Whom the door vouches for; `IdentityError` for a token that proves nothing."""
+        found = self.tokens.present(credential)
+        if isinstance(found, RejectedToken):
+            raise refused(f"door token: {found.reason}")
+        of = found.claims.principal
+        return Authenticated(
+            of.issuer, of.tenant, of.subject, of.session, of.classification, of.route, token=found
+        )
+
+
+def read_door_keys(path: Path) -> tuple[VerifierKey, ...]:
+    """The public keys of doors in a file, one a line; `#` begins a comment. Raises `ConfigError`."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); check its path and mode", path=path) from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if line and not line.startswith("#"):
+            try:
+                key = parse_vkey(line)
+            except NoteError as error:
+                raise ConfigError(f"{path}:{number}: {error.message}", path=path) from None
+            if key.kind is not KeyKind.ED25519:
+                raise ConfigError(f"{path}:{number}: a door's key must be an Ed25519 key", path=path)
+            keys.append(key)
+    if not keys:
+        raise ConfigError(f"{path}: holds no door's public key; `kvcustody door key` prints one", path=path)
+    return tuple(keys)
 
 
 def _identity(claims: dict[str, Any], entry: IssuerEntry) -> Authenticated:

@@ -20,8 +20,8 @@ from kvcustody.governance.credentials.scope_token import ScopeTokens
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.observability.attempts import Attempted, Attempts, AttemptsReporter, events_of
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import IdentityDocument, load_identity
+from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
 
 _PLACE = "door"

@@ -20,6 +20,7 @@ from kvcustody.governance.credentials.json_web_token import (
     Algorithm,
     LeewaySeconds,
 )
+from kvcustody.governance.edge.door_token import GROUP
 from kvcustody.governance.identity.document_fields import Identifier, RouteName
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.integrations.identity.routes import SCOPED
@@ -106,12 +107,20 @@ class ApiKeysEntry(YamlModel):
     asserted: Asserted = Asserted()
 
 
+class DoorsEntry(YamlModel):
+    """Doors before a router whose tokens count here: their public keys, and the group that this worker is in."""
+
+    keys: RelativePath
+    group: Identifier = GROUP
+
+
 class IdentityDocument(YamlModel):
     """Who may ask, and for what paths. Paths in it are relative to the document."""
 
     form: Literal["kvcustody/identity@1"] = Field(alias="schema")
     api_keys: ApiKeysEntry | None = None
     issuers: tuple[IssuerEntry, ...] = ()
+    doors: DoorsEntry | None = None
     open_paths: tuple[RouteName, ...] = ("/health", "/ping", "/version")
     served_paths: tuple[RouteName, ...] = ()  # beside those of `routes`; requests pass without a scope token
     routes: dict[RouteName, RouteName] = Field(default_factory=dict)  # served path: route of the principal
@@ -121,8 +130,10 @@ class IdentityDocument(YamlModel):
 
     @model_validator(mode="after")
     def _usable(self) -> IdentityDocument:
-        if self.api_keys is None and not self.issuers:
-            raise ValueError("the document names neither `api_keys` nor `issuers`: nobody could get in")
+        if self.api_keys is None and not self.issuers and self.doors is None:
+            raise ValueError(
+                "the document names neither `api_keys`, `issuers` nor `doors`: nobody could get in"
+            )
         if SCOPED.keys() & {*self.open_paths, *self.served_paths}:
             raise ValueError("`open_paths` and `served_paths` may not name a path to the engine")
         for field in ("issuer", "called"):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvcustody.governance.observability.attempts import network_of, reason_of_answer
-from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, RequestGate
+from kvcustody.integrations.identity.authenticate_request import AdmittedRequest
 from kvcustody.integrations.identity.refusal import (
     Application,
     Message,
@@ -20,6 +20,7 @@ from kvcustody.integrations.identity.refusal import (
     Scope,
     Send,
 )
+from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 from kvcustody.integrations.identity.routes import route_path
 from kvcustody.logger import get_logger
@@ -53,7 +54,7 @@ class IdentityMiddleware:
             await self._http(scope, receive, send)
         else:
             self._note(scope, 403, "websockets are not served")
-            await _refuse_socket(receive, send)
+            await refuse_socket(receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope["path"], scope.get("root_path", ""))
@@ -69,7 +70,7 @@ class IdentityMiddleware:
             self._note(scope, refusal.status, refusal.reason)
             await refusal.send(send)
             return
-        except _ClientGoneError:
+        except RequestCutError:
             return
         passed = {
             **scope,
@@ -86,31 +87,30 @@ class IdentityMiddleware:
     async def _scoped_body(
         self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive
     ) -> bytes:
-        stated = headers.one("content-length")
-        if (
-            stated is not None
-            and stated.isdigit()
-            and len(stated) < 20
-            and int(stated) > self._body_bytes_max
-        ):
-            raise self._too_large()
-        parts, size, more = [], 0, True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise _ClientGoneError
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._body_bytes_max:
-                raise self._too_large()
-            more = message.get("more_body", False)
-        return self._gate.scope(admitted, b"".join(parts))
-
-    def _too_large(self) -> RequestRefused:
-        return RequestRefused(413, f"body: is larger than {self._body_bytes_max} bytes", param="body")
+        """The body for the engine, with a scope token in it."""
+        return self._gate.scope(admitted, await read_body(headers, receive, self._body_bytes_max))
 
 
-class _ClientGoneError(Exception):
+async def read_body(headers: RequestHeaders, receive: Receive, body_bytes_max: int) -> bytes:
+    """A request's whole body; `RequestRefused` (413) past the bound, `RequestCutError` where the client left."""
+    too_large = RequestRefused(413, f"body: is larger than {body_bytes_max} bytes", param="body")
+    stated = headers.one("content-length")
+    if stated is not None and stated.isdigit() and len(stated) < 20 and int(stated) > body_bytes_max:
+        raise too_large
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise RequestCutError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > body_bytes_max:
+            raise too_large
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+class RequestCutError(Exception):
     """The client left before its request was complete."""
 
 
@@ -128,7 +128,7 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-async def _refuse_socket(receive: Receive, send: Send) -> None:
+async def refuse_socket(receive: Receive, send: Send) -> None:
     """Close a websocket, or anything else, before it is open."""
     await receive()
     _LOG.warning("request refused", status=403, reason="websockets are not served")

@@ -44,7 +44,13 @@ def test_each_says_what_it_takes_under_the_names_that_all_have(all_commands: dic
 
 
 def test_every_command_but_those_that_go_on_gives_json() -> None:
-    assert [row.name for row in rows() if not row.as_json] == ["serve", "audit ship", "witness serve"]
+    assert [row.name for row in rows() if not row.as_json] == [
+        "serve",
+        "audit ship",
+        "witness serve",
+        "door serve",
+        "door proxy",
+    ]
     assert all(row.lasting for row in rows() if not row.as_json)
 
 

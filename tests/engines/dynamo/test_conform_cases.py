@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.dynamo import relay
 from kvcustody.integrations.events.dynamo_wire import Screened
 from kvcustody.testkit.conform.public_cases import TARGET_OF

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.dynamo.relay import ScopedRelay
 from kvcustody.integrations.events.block_event import cleared
 from kvcustody.integrations.events.publisher import EventPublisher

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.events import incoming
 from standins.engines.mooncake.store_world import Client, Master

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.dynamo.push_publisher import PushPublisher
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cleared, removed, stored

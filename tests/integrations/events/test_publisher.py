@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from kvcustody.errors import ConfigError, IsolationError
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.events import vllm_wire
 from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import ConfigError
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.events import incoming

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette._utils import get_route_path
 
 from kvcustody.governance.credentials.scope_token import VerifiedToken
-from kvcustody.integrations.identity import authenticate_request as door_module
+from kvcustody.integrations.identity import authenticate_request, request_gate
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, route_path
 from kvcustody.integrations.vllm.refused_metric import counted
@@ -310,9 +310,9 @@ def test_an_error_of_ours_is_never_a_pass(deployment: Deployment, monkeypatch: p
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")
 
-    for part in ("identify", "parse_body"):
+    for module, part in ((authenticate_request, "identify"), (request_gate, "parse_body")):
         with monkeypatch.context() as patch:
-            patch.setattr(door_module, part, broken)
+            patch.setattr(module, part, broken)
             with pytest.raises(RuntimeError):
                 ask(deployment.gate, key=deployment.acme)
 

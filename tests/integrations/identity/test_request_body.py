@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcustody.governance.credentials.scope_token import Rejected, VerifiedToken
-from kvcustody.integrations.identity import authenticate_request as door_module
+from kvcustody.integrations.identity import authenticate_request
 from kvcustody.integrations.identity import request_body as body_module
-from kvcustody.integrations.identity.authenticate_request import RequestGate
+from kvcustody.integrations.identity import request_gate as door_module
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.refusal import RequestRefused
@@ -27,6 +27,7 @@ from kvcustody.integrations.identity.request_body import (
     parse_body,
     write_body,
 )
+from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.routes import SCOPED, Body, Room
 from kvcustody.integrations.sglang.middleware import SERVER
 from standins.integrations.door_world import Deployment, ask, secret
@@ -281,7 +282,7 @@ def test_sessions_of_different_owners_never_meet(deployment: Deployment, where: 
 def test_without_binding_sessions_would_meet(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    for module in (door_module, body_module):
+    for module in (authenticate_request, body_module):
         monkeypatch.setattr(module, "bound_session", lambda param, value, owner: value)
     assert sessions_seen(deployment, where) == {"s1"}
 

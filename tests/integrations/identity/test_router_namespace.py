@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.identity import authenticate_request
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 from standins.integrations.door_world import Deployment, Signers, ask, make_signers, secret

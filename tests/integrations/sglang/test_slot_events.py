@@ -14,8 +14,8 @@ import pytest
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IsolationError
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import (
     CLEARED,

@@ -15,11 +15,11 @@ from typing import Any
 from kvcustody.clock import SystemClock
 from kvcustody.files import write_file
 from kvcustody.governance.credentials.api_key_file import ISSUER, add_key
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
+from kvcustody.integrations.identity.request_gate import RequestGate
 
 DOCUMENT = b"schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n"
 COMPLETE = {

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.dynamo.relay import ScopedRelay
 from kvcustody.integrations.events.block_event import EventScope, stored

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from sglang.srt.disaggregation import kv_events as theirs
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events import sglang_wire
 from kvcustody.integrations.events.block_event import EventScope, cleared, removed, stored
 from kvcustody.integrations.events.sequence_gaps import Delivered

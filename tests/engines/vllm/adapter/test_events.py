@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import (
     CLEARED,

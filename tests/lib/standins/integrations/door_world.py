@@ -18,10 +18,10 @@ from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.credentials.scope_token import Rejected, ScopeTokens, VerifiedToken
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
+from kvcustody.integrations.identity.request_gate import RequestGate
 
 ISSUER = "https://idp.example/realm"
 DOCUMENT = """\

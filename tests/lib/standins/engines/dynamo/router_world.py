@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvcustody.governance.credentials.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, removed, stored
 

@@ -1,0 +1,173 @@
+"""A router in front of recording workers, all on loopback, each in a process of its own; they end with the block."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[2]
+CHAT = "/v1/chat/completions"
+CREDENTIAL = "Bearer client-credential"
+NAME_HEADER = "x-worker-name"
+START_SECONDS = 60
+
+
+class RecordedRequest(NamedTuple):
+    """A request as a worker received it: header names are lower-case, in the order of the wire."""
+
+    worker: str
+    path: str
+    body: str
+    headers: tuple[tuple[str, str], ...]
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, None where it did not arrive."""
+        return next((value for found, value in self.headers if found == name), None)
+
+    def field(self, name: str) -> Any:
+        """A field of the JSON body, None where it did not arrive."""
+        return json.loads(self.body).get(name)
+
+
+class Answer(NamedTuple):
+    """What the client got: `worker` is empty where no worker answered."""
+
+    status: int
+    worker: str
+    headers: tuple[str, ...]
+
+
+class Router(NamedTuple):
+    """A running router: its workers by name, and the process that holds its memory."""
+
+    name: str
+    version: str
+    url: str
+    process: int
+    workers: Mapping[str, str]
+    client: httpx.Client
+
+    def ask(self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
+        """Send one chat completion through the router."""
+        given = {"authorization": CREDENTIAL, **(headers or {})}
+        reply = self.client.post(f"{self.url}{CHAT}", json=body, headers=given)
+        return Answer(reply.status_code, reply.headers.get(NAME_HEADER, ""), tuple(reply.headers))
+
+    def recorded(self) -> list[RecordedRequest]:
+        """Every request that reached a worker since the last call, without the router's own health checks."""
+        found: list[RecordedRequest] = []
+        for name, url in self.workers.items():
+            for item in self.client.get(f"{url}/recorded").json():
+                headers = tuple((each[0].lower(), each[1]) for each in item["headers"])
+                if "completions" in item["path"]:
+                    found.append(RecordedRequest(name, item["path"], item["body"], headers))
+        return found
+
+    def fail(self, count: int) -> None:
+        """Make the next `count` completions at each worker fail with 503."""
+        for url in self.workers.values():
+            self.client.post(f"{url}/fail/{count}")
+
+
+def _command(name: str, environment: Path, port: int, workers: Sequence[str], metrics: int) -> list[str]:
+    """How a router is started with its cache-aware policy, over the workers' addresses."""
+    urls = ["--worker-urls", *workers, "--policy", "cache_aware", "--host", "127.0.0.1", "--port", str(port)]
+    program = {"smg": ["smg", "launch"], "vllm-router": ["vllm-router"]}[name]
+    more = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--log-level", "error"]
+    return [str(environment / "bin" / program[0]), *program[1:], *urls, *more]
+
+
+def environment_of(name: str) -> Path:
+    """The folder of the router's environment; `SystemExit` 69 where it cannot be made."""
+    made = subprocess.run(
+        [str(ROOT / "benchmarks/routers_env.sh"), name], stdout=subprocess.PIPE, check=False
+    )
+    if made.returncode:
+        raise SystemExit(made.returncode)
+    folder = Path(made.stdout.decode().strip())
+    return folder if folder.is_absolute() else ROOT / folder
+
+
+def version_of(environment: Path, package: str) -> str:
+    """The version of a package in an environment."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.check_output([environment / "bin" / "python", "-c", code], text=True).strip()
+
+
+@contextlib.contextmanager
+def running(name: str, worker_count: int = 2) -> Iterator[Router]:
+    """Start recording workers and the router over them; raises `RuntimeError` where one does not start."""
+    environment = environment_of(name)
+    ports = _free_ports(worker_count + 2)
+    workers = {f"w{place}": f"http://127.0.0.1:{port}" for place, port in enumerate(ports[2:], 1)}
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile())
+        client = stack.enter_context(httpx.Client(timeout=30))
+
+        def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            stack.callback(_stop, process)
+            return process
+
+        for worker, url in workers.items():
+            start([sys.executable, str(FOLDER / "recording_worker.py"), worker, url.rpartition(":")[2]])
+        for url in workers.values():
+            _wait(client, f"{url}/health", log)
+        command = _command(name, environment, ports[0], list(workers.values()), ports[1])
+        process, base = start(command), f"http://127.0.0.1:{ports[0]}"
+        _wait(client, f"{base}/v1/models", log)
+        made = Router(name, version_of(environment, name), base, process.pid, workers, client)
+        _wait_until_served(made)
+        yield made
+
+
+def _wait_until_served(router: Router) -> None:
+    """Return once a worker answers through the router; raises `RuntimeError` after a minute."""
+    until = time.monotonic() + START_SECONDS
+    message = {"role": "user", "content": "the first request"}
+    while router.ask({"model": "toy", "messages": [message], "max_tokens": 1}).status != 200:
+        if time.monotonic() > until:
+            raise RuntimeError(f"no worker answers through {router.name} within {START_SECONDS} s")
+        time.sleep(0.2)
+    router.recorded()
+
+
+def _wait(client: httpx.Client, url: str, log: Any) -> None:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(httpx.HTTPError):
+            if client.get(url).status_code == 200:
+                return
+        time.sleep(0.1)
+    log.seek(0)
+    said = log.read()[-2000:].decode(errors="replace")
+    raise RuntimeError(f"{url} does not answer within {START_SECONDS} s: {said}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

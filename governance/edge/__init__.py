@@ -1,0 +1,1 @@
+"""What doors before routers, routers and workers share: door tokens, and the names that routers know requesters by."""

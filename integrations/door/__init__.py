@@ -1,0 +1,1 @@
+"""The door before a router: one core (`edge_gate`), and its skins."""

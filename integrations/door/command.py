@@ -1,0 +1,232 @@
+"""`kvcustody door`: the door before a router, for Envoy or by itself, with its key and Envoy's configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
+from kvcustody.clock import SystemClock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.credentials.watched_file import WatchedFile
+from kvcustody.governance.edge.door_token import GROUP, SECONDS_MAX
+from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
+from kvcustody.governance.settings import load_settings
+from kvcustody.integrations.door.envoy_configuration import EnvoyTls, ListenPlace, envoy_configuration
+from kvcustody.integrations.identity.from_settings import open_identity
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="A door before a router: identity, namespaces that routers can use, and tokens that no worker can make.",
+    epilog="docs/operate/routers.md says what routers do with a request, and how to set the door up.",
+)
+_KEY = Path("kvcustody-door.key")
+_Key = Annotated[Path, typer.Option("--key", help="The file of the door's own private key.", metavar="FILE")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+_Door = Annotated[str, typer.Option(help="Where Envoy finds the door.", metavar="HOST:PORT")]
+_DOOR = "127.0.0.1:18131"
+
+
+@app.command(epilog="Example: `kvcustody door key door-1.example.org >> doors.vkeys`")
+def key(
+    name: Annotated[str, typer.Argument(help="The door's name in its tokens, as a domain name.")],
+    file: _Key = _KEY,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Print the door's public key for the engines' `doors` file; the private key is made where the file is not there.
+
+    To replace a key: make another file, add its public key to the engines' file, restart the door with it or move it
+    over the old file, and remove the old public key a minute later.
+    """
+    found = read_signing_key(file) if file.exists() else create_signing_key(file, name)
+    if found.name != name:
+        raise ConfigError(f"`{file}` is the key of `{found.name}`, not of `{name}`", path=file)
+    if as_json:
+        _print_json({"name": found.name, "key": str(found.verifier), "file": str(file)})
+    else:
+        typer.echo(str(found.verifier))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions(ParameterGroup):
+    """What the door's tokens say."""
+
+    key: _Key = _KEY
+    token_seconds: Annotated[
+        int, typer.Option(min=1, max=SECONDS_MAX, help="Seconds that a request may take to its engine.")
+    ] = 30
+    retries: Annotated[
+        int, typer.Option(min=0, max=16, help="How often the router may present one request again.")
+    ] = 2
+    group: Annotated[str, typer.Option(help="The group of workers that its tokens are for.")] = GROUP
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportOptions(ParameterGroup):
+    """How Envoy reaches the door."""
+
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM; without it, no TLS.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM, of the certificate.")] = None
+    client_ca: Annotated[
+        Path | None, typer.Option(help="PEM: Envoy must show a certificate of this authority.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOptions(ParameterGroup):
+    """What the door holds at most."""
+
+    under_way_mib: Annotated[
+        int, typer.Option(min=1, help="MiB of bodies under way; beyond it a request gets 503.")
+    ] = 256
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds in which it ends what runs, after a signal.")
+    ] = 30.0
+
+
+_About = Annotated[str, typer.Option(help="Where `/ready`, `/live` and `/metrics` are.", metavar="HOST:PORT")]
+_ABOUT = "127.0.0.1:18139"
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody door serve --ext-proc 127.0.0.1:18131\n\n"
+    "    kvcustody door serve --retries 2 --tls-certificate door.pem --tls-key door.key.pem --client-ca envoy-ca.pem"
+)
+@grouped
+def serve(
+    *,
+    ext_proc: _Door = _DOOR,
+    about: _About = _ABOUT,
+    tokens: TokenOptions,
+    transport: TransportOptions,
+    bounds: BoundOptions,
+) -> None:
+    """Serve Envoy as its external processor until a signal ends it.
+
+    The identity document, the secret of namespaces and the largest body are this process's settings (`identity_path`,
+    `scope_token_key_path`, `request_bytes_max`). Engines behind the router have the same secret, and the door's public
+    key in the file that `doors` of their identity document names. Key files are read again when they change.
+    """
+    _run(lambda door, *given: door.EnvoyDoor(*given), (ext_proc, about), tokens, transport, bounds)
+
+
+@app.command(
+    epilog="Example: `kvcustody door proxy --listen 0.0.0.0:8443 --router http://127.0.0.1:30000 "
+    "--tls-certificate door.pem --tls-key door.key.pem`"
+)
+@grouped
+def proxy(
+    *,
+    router: Annotated[str, typer.Option(help="The router's address.", metavar="URL")],
+    listen: Annotated[
+        str, typer.Option(help="Where it takes clients' requests.", metavar="HOST:PORT")
+    ] = "127.0.0.1:18130",
+    about: _About = _ABOUT,
+    tokens: TokenOptions,
+    transport: TransportOptions,
+    bounds: BoundOptions,
+) -> None:
+    """Serve clients as a reverse proxy before a router, without Envoy, until a signal ends it.
+
+    Its settings are those of `serve`. Answers are streamed; a client that leaves ends its request at the router.
+    """
+    if not router.startswith(("http://", "https://")):
+        raise ConfigError(f"--router `{router}` is no URL; write it as http://127.0.0.1:30000")
+    _run(
+        lambda door, *given: door.ProxyDoor(*given, router=router), (listen, about), tokens, transport, bounds
+    )
+
+
+def _run(
+    make: Callable[..., Any],
+    places: tuple[str, str],
+    tokens: TokenOptions,
+    transport: TransportOptions,
+    bounds: BoundOptions,
+) -> None:
+    """Serve what `make` gives of the module `server`, a gate, places, bounds and TLS."""
+    settings = load_settings()
+    configure(settings.log_level, settings.log_format)
+    try:
+        from kvcustody.integrations.door import server
+    except ImportError as error:
+        raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[door]'") from None
+    from kvcustody.integrations.door.edge_gate import EdgeGate
+
+    clock = SystemClock()
+    watched = WatchedFile(tokens.key, read_signing_key, clock)
+    with open_scope_key(settings.scope_token_key_path) as secret:
+        gate = EdgeGate(
+            open_identity(settings),
+            settings.identity_path.parent,
+            watched.content,
+            secret,
+            clock,
+            token_seconds=tokens.token_seconds,
+            retries=tokens.retries,
+            group=tokens.group,
+        )
+    certificate, key_file, authority = transport.tls_certificate, transport.tls_key, transport.client_ca
+    if (certificate is None) != (key_file is None) or (authority and certificate is None):
+        raise ConfigError("--tls-certificate, --tls-key and --client-ca: give the first two together")
+    tls = server.DoorTls(certificate, key_file, authority) if certificate and key_file else None
+    limits = server.DoorBounds(
+        int(settings.request_bytes_max), bounds.under_way_mib << 20, bounds.drain_seconds
+    )
+
+    async def run() -> None:
+        await make(server, gate, *map(_place, places), limits, tls).run()
+
+    asyncio.run(run())
+
+
+@app.command(
+    epilog="Example: `kvcustody door envoy --listen 0.0.0.0:8443 --router 127.0.0.1:30000 > envoy.yaml`"
+)
+def envoy(
+    router: Annotated[str, typer.Option(help="Where the router listens.", metavar="HOST:PORT")],
+    listen: Annotated[
+        str, typer.Option(help="Where Envoy takes clients' requests.", metavar="HOST:PORT")
+    ] = "127.0.0.1:18130",
+    ext_proc: _Door = _DOOR,
+    tls_certificate: Annotated[str, typer.Option(help="PEM that clients see; without it, no TLS.")] = "",
+    tls_key: Annotated[str, typer.Option(help="PEM, of the certificate.")] = "",
+    door_ca: Annotated[
+        str, typer.Option(help="PEM: the authority of the door's certificate, where the door has one.")
+    ] = "",
+    *,
+    as_json: _Json = False,
+) -> None:
+    """Print Envoy's configuration: its bounds agree with the door's, and nothing passes where the door is away."""
+    if bool(tls_certificate) != bool(tls_key):
+        raise ConfigError("--tls-certificate and --tls-key: give both, or neither")
+    tls = EnvoyTls(tls_certificate, tls_key, door_ca) if tls_certificate else None
+    bound = int(load_settings().request_bytes_max)
+    text = envoy_configuration(
+        _place(listen), _place(ext_proc), _place(router), body_bytes_max=bound, tls=tls
+    )
+    if as_json:
+        _print_json({"configuration": text})
+    else:
+        typer.echo(text, nl=False)
+
+
+def _place(text: str) -> ListenPlace:
+    try:
+        return ListenPlace.parse(text)
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from None
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")

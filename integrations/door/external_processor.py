@@ -1,0 +1,182 @@
+"""The door as Envoy's external processor (`envoy.service.ext_proc.v3`): authenticate, strip, write namespace and token.
+
+1. A request is refused unless the gate let it pass. An error of ours is a 500, never a pass; Envoy's own answer where
+   this process is away is an error too (`failure_mode_allow: false` in `envoy_configuration`).
+2. Headers are decided on before a byte of the body is awaited. The body comes whole, below Envoy's own bound.
+3. Bytes of bodies that are under way are bounded: beyond it a request is answered 503.
+4. Responses: a router's headers about its workers are removed. No response body is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import grpc
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as messages
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
+from envoy.type.v3 import http_status_pb2
+
+from kvcustody.integrations.door.door_metrics import DoorMetrics
+from kvcustody.integrations.door.edge_gate import TOPOLOGY_HEADERS, EdgeGate, Forwarded, is_stripped
+from kvcustody.integrations.identity.authenticate_request import AdmittedRequest
+from kvcustody.integrations.identity.refusal import RequestRefused
+from kvcustody.integrations.identity.request_headers import RequestHeaders
+from kvcustody.logger import get_logger
+
+_LOG = get_logger("kvcustody.door")
+_OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc]
+    """Answers Envoy's questions about requests; one stream is one request."""
+
+    def __init__(
+        self, gate: EdgeGate, metrics: DoorMetrics, *, body_bytes_max: int, under_way_bytes_max: int
+    ) -> None:
+        self._gate = gate
+        self._metrics = metrics
+        self._body_bytes_max = body_bytes_max
+        self._under_way_bytes_max = under_way_bytes_max
+        self._under_way_bytes = 0
+
+    async def Process(  # noqa: N802 - gRPC names it
+        self, request_iterator: AsyncIterator[Any], context: Any
+    ) -> AsyncIterator[Any]:
+        """Answer the messages of one request, in their order."""
+        admitted: AdmittedRequest | None = None
+        names: tuple[str, ...] | None = None  # of the request's headers, once they came
+        async for message in request_iterator:
+            kind = message.WhichOneof("request")
+            began = time.perf_counter()
+            try:
+                if kind == "request_headers":
+                    fields = message.request_headers
+                    headers = _headers(fields)
+                    names = tuple(name for name, _ in headers)
+                    admitted, answer = self._of_headers(headers, is_whole=fields.end_of_stream)
+                    yield answer
+                elif names is None:
+                    raise RequestRefused(400, "a request begins with its headers")
+                elif kind == "request_body":
+                    yield self._of_body(admitted, names, message.request_body.body)
+                elif kind == "response_headers":
+                    yield _of_response(_headers(message.response_headers))
+                else:
+                    raise RequestRefused(400, "trailers are not accepted")
+            except RequestRefused as refused:
+                _LOG.warning("request refused", status=refused.status, reason=refused.reason)
+                self._metrics.refused(refused.status)
+                yield _refusal(refused)
+                return
+            except Exception as error:
+                _LOG.error("request refused by an error of the door", error=type(error).__name__)
+                self._metrics.refused(500)
+                yield _refusal(RequestRefused(500, "the door failed"))
+                return
+            finally:
+                self._metrics.took(kind or "", time.perf_counter() - began)
+
+    def _of_headers(
+        self, raw: list[tuple[str, bytes]], *, is_whole: bool
+    ) -> tuple[AdmittedRequest | None, Any]:
+        """The answer to a request's headers. `is_whole`: no body follows."""
+        pseudo = {name: value.decode("latin-1") for name, value in raw if name.startswith(":")}
+        headers = RequestHeaders((name.encode(), value) for name, value in raw if not name.startswith(":"))
+        path = pseudo.get(":path", "").partition("?")[0]
+        names = tuple(name for name, _ in raw)
+        if headers.one("upgrade") is not None:
+            raise RequestRefused(403, "websockets are not served")
+        if self._gate.is_open(path):
+            return None, _headers_answer(Forwarded({}, None), names)
+        admitted = self._gate.authenticate(pseudo.get(":method", ""), path, headers)
+        self._check_length(headers)
+        if admitted.scoped is None:
+            return admitted, _headers_answer(self._gate.plain(admitted), names)
+        if is_whole:
+            raise RequestRefused(400, "body: is missing", param="body")
+        return admitted, messages.ProcessingResponse(request_headers=messages.HeadersResponse())
+
+    def _check_length(self, headers: RequestHeaders) -> None:
+        stated = headers.one("content-length") or ""
+        if stated.isdigit() and (len(stated) > 19 or int(stated) > self._body_bytes_max):
+            raise self._too_large()
+
+    def _of_body(self, admitted: AdmittedRequest | None, names: tuple[str, ...], body: bytes) -> Any:
+        if admitted is None or admitted.scoped is None:
+            return messages.ProcessingResponse(request_body=messages.BodyResponse())
+        if len(body) > self._body_bytes_max:
+            raise self._too_large()
+        if self._under_way_bytes + len(body) > self._under_way_bytes_max:
+            raise RequestRefused(503, "the door is busy; try again")
+        self._under_way_bytes += len(body)
+        try:
+            forwarded = self._gate.scope(admitted, body)
+        finally:
+            self._under_way_bytes -= len(body)
+        self._metrics.passed()
+        return messages.ProcessingResponse(
+            request_body=messages.BodyResponse(response=_common(forwarded, names))
+        )
+
+    def _too_large(self) -> RequestRefused:
+        return RequestRefused(413, f"body: is larger than {self._body_bytes_max} bytes", param="body")
+
+
+def _headers(fields: Any) -> list[tuple[str, bytes]]:
+    """Names and values as Envoy gives them: names in lower case, one entry a field."""
+    return [(each.key, each.raw_value or each.value.encode()) for each in fields.headers.headers]
+
+
+def _headers_answer(forwarded: Forwarded, names: tuple[str, ...]) -> Any:
+    response = messages.HeadersResponse(response=_common(forwarded, names))
+    return messages.ProcessingResponse(request_headers=response)
+
+
+def _common(forwarded: Forwarded, names: tuple[str, ...]) -> Any:
+    """The change to a request: stripped headers gone, the gate's in place, and the new body."""
+    given = dict(forwarded.headers)
+    body = None
+    if forwarded.body is not None:
+        given["content-length"] = str(len(forwarded.body))
+        body = messages.BodyMutation(body=forwarded.body)
+    removed = sorted({name for name in names if is_stripped(name)} - given.keys())
+    mutation = messages.HeaderMutation(set_headers=_set(given), remove_headers=removed)
+    return messages.CommonResponse(header_mutation=mutation, body_mutation=body)
+
+
+def _set(headers: Mapping[str, str]) -> list[Any]:
+    return [
+        base_pb2.HeaderValueOption(
+            header=base_pb2.HeaderValue(key=name, raw_value=value.encode()), append_action=_OVERWRITE
+        )
+        for name, value in headers.items()
+    ]
+
+
+def _of_response(headers: list[tuple[str, bytes]]) -> Any:
+    """A response without what it says of workers."""
+    removed = sorted({name for name, _ in headers if name.startswith(TOPOLOGY_HEADERS)})
+    change = messages.CommonResponse(header_mutation=messages.HeaderMutation(remove_headers=removed))
+    return messages.ProcessingResponse(response_headers=messages.HeadersResponse(response=change))
+
+
+def _refusal(refused: RequestRefused) -> Any:
+    headers = {"content-type": "application/json"}
+    if refused.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return messages.ProcessingResponse(
+        immediate_response=messages.ImmediateResponse(
+            status=http_status_pb2.HttpStatus(code=refused.status),
+            headers=messages.HeaderMutation(set_headers=_set(headers)),
+            body=refused.body(),
+            details="kvcustody",
+        )
+    )
+
+
+def add_processor(server: grpc.aio.Server, processor: ExternalProcessor) -> None:
+    """Serve the processor on a gRPC server."""
+    service.add_ExternalProcessorServicer_to_server(processor, server)

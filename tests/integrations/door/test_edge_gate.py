@@ -1,0 +1,227 @@
+"""The door before a router: what goes on of a client's request, and what an engine's own door makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcustody.clock import MICROSECONDS
+from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.scope_token import VerifiedToken
+from kvcustody.integrations.door import edge_gate
+from kvcustody.integrations.door.edge_gate import (
+    STRIPPED_FIELDS,
+    STRIPPED_HEADERS,
+    EdgeGate,
+    Forwarded,
+    is_stripped,
+)
+from kvcustody.integrations.identity.identity_document import load_identity
+from kvcustody.integrations.identity.refusal import RequestRefused
+from standins.integrations.door_world import DOCUMENT, Signers, make_signers, secret
+from standins.integrations.fleet_edge import TRUSTS_DOORS, FleetEdge, WorkerDoor, door_key
+
+
+@pytest.fixture(scope="module")
+def signers() -> Signers:
+    return make_signers()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, signers: Signers) -> FleetEdge:
+    return FleetEdge(tmp_path, signers)
+
+
+def engine_sees(worker: WorkerDoor, forwarded: Forwarded) -> VerifiedToken:
+    found = worker.verify(worker.ask(forwarded).passed.json)
+    assert isinstance(found, VerifiedToken), found
+    return found
+
+
+def test_an_engine_behind_the_router_knows_whose_a_request_is(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.alice, headers={"x-kvcustody-session": "s1"})
+    got = engine_sees(fleet.workers[0], sent.forwarded).principal
+    assert (got.issuer, got.tenant, got.subject, got.session) == ("api-keys", "acme", "alice", "s1")
+    assert got.session_asserted and not got.subject_asserted
+    assert (got.classification, got.route) == ("internal", "/v1/completions")
+
+
+def test_the_clients_credential_ends_at_the_door(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.acme)
+    assert sent.forwarded.headers["authorization"].startswith("Bearer kvd1.")
+    assert fleet.clients.acme not in json.dumps([sent.forwarded.headers, sent.kept])
+    worker = fleet.workers[0]
+    refused = worker.ask(Forwarded({"authorization": f"Bearer {fleet.clients.acme}"}, b'{"prompt":"p"}'))
+    assert refused.status == 401, "workers behind the door take door tokens alone"
+
+
+@pytest.mark.parametrize("field", STRIPPED_FIELDS)
+@pytest.mark.parametrize("where", ["body", "sampling_params", "of each prompt"])
+def test_a_field_that_clients_may_not_set_goes_no_further(fleet: FleetEdge, field: str, where: str) -> None:
+    inner: dict[str, Any] = {field: {"forged": 1}, "extra_args": {field: 1}}
+    sampling = {"sampling_params": [inner] if where == "of each prompt" else inner}
+    body = {"prompt": "p", "top_p": 0.5, **(inner if where == "body" else sampling)}
+    got = fleet.send(fleet.clients.acme, body).json
+    assert "forged" not in json.dumps(got) and "extra_args" not in json.dumps(got)
+    assert (got["prompt"], got["top_p"]) == ("p", 0.5)
+
+
+@pytest.mark.parametrize("field", STRIPPED_FIELDS)
+def test_without_the_list_it_would(fleet: FleetEdge, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the door's list lacks the field."""
+    monkeypatch.setattr(
+        edge_gate, "STRIPPED_FIELDS", tuple(each for each in STRIPPED_FIELDS if each != field)
+    )
+    assert fleet.send(fleet.clients.acme, {"prompt": "p", field: {"forged": 1}}).json[field] == {"forged": 1}
+
+
+@pytest.mark.parametrize("spelling", [str.lower, str.title, lambda name: name.replace("-", "_")])
+@pytest.mark.parametrize("header", STRIPPED_HEADERS)
+def test_a_header_that_clients_may_not_set_goes_no_further(header: str, spelling: Any) -> None:
+    name = header + "anything" if header.endswith("-") else header
+    assert is_stripped(spelling(name)) and not is_stripped(f"not-{name}")
+
+
+def test_the_namespace_comes_from_identity(fleet: FleetEdge) -> None:
+    own = fleet.send(fleet.clients.acme).json["cache_salt"]
+    assert fleet.send(fleet.clients.alice).json["cache_salt"] == own, "one for the tenant"
+    assert fleet.send(fleet.clients.globex).json["cache_salt"] != own
+    for forged in ({"cache_salt": own}, {"nvext": {"cache_salt": own}}):
+        got = fleet.send(fleet.clients.globex, {"prompt": "p", **forged}).json["cache_salt"]
+        assert got == fleet.send(fleet.clients.globex).json["cache_salt"] != own
+
+
+def test_a_clients_salt_narrows_and_never_reaches_a_router(fleet: FleetEdge) -> None:
+    salts = [
+        {"cache_salt": "a"},
+        {"cache_salt": "a"},
+        {"nvext": {"cache_salt": "a"}},
+        {"cache_salt": "b"},
+        {},
+    ]
+    sent = [fleet.send(fleet.clients.acme, {"prompt": "p", **salt}) for salt in salts]
+    assert len({each.json["cache_salt"] for each in sent}) == 1
+    narrowed = [engine_sees(fleet.workers[0], each.forwarded).hints.salt for each in sent]
+    assert narrowed[0] == narrowed[1] == narrowed[2] is not None
+    assert len({narrowed[0], narrowed[3], narrowed[4]}) == 3 and narrowed[4] is None
+
+
+def test_a_salt_that_is_not_the_namespace_is_refused_by_the_engine(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.acme)
+    other = fleet.send(fleet.clients.globex).json["cache_salt"]
+    for salt in (other, "s"):
+        body = json.dumps(sent.json | {"cache_salt": salt}).encode()
+        assert fleet.workers[0].ask(sent.forwarded._replace(body=body)).status == 400
+    lost = json.dumps({"prompt": "p"}).encode()
+    assert fleet.workers[0].ask(sent.forwarded._replace(body=lost)).status == 200, "a router may drop it"
+
+
+def test_a_token_serves_as_many_requests_as_the_body_asks_for(fleet: FleetEdge) -> None:
+    """A router that adds samples to a body, or presents it again, spends what there is and no more."""
+    sent = fleet.send(fleet.clients.acme, {"prompt": "p", "n": 2})
+    more = json.dumps(sent.json | {"n": 3}).encode()
+    first, second = fleet.workers
+    assert first.ask(sent.forwarded._replace(body=more)).status == 401
+    assert first.ask(sent.forwarded).status == 200
+    assert first.ask(sent.forwarded).status == 401, "no retry was declared"
+    assert second.ask(sent.forwarded).status == 200, "each worker counts by itself"
+    assert second.ask(sent.forwarded).status == 401
+
+
+def test_declared_retries_are_more_uses(tmp_path: Path, signers: Signers) -> None:
+    fleet = FleetEdge(tmp_path, signers, retries=2)
+    sent = fleet.send(fleet.clients.acme, {"prompt": "p", "n": 2})
+    assert [fleet.workers[0].ask(sent.forwarded).status for _ in range(4)] == [200, 200, 200, 401]
+
+
+def test_a_render_spends_no_use(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.acme)
+    worker = fleet.workers[0]
+    for _ in range(3):
+        assert worker.ask(Forwarded(sent.forwarded.headers, b"{}"), "/tokenize").status == 200
+    assert worker.ask(sent.forwarded).status == 200
+
+
+def test_one_token_speaks_for_one_tenant_whatever_the_headers_say(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.acme)
+    worker = fleet.workers[0]
+    headers = sent.forwarded.headers | {"x-kvcustody-subject": "bob", "x-kvcustody-classification": "public"}
+    got = engine_sees(worker, sent.forwarded._replace(headers=headers))
+    assert got.principal.tenant == "acme" and got.principal.subject is None
+    assert got.hints.classification is None
+
+
+def test_two_credentials_are_none(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.acme)
+    headers = sent.forwarded.headers | {"x-api-key": fleet.clients.globex}
+    assert fleet.workers[0].ask(sent.forwarded._replace(headers=headers)).status == 401
+
+
+def test_a_worker_that_does_not_know_the_door_refuses(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.acme)
+    fleet.trust(door_key(2))
+    assert fleet.workers[0].ask(fleet.send(fleet.clients.acme).forwarded).status == 401
+    fleet.trust(door_key(1), door_key(2))
+    assert fleet.workers[0].ask(fleet.send(fleet.clients.acme).forwarded).status == 200
+    assert sent
+
+
+def test_a_late_token_is_a_401_like_every_other(fleet: FleetEdge) -> None:
+    sent, worker = fleet.send(fleet.clients.acme), fleet.workers[0]
+    fleet.clock.advance(31 * MICROSECONDS)
+    late, none = worker.ask(sent.forwarded), worker.ask(Forwarded({}, b"{}"))
+    assert (late.status, late.body) == (none.status, none.body) == (401, none.body)
+
+
+def test_mixed_fleets_take_clients_and_doors(tmp_path: Path, signers: Signers) -> None:
+    """Door first, engines later: a worker that has both takes both."""
+    both = DOCUMENT + "doors: {keys: doors.vkeys}\n"
+    fleet = FleetEdge(tmp_path, signers, doors=both)
+    sent = fleet.send(fleet.clients.acme)
+    assert engine_sees(fleet.workers[0], sent.forwarded).principal.tenant == "acme"
+    direct = Forwarded({"authorization": f"Bearer {fleet.clients.globex}"}, b'{"prompt":"p"}')
+    assert engine_sees(fleet.workers[0], direct).principal.tenant == "globex"
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "body", "status"),
+    [
+        ("wrong", "/v1/completions", {"prompt": "p"}, 401),
+        (None, "/v1/load_lora_adapter", {}, 403),
+        (None, "/v1/completions", {"prompt": "p", "n": 0}, 400),
+        (None, "/v1/completions", {"prompt": "p", "cache_salt": ""}, 400),
+        (None, "/v1/completions", {"prompt": "p", "cache_salt": 7}, 400),
+        (None, "/v1/completions", {"prompt": "p", "nvext": {"cache_salt": "a"}, "cache_salt": "b"}, 400),
+    ],
+)
+def test_it_refuses_as_an_engines_own_door(
+    fleet: FleetEdge, key: str | None, path: str, body: dict[str, Any], status: int
+) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        fleet.send(key or fleet.clients.acme, body, path=path)
+    assert refused.value.status == status
+
+
+def test_the_doors_key_may_change_while_it_runs(fleet: FleetEdge) -> None:
+    fleet.trust(door_key(1), door_key(2))
+    fleet.key = door_key(2)
+    assert fleet.workers[0].ask(fleet.send(fleet.clients.acme).forwarded).status == 200
+    fleet.trust(door_key(1))
+    assert fleet.workers[0].ask(fleet.send(fleet.clients.acme).forwarded).status == 401
+
+
+def test_a_door_before_a_router_trusts_no_other_door(fleet: FleetEdge) -> None:
+    (fleet.folder / "both.yaml").write_text(TRUSTS_DOORS)
+    document = load_identity(fleet.folder / "both.yaml")
+    with pytest.raises(ConfigError, match="doors"):
+        EdgeGate(document, fleet.folder, door_key, secret(), fleet.clock)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "no key\n", "door+00000000+AAAA\n"])
+def test_a_file_without_keys_opens_no_worker(fleet: FleetEdge, text: str) -> None:
+    (fleet.folder / "doors.vkeys").write_text(text)
+    with pytest.raises(ConfigError, match=r"doors\.vkeys"):
+        WorkerDoor(fleet.folder, TRUSTS_DOORS, fleet.clock)
