@@ -198,10 +198,17 @@ def _router_carriers() -> str:
 
 def _router_placement() -> str:
     routers = [_probed(name) for name in ("smg", "vllm-router")]
-    heads = " | ".join(f"{found['router']} {found['version']}" for found in routers)
-    rows = [f"| second request | {heads} |", "|---|" + "---|" * len(routers)]
+    columns = [
+        (f"{found['router']} {found['version']}, {place}", found[key])
+        for found in routers
+        for place, key in (("alone", "placement"), ("behind the door", "placement_behind_the_door"))
+    ]
+    rows = [
+        f"| second request | {' | '.join(head for head, _ in columns)} |",
+        "|---|" + "---|" * len(columns),
+    ]
     for question in routers[0]["placement"]:
-        cells = (found["placement"][question] for found in routers)
+        cells = (placed[question] for _, placed in columns)
         text = " | ".join(f"{each['same']} of {each['asked']}" for each in cells)
         rows.append(f"| {question} | {text} |")
     return "\n".join(rows) + "\n"

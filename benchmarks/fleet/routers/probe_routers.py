@@ -6,7 +6,8 @@
 
 1. Each router comes from pip, in an environment of its own (`benchmarks/routers_env.sh`). Workers record, and have no
    model. Nothing leaves loopback.
-2. A row about placement is void where the control's share is not 1/W +- 0.15.
+2. Placement is asked of the router alone, and with `kvcustody door proxy` before it. Rows are void where the control's
+   share is not 1/W +- 0.15.
 """
 
 from __future__ import annotations
@@ -21,17 +22,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "harness"))
 
 from bench import Bench
-from router_probes import PLACEMENTS, carrier, is_void, placement, renders, residue, retries
-from running_router import FOLDER, environment_of, running
+from router_probes import PLACEMENTS, Placement, carrier, is_void, placement, renders, residue, retries
+from running_router import FOLDER, Router, environment_of, running
 
 
 def measure(name: str, pairs: int, workers: int, seconds: int) -> dict[str, Any]:
     """Every probe of one HTTP router."""
+    with running(name, workers, with_door=True) as router:
+        governed = placements(router, pairs)
     with running(name, workers) as router:
-        placed = {
-            question: placement(router, pairing, pairs, seed)
-            for seed, (question, pairing) in enumerate(PLACEMENTS.items(), 1)
-        }
+        placed = placements(router, pairs)
         return {
             "router": name,
             "version": router.version,
@@ -41,8 +41,17 @@ def measure(name: str, pairs: int, workers: int, seconds: int) -> dict[str, Any]
             "renders": renders(router)._asdict(),
             "residue": residue(router, seconds)._asdict(),
             "placement": {question: found._asdict() for question, found in placed.items()},
-            "is_void": is_void(placed["control"], workers),
+            "placement_behind_the_door": {question: found._asdict() for question, found in governed.items()},
+            "is_void": any(is_void(each["control"], workers) for each in (placed, governed)),
         }
+
+
+def placements(router: Router, pairs: int) -> dict[str, Placement]:
+    """Every question about placement, by its name."""
+    return {
+        question: placement(router, pairing, pairs, seed)
+        for seed, (question, pairing) in enumerate(PLACEMENTS.items(), 1)
+    }
 
 
 def measure_dynamo() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from running_router import CREDENTIAL, Router
+from running_router import Router
 
 TOKEN: Final = "t" * 900  # as long as a scope token with its signature and long names
 HEADERS: Final = {
@@ -135,7 +135,7 @@ def carrier(router: Router) -> Carrier:
         headers_lost=tuple(name for name in HEADERS if name not in headers),
         fields=fields,
         fields_lost=tuple(name for name in FIELDS if name not in fields),
-        authorization=arrived.header("authorization") == CREDENTIAL,
+        authorization=arrived.header("authorization") == f"Bearer {router.credentials['a']}",
         same_bytes=arrived.body == json.dumps(sent, separators=(",", ":"), ensure_ascii=False),
         added=tuple(sorted(got.keys() - sent.keys())),
         changed=tuple(sorted(name for name in sent.keys() - FIELDS.keys() if got.get(name) != sent[name])),
@@ -165,7 +165,7 @@ def renders(router: Router) -> Renders:
     return Renders(
         len(seen),
         len({each.worker for each in seen}),
-        any(each.header("authorization") == CREDENTIAL for each in seen),
+        any(each.header("authorization") == f"Bearer {router.credentials['a']}" for each in seen),
         any(phrase in each.body for each in seen),
     )
 
@@ -255,7 +255,7 @@ def _send(router: Router, sender: Sender, shares: str, shared: str, own: str) ->
         "segment": lambda: chat(own[:100], sender.salt, shared),
         "nothing": lambda: chat(own, sender.salt),
     }[shares]()
-    return router.ask(body, {"authorization": f"Bearer {sender.tenant}"}).worker
+    return router.ask(body, tenant=sender.tenant).worker
 
 
 def is_void(found: Placement, workers: int) -> bool:

@@ -1,25 +1,27 @@
-"""A router in front of recording workers, all on loopback, each in a process of its own; they end with the block."""
+"""A router in front of recording workers, with our door before it or without, all on loopback, each a process."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
+from kvcustody.governance.credentials.api_key_file import add_key
+
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[2]
 CHAT = "/v1/chat/completions"
-CREDENTIAL = "Bearer client-credential"
-NAME_HEADER = "x-worker-name"
+TENANTS = ("a", "b")
 START_SECONDS = 60
 
 
@@ -41,7 +43,7 @@ class RecordedRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the client got: `worker` is empty where no worker answered."""
+    """What the client got. A worker says its name in the message; `worker` is empty where none answered."""
 
     status: int
     worker: str
@@ -49,20 +51,27 @@ class Answer(NamedTuple):
 
 
 class Router(NamedTuple):
-    """A running router: its workers by name, and the process that holds its memory."""
+    """A running router: its workers by name, the process that holds its memory, and tenants' credentials.
+
+    `url` is the door's, where one stands before the router.
+    """
 
     name: str
     version: str
     url: str
     process: int
     workers: Mapping[str, str]
+    credentials: Mapping[str, str]
     client: httpx.Client
 
-    def ask(self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
-        """Send one chat completion through the router."""
-        given = {"authorization": CREDENTIAL, **(headers or {})}
+    def ask(
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, *, tenant: str = "a"
+    ) -> Answer:
+        """Send one chat completion of a tenant through the router."""
+        given = {"authorization": f"Bearer {self.credentials[tenant]}", **(headers or {})}
         reply = self.client.post(f"{self.url}{CHAT}", json=body, headers=given)
-        return Answer(reply.status_code, reply.headers.get(NAME_HEADER, ""), tuple(reply.headers))
+        said = reply.json()["choices"][0]["message"]["content"] if reply.status_code == 200 else ""
+        return Answer(reply.status_code, said, tuple(reply.headers))
 
     def recorded(self) -> list[RecordedRequest]:
         """Every request that reached a worker since the last call, without the router's own health checks."""
@@ -106,17 +115,22 @@ def version_of(environment: Path, package: str) -> str:
 
 
 @contextlib.contextmanager
-def running(name: str, worker_count: int = 2) -> Iterator[Router]:
-    """Start recording workers and the router over them; raises `RuntimeError` where one does not start."""
+def running(name: str, worker_count: int = 2, *, with_door: bool = False) -> Iterator[Router]:
+    """Start recording workers, the router over them and, if asked, our door before it, as a reverse proxy.
+
+    Raises `RuntimeError` where one does not start.
+    """
     environment = environment_of(name)
-    ports = _free_ports(worker_count + 2)
-    workers = {f"w{place}": f"http://127.0.0.1:{port}" for place, port in enumerate(ports[2:], 1)}
+    ports = _free_ports(worker_count + 4)
+    workers = {f"w{place}": f"http://127.0.0.1:{port}" for place, port in enumerate(ports[4:], 1)}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile())
         client = stack.enter_context(httpx.Client(timeout=30))
 
-        def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+        def start(
+            command: Sequence[str], variables: Mapping[str, str] | None = None
+        ) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
             stack.callback(_stop, process)
             return process
 
@@ -127,9 +141,36 @@ def running(name: str, worker_count: int = 2) -> Iterator[Router]:
         command = _command(name, environment, ports[0], list(workers.values()), ports[1])
         process, base = start(command), f"http://127.0.0.1:{ports[0]}"
         _wait(client, f"{base}/v1/models", log)
-        made = Router(name, version_of(environment, name), base, process.pid, workers, client)
+        credentials = dict.fromkeys(TENANTS, "client-credential")
+        if with_door:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            door, credentials = _start_door(start, folder, base, (ports[2], ports[3]))
+            base = f"http://127.0.0.1:{ports[2]}"
+            _wait(client, f"{door}/ready", log)
+        version = version_of(environment, name)
+        made = Router(name, version, base, process.pid, workers, credentials, client)
         _wait_until_served(made)
         yield made
+
+
+def _start_door(
+    start: Callable[..., object], folder: Path, router: str, ports: tuple[int, int]
+) -> tuple[str, dict[str, str]]:
+    """Start the door as a proxy; where its health is, and a client's key for each tenant."""
+    keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in TENANTS}
+    (folder / "identity.yaml").write_text("schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n")
+    environment = os.environ | {
+        "KVCUSTODY_IDENTITY_PATH": str(folder / "identity.yaml"),
+        "KVCUSTODY_SCOPE_TOKEN_KEY_PATH": str(folder / "scope.key"),
+        "KVCUSTODY_LOG_LEVEL": "error",
+    }
+    key, ours = str(folder / "door.key"), [sys.executable, "-m", "kvcustody.console.main", "door"]
+    made = [*ours, "key", "door-1.example", "--key", key]
+    subprocess.run(made, env=environment, check=True, stdout=subprocess.DEVNULL)
+    places = [f"127.0.0.1:{port}" for port in ports]
+    command = [*ours, "proxy", "--router", router, "--listen", places[0], "--about", places[1], "--key", key]
+    start(command, environment)
+    return f"http://{places[1]}", keys
 
 
 def _wait_until_served(router: Router) -> None:
