@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
@@ -77,7 +78,7 @@ class DoorProcess(ABC):
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, NotImplementedError):  # only a main thread may
                 loop.add_signal_handler(number, self.end)
-        async with _served(self._about_application(), self._about):
+        async with served(self._about_application(), self._about):
             _LOG.info("the door opens", door=str(self._place), about=str(self._about))
             await self._serve()
 
@@ -166,26 +167,27 @@ class ProxyDoor(DoorProcess):
                 if self._tls.client_ca is not None:
                     more |= {"ssl_ca_certs": self._tls.client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
             drain = max(1, round(self._bounds.drain_seconds))
-            async with _served(proxy, self._place, timeout_graceful_shutdown=drain, **more):
+            async with served(proxy, self._place, timeout_graceful_shutdown=drain, **more):
                 await self._ending.wait()
 
 
 @contextlib.asynccontextmanager
-async def _served(application: Callable[..., Any], place: ListenPlace, **more: Any) -> AsyncIterator[None]:
+async def served(application: Callable[..., Any], place: ListenPlace, **more: Any) -> AsyncIterator[None]:
     """Serve an ASGI application at a place; raises `ConfigError` where it is taken."""
-    config = uvicorn.Config(application, host=place.host, port=place.port, log_level="warning", **more)
-    server = uvicorn.Server(config)
-    task = asyncio.ensure_future(server._serve())  # `serve` would take the signals, which are the door's
+    try:
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        listening = socket.create_server((place.host, place.port), family=family, backlog=2048)
+    except OSError:
+        raise _taken(place) from None
+    server = uvicorn.Server(uvicorn.Config(application, log_level="warning", **more))
+    task = asyncio.ensure_future(server._serve(sockets=[listening]))  # `serve` would take the door's signals
     try:
         while not (server.started or task.done()):
             await asyncio.sleep(0.01)
-        if task.done():
-            raise _taken(place)
         yield
     finally:
         server.should_exit = True
-        with contextlib.suppress(SystemExit):
-            await task
+        await task
 
 
 def _taken(place: ListenPlace) -> ConfigError:
