@@ -1,6 +1,7 @@
 """The process of a door: what Envoy or clients ask, and an HTTP server for health and metrics, until a signal ends it.
 
-1. `/ready` says 503 from the moment that a signal asks it to end. What is under way is answered within `drain_seconds`.
+1. `/ready` says 200 while the door is open: not before, nor from the moment that a signal asks it to end. What is under
+   way then is answered within `drain_seconds`.
 2. With TLS and a certificate authority of clients, only those are served that show a certificate of it.
 """
 
@@ -70,7 +71,7 @@ class DoorProcess(ABC):
             tls.check()
         self.metrics = DoorMetrics()
         self._gate, self._place, self._about, self._bounds, self._tls = gate, place, about, bounds, tls
-        self._ending = asyncio.Event()
+        self._opened, self._ending = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `end`; raises `ConfigError` where a place is taken."""
@@ -92,8 +93,8 @@ class DoorProcess(ABC):
 
     def _about_application(self) -> Starlette:
         async def ready(_: Request) -> Response:
-            ending = self._ending.is_set()
-            return PlainTextResponse("ending" if ending else "ready", 503 if ending else 200)
+            state = "ending" if self._ending.is_set() else "ready" if self._opened.is_set() else "opening"
+            return PlainTextResponse(state, 200 if state == "ready" else 503)
 
         async def live(_: Request) -> Response:
             return PlainTextResponse("live")
@@ -130,6 +131,7 @@ class EnvoyDoor(DoorProcess):
         except RuntimeError:
             raise _taken(self._place) from None
         await server.start()
+        self._opened.set()
         await self._ending.wait()
         await server.stop(self._bounds.drain_seconds)
 
@@ -168,6 +170,7 @@ class ProxyDoor(DoorProcess):
                     more |= {"ssl_ca_certs": self._tls.client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
             drain = max(1, round(self._bounds.drain_seconds))
             async with served(proxy, self._place, timeout_graceful_shutdown=drain, **more):
+                self._opened.set()
                 await self._ending.wait()
 
 
