@@ -6,10 +6,10 @@ A service has it from its start, so what renders is imported when something is r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcustody.audit.reports.document import Document
     from kvcustody.audit.reports.model import Report
 
 
@@ -18,30 +18,33 @@ class ConsoleDocuments:
 
     def formats(self) -> tuple[str, ...]:
         """The formats that this installation can write: PDF needs an extra."""
-        from kvcustody.console.report.document import FORMATS
+        from kvcustody.console.render.document_forms import FORMATS
+        from kvcustody.console.render.pdf import can_make_pdf
 
-        return tuple(name for name in FORMATS if name != "pdf" or find_spec("reportlab") is not None)
+        return tuple(name for name in FORMATS if name != "pdf" or can_make_pdf())
 
     def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
         """The files of a report by name."""
-        from kvcustody.console.report.document import render_all
+        from kvcustody.console.render.document_forms import render_all
 
         return render_all(report, formats)
 
-    def certificate(self, document: dict[str, Any]) -> bytes:
+    def certificate(self, document: Document) -> bytes:
         """The page of an erasure's certificate."""
-        from kvcustody.console.erasure.page import render
+        from kvcustody.console.render.document_forms import render
 
-        return render(document).encode()
+        return render(document, "html")
 
     def letter_forms(self) -> tuple[str, ...]:
         """What a letter to a person can be written as: PDF needs an extra."""
         from kvcustody.console.case.letter import LETTER_FORMS
+        from kvcustody.console.render.pdf import can_make_pdf
 
-        return tuple(form for form in LETTER_FORMS if form != "pdf" or find_spec("reportlab") is not None)
+        return tuple(form for form in LETTER_FORMS if form != "pdf" or can_make_pdf())
 
     def letter(self, case: dict[str, Any], details: dict[str, str], form: str) -> bytes:
         """The letter of a case, by the template of `kvcustody case letter`."""
-        from kvcustody.console.case.letter import LETTER_FORMS, LetterDetails, letter_files
+        from kvcustody.console.case.letter import LetterDetails, write_letter
+        from kvcustody.console.render.document_forms import render
 
-        return letter_files(case, LetterDetails(**details), (form,))[LETTER_FORMS[form]]
+        return render(write_letter(case, LetterDetails(**details)), form)

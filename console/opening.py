@@ -114,6 +114,8 @@ def key_texts(given: list[str]) -> list[str]:
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(f"key file `{text}` cannot be read: {problem}") from None
         made += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if given and not made:
+        raise ConfigError(f"`{given[0]}` holds no key; name a public key, or a file that holds one")
     return made
 
 

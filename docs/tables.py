@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import kvcustody
+from kvcustody.audit.reports.section import sections_table
 from kvcustody.audit.verify.ledger.not_evidence import not_evidence_table
 from kvcustody.audit.verify.ledger.table_classes import table_classes_table
 from kvcustody.console.audit.kinds import kinds_table
@@ -268,6 +269,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router-placement": _router_placement,
     "router-habits": _router_habits,
     "router-overlaps": _dynamo_overlaps,
+    "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }
 

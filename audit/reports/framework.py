@@ -20,31 +20,6 @@ from typing import Any, NamedTuple
 from kvcustody.audit.reports.wording import refused_words
 from kvcustody.errors import ConfigError
 
-SECTIONS = {
-    "checkpoint": "System boundary",
-    "policies": "Policies",
-    "release": "Steps of the policy's release",
-    "proof": "Policy proof",
-    "population": "Population",
-    "reconciliation": "Reconciliation",
-    "coverage": "Coverage",
-    "timeliness": "Timeliness",
-    "recount": "Recount from leaves",
-    "sample": "Sample",
-    "exceptions": "Units not covered",
-    "decisions": "Decisions",
-    "erasures": "Erasures",
-    "cases": "Requests of persons",
-    "findings": "Orphan findings",
-    "activity": "Recorded events",
-    "losses": "Gaps and spills",
-    "witness": "Witnesses",
-    "storage": "Storage limitation",
-    "opinion": "Opinion",
-    "read_back": "Read-back",
-    "tiers": "Tiers",
-    "keys": "Recorded events: keys",
-}
 NAMES = (
     *("nist-800-53", "nist-800-88", "cc-fdp-rip", "iso-27001", "iso-27701", "iso-27018", "iso-42001", "soc2"),
     *(
@@ -62,6 +37,7 @@ NAMES = (
     ),
     "nist-ai-rmf",
 )
+EVIDENCE_PRESENT = "evidence present"
 OURS, NOT_OURS, NOT_ADDRESSED = "ours", "not-ours", "not-addressed"
 SCOPES = (OURS, NOT_OURS, NOT_ADDRESSED)
 CONTROLS_MAX = 2000

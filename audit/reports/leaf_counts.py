@@ -18,6 +18,7 @@ from kvcustody.audit.kinds.registry import ACTING, KINDS
 from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
+from kvcustody.audit.store.schema.trees import checkpoints
 
 READ_KINDS = (
     "enforcement-changed",
@@ -122,3 +123,18 @@ def _bodies(connection: Connection, as_of: AsOf) -> tuple[dict[str, Any], ...]:
     found = [orjson.loads(leaf) for leaf in connection.scalars(query)]
     order = ("at_us", "incarnation", "sequence", "part")
     return tuple(sorted(found, key=lambda body: tuple(str(body[key]).zfill(20) for key in order)))
+
+
+def newest_leaf_us(connection: Connection, checkpoint: int) -> int:
+    """When the newest leaf under a checkpoint was written: it may be older than the last, which another clock dated."""
+    column = checkpoints.c
+    return connection.scalar(select(func.max(column.at_us)).where(column.size <= checkpoint)) or 0
+
+
+def first_leaf_us(connection: Connection, state: AsOf) -> int:
+    """When the earliest first leaf of a log was written; 0 where there is none."""
+    column, each = events.c, select(logs.c.id)  # log by log: a place alone is in no index
+    first = select(func.min(column.at_us)).where(
+        column.idx == 0, column.log.in_(each), state.has(events), has_leaf(events)
+    )
+    return connection.scalar(first) or 0

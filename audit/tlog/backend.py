@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from kvcustody.audit.tlog.signed_note import CannotCheckError
 from kvcustody.signed_document import ed25519_verifies
 
-__all__ = ["arrow", "ed25519_verifies", "ml_dsa_44_verifies", "parse_json"]
+__all__ = ["arrow", "canonical_json", "ed25519_verifies", "ml_dsa_44_verifies", "parse_json"]
 
 
 def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> bool:
@@ -35,6 +35,11 @@ def ml_dsa_44_verifies(public: bytes, signature: bytes, message: bytes, context:
 def parse_json(data: bytes) -> Any:
     """The value of strict JSON (RFC 8259, UTF-8, no lone surrogates); raises `ValueError`."""
     return orjson.loads(data)
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER) + b"\n"
 
 
 def arrow() -> tuple[Any, Any]:

@@ -51,6 +51,12 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
+def canonical_json(value: Any) -> bytes:
+    """The one form of a JSON value without floats: keys in order, no white space, a newline behind it."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode() + b"\n"
+
+
 def arrow() -> tuple[Any, Any]:
     """Raises `CannotCheckError`: there is no Parquet in Python's library."""
     raise CannotCheckError("files of Parquet are checked by `kvcustody audit verify`")

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Checks an export of a kvcustody ledger, with Python (3.11 or later) alone: no package is needed, and no network.
+"""Checks an export of a kvcustody ledger, or a document, with Python (3.11 or later) alone: no package, no network.
 
     python3 -I verify_kvcustody.py EXPORT --key 'ledger.example.com+1a2b3c4d+AbC…'
+    python3 -I verify_kvcustody.py report.json --key 'ledger.example.com+1a2b3c4d+AbC…'
 
 EXPORT is the folder, or NAME.proof beside NAME.leaf for one leaf that was mailed (then 1, 2, 3 and 7 are checked, and
-no handovers). The key is the ledger's public key, from somebody you trust and NOT from the export. Take this program
-from somewhere you trust too: a forged export may come with a forged copy of it.
+no handovers). A document is the JSON of a report, a certificate of an erasure or a record of processing (then 8 is).
+The key is the ledger's public key, from somebody you trust and NOT from the export. Take this program from somewhere
+you trust too: a forged export may come with a forged copy of it.
 
 What is checked, in this order:
   1. The checkpoint is signed by the key (Ed25519; a C2SP signed note), or by one that it handed over to: each
@@ -21,6 +23,8 @@ What is checked, in this order:
   7. With --witness, that this witness signed the checkpoint, and when. Timestamps (RFC 3161) are tied to the
      checkpoint here; their tokens are checked by `openssl ts -verify`. The end says what this does NOT show. Exit
      status: 0 sound, 1 not, 2 cannot be checked.
+  8. Of a document: that the log's key signed it, or one that leaves of the log name; that every leaf in it is under a
+     checkpoint that the log signed; and that it agrees with itself.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from pathlib import Path
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import CannotCheckError, NoteError, parse_vkey
+from kvcustody.audit.verify.documents.file_alone import NOT_SHOWN_ALONE, check_file_alone
 from kvcustody.audit.verify.verify_export import ExportVerdict, parse_kept_head, verify_export, verify_leaf
 from kvcustody.errors import LedgerError
 from kvcustody.plurals import several
@@ -65,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if kept:
                 raise CannotCheckError("--head is for exports; this is the proof of one leaf")
             return _check_mailed(asked.export, keys, witnesses)
+        if asked.export.is_file():
+            if kept or witnesses:
+                raise CannotCheckError("--head and --witness are for exports; this is a document")
+            return _check_document(asked.export, keys)
         witness_count = len(witnesses)
         found = verify_export(
             asked.export, keys, witnesses=witnesses, witness_threshold=witness_count, kept=kept
@@ -93,6 +102,31 @@ def _check_mailed(path: Path, keys: Sequence[str], witnesses: Sequence[str]) -> 
         f"SOUND: leaf {idx} of `{sealed.name}` ({size}), under a checkpoint of {root.size} of `{root.origin}`"
     )
     _print_end(sealed.signed, _OF_ONE_LEAF)
+    return 0
+
+
+def _check_document(path: Path, keys: Sequence[str]) -> int:
+    """Check a report, a certificate or a record."""
+    try:
+        found = check_file_alone(path.read_bytes(), [parse_vkey(text) for text in keys])
+    except CannotCheckError:
+        raise
+    except LedgerError as problem:
+        print(f"NOT SOUND: {problem.message}")
+        return 1
+    for what in found.problems:
+        print(f"NOT SOUND: {what}")
+    if found.problems:
+        return 1
+    document = found.document
+    signed_by = document.signature.key if document.signature else "nobody"
+    print(
+        f"SOUND: {document.kind.name} of checkpoint {document.checkpoint}, signed by {signed_by}, with "
+        f"{several(found.leaves, 'proved leaf')}, SHA-256 {document.digest()}"
+    )
+    print("Not shown:")
+    for limit in NOT_SHOWN_ALONE[document.kind.name]:
+        print(f"  - {limit}")
     return 0
 
 

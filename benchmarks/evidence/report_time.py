@@ -1,16 +1,18 @@
 """How long a report of a period takes: 1M events, every section, both implementations of coverage, every format.
 
-Beside it: a report of the last quarter of the same ledger, whose trend is of the three before it, and the verification
-of the whole's report from an export.
+Beside it: a report of the last quarter of the same ledger, whose trend is of the three before it; one with a sample of
+1,000, whose annexes are in files; and the verification of the whole's report from an export.
 
     python benchmarks/evidence/report_time.py [--events N] [--db FILE] [--out FILE]
 
-`cpu_s` is of this process, `beside_cpu_s` of the one that recounts; side by side they take the longer of the two where
-there are two cores. `memory_mib` is the most that each has had; every report is made in a process of its own.
+`cpu_s` is of the process that makes the report, its JSON and HTML; `pdf_cpu_s` of the one that prints the HTML;
+`beside_cpu_s` of the one that recounts. Side by side the first and the last take the longer of the two where there are
+two cores. `memory_mib` is the most that each has had; every report is made in a process of its own.
 """
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import tempfile
@@ -37,16 +39,16 @@ from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.leaf import Context
 from kvcustody.audit.leaf.batch_encoder import BatchEncoder
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.model import ReportParameters
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.report.figures_again import again_from_export
-from kvcustody.audit.verify.report.verify_report import open_report, verify_report
+from kvcustody.audit.verify.documents.report_rules import read_report
 from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit.documents import report_again, verify_report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
@@ -114,9 +116,9 @@ def fill(path: Path, events: int) -> int:
     return sequence
 
 
-def measure(path: Path, recount: bool, quarter: bool = False) -> dict[str, float | int]:
-    """Seconds of processor time and of the clock, for the report and for its formats."""
-    from kvcustody.console.report.document import render_all
+def measure(path: Path, recount: bool, quarter: bool = False, sample: int = 25) -> dict[str, float | int]:
+    """Seconds of processor time and of the clock, for the report and for its forms."""
+    from kvcustody.console.render.document_forms import rendered
 
     engine = open_store(path, read_only=True, mapped=True)
     parts: list[tuple[str, float]] = []
@@ -126,28 +128,50 @@ def measure(path: Path, recount: bool, quarter: bool = False) -> dict[str, float
         checkpoint = newest_checkpoint(connection)
         since, until = period(connection, checkpoint, None, None)
         since = until - (until - since) // 4 if quarter else since
-        asked = ReportParameters("nist-800-53", checkpoint, since, until, recount=recount)
+        asked = ReportParameters("nist-800-53", checkpoint, since, until, recount=recount, sample=sample)
         made = build_report(
             connection, asked, progress=lambda part: parts.append((part, time.process_time()))
         )
     built = time.process_time()
-    files = render_all(made)
+    json = made.to_bytes()
+    in_json = time.process_time()
+    page = rendered(made)
     done = time.process_time()
-    assert made.total.due == made.population.units
-    assert made.recount is None or not made.recount.differences
+    assert made["total"].due == made["population"].units
+    assert made["recount"] is None or not made["recount"].differences
     ends = [moment for _, moment in parts[1:]] + [built]
     found: dict[str, float | int] = {
-        f"{part.replace(' ', '_')}_cpu_s": round(end - start, 2)
+        f"{re.sub(r'[^a-z]+', '_', part.lower())}_cpu_s": round(end - start, 2)
         for (part, start), end in zip(parts, ends, strict=True)
     }
     return found | {
-        "custodies": made.population.custodies,
+        "custodies": made["population"].custodies,
         "build_cpu_s": round(built - began, 2),
-        "render_cpu_s": round(done - built, 2),
+        "json_cpu_s": round(in_json - built, 2),
+        "html_cpu_s": round(done - in_json, 2),
+        "csv_files": len(page.files),
         "cpu_s": round(done - began, 2),
         "wall_s": round(time.perf_counter() - wall, 2),
         **beside(before),
-        "bytes": sum(len(data) for data in files.values()),
+        "json_bytes": len(json),
+        "html_bytes": len(page.html),
+        "csv_bytes": sum(map(len, page.files.values())),
+        **alone(print_page, page.html),
+    }
+
+
+def print_page(html: str) -> dict[str, float | int]:
+    """A PDF, by the process that makes it."""
+    from kvcustody.console.render.pdf import pdf_of
+
+    wall = time.perf_counter()
+    made = pdf_of(html)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "pdf_cpu_s": round(seconds_of(used), 2),
+        "pdf_wall_s": round(time.perf_counter() - wall, 2),
+        "pdf_memory_mib": used.ru_maxrss // 1024,
+        "pdf_bytes": len(made),
     }
 
 
@@ -167,9 +191,9 @@ def verify(folder: Path) -> dict[str, float | int]:
     vkeys, data = [str(KEY.verifier)], (folder / "report.json").read_bytes()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began, wall = time.process_time(), time.perf_counter()
-    again = again_from_export(folder / "export", open_report(data), vkeys)
+    again = report_again(folder / "export", read_report(data), vkeys)
     built = time.process_time()
-    found = verify_report(data, vkeys, again=again)
+    found = verify_report(data, vkeys, source=again)
     done = time.process_time()
     assert found.ok, found.problems
     return {
@@ -187,10 +211,15 @@ def alone(call: Callable[..., dict[str, float | int]], *given: object) -> dict[s
         return pool.submit(call, *given).result()
 
 
+def seconds_of(used: resource.struct_rusage) -> float:
+    """Processor time of a program and of the kernel for it."""
+    return used.ru_utime + used.ru_stime
+
+
 def beside(before: resource.struct_rusage) -> dict[str, float | int]:
     """What processes that ended since `before` took, and the memory that they and this one had at most."""
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds = seconds_of(after) - seconds_of(before)
     mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "beside_cpu_s": round(seconds, 2),
@@ -201,7 +230,7 @@ def beside(before: resource.struct_rusage) -> dict[str, float | int]:
 
 def main() -> None:
     """Print one JSON object."""
-    bench = Bench(__doc__, "SQLAlchemy", "numpy", "reportlab")
+    bench = Bench(__doc__, "SQLAlchemy", "numpy", "weasyprint")
     bench.add("--events", type=int, default=1_000_000)
     bench.add("--db", type=Path, help="Where the ledger is kept, or is already.")
     options = bench.parse()
@@ -214,6 +243,7 @@ def main() -> None:
             "with_recount": alone(measure, path, True),
             "without_recount": alone(measure, path, False),
             "last_quarter": alone(measure, path, False, True),
+            "with_a_sample_of_1000": alone(measure, path, False, False, 1000),
         }
         alone(state, path, Path(folder))
         result["verified_from_an_export"] = alone(verify, Path(folder))

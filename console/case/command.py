@@ -12,10 +12,12 @@ import typer
 from kvcustody.audit.evidence.cases.case_record import StepKind, SubjectRight
 from kvcustody.console.api.client import done
 from kvcustody.console.api.group import OperationGroup
-from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, letter_files
+from kvcustody.console.case.letter import LETTER_FORMS, LETTER_KINDS, LetterDetails, write_letter
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.options import ActSource, NamesOfSubjects, ServiceSource, moment_us
+from kvcustody.console.render.document_forms import render_all
+from kvcustody.errors import ConfigError
 from kvcustody.governance.service.operations.parameter_groups import grouped
 
 app = typer.Typer(
@@ -155,7 +157,9 @@ def letter(
     own = "" if template is None else read_words(template)
     details = LetterDetails(kind, to, sender, date or today, own)
     forms = [name.strip() for name in format.split(",") if name.strip()]
-    files = letter_files(found, details, forms)
+    if not forms:
+        raise ConfigError(f"a letter's forms are: {', '.join(LETTER_FORMS)}")
+    files = render_all(write_letter(found, details), forms)
     write_files(out, files)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
     if as_json:

@@ -1,6 +1,7 @@
 """The letter to the person, as text, HTML and PDF, from a case and a template.
 
-    files = letter_files(case.data(), LetterDetails("answer", addressee, sender, "2026-11-26"), ("text", "pdf"))
+    letter = write_letter(case, LetterDetails("answer", addressee, sender, "2026-11-26"))
+    render(letter, "pdf")
 
 1. Whom it is addressed to is given for this letter alone: no name is in the case, and none is kept. The digest of what
    was sent is the step `answer`'s.
@@ -10,17 +11,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from kvcustody.console.report.render.html import render_html
-from kvcustody.console.report.render.page_model import Page, Paragraph, Section
-from kvcustody.console.report.render.pdf import render_pdf
 from kvcustody.errors import ConfigError
 
 LETTER_KINDS = ("answer", "extension", "identity")
@@ -49,27 +45,36 @@ class LetterDetails(NamedTuple):
     template: str = ""
 
 
-def letter_files(case: dict[str, Any], details: LetterDetails, forms: Sequence[str]) -> dict[str, bytes]:
-    """The files of a letter by name; raises `ConfigError` where the case is not so far, or a template is wrong."""
-    page = letter_page(case, details)
-    unknown = set(forms) - LETTER_FORMS.keys()
-    if unknown or not forms:
-        raise ConfigError(f"a letter's forms are: {', '.join(LETTER_FORMS)}")
-    makers: dict[str, Callable[[Page], bytes]] = {
-        "text": _text,
-        "html": render_html,
-        "pdf": partial(render_pdf, addressed=True),
-    }
-    return {LETTER_FORMS[form]: makers[form](page) for form in forms}
+class LetterSection(NamedTuple):
+    """A heading and the paragraphs under it."""
+
+    title: str
+    paragraphs: tuple[str, ...]
 
 
-def letter_page(case: dict[str, Any], details: LetterDetails) -> Page:
-    """The letter as a page."""
+class Letter(NamedTuple):
+    """What a letter says, whatever it is written as."""
+
+    title: str
+    subtitle: str
+    sections: tuple[LetterSection, ...]
+    footer: str
+
+    def text(self) -> bytes:
+        """The letter as plain text: headings underlined, paragraphs apart."""
+        parts = [self.title, self.subtitle]
+        for section in self.sections:
+            parts += [f"{section.title}\n{'-' * len(section.title)}", *section.paragraphs]
+        return "\n\n".join((*parts, self.footer, "")).encode()
+
+
+def write_letter(case: dict[str, Any], details: LetterDetails) -> Letter:
+    """The letter of a case; raises `ConfigError` where the case is not so far, or a template is wrong."""
     sections = _sections(_rendered(case, details))
     subtitle = f"{details.date}. Reference {case['case_id'][:12]}."
-    head = Section("From and to", tuple(Paragraph(text) for text in _lines(details)))
+    head = LetterSection("From and to", tuple(_lines(details)))
     footer = "What this letter says of our records can be checked against their signed ledger."
-    return Page("About your request", subtitle, (), (head, *sections), footer)
+    return Letter("About your request", subtitle, (head, *sections), footer)
 
 
 def _lines(details: LetterDetails) -> list[str]:
@@ -103,7 +108,7 @@ def _rendered(case: dict[str, Any], details: LetterDetails) -> str:
         raise ConfigError(f"the letter's template: {problem}") from None
 
 
-def _sections(text: str) -> tuple[Section, ...]:
+def _sections(text: str) -> tuple[LetterSection, ...]:
     found: list[tuple[str, list[str]]] = []
     for line in text.split("\n"):
         if line.startswith("# "):
@@ -116,14 +121,5 @@ def _sections(text: str) -> tuple[Section, ...]:
         elif found[-1][1][-1]:
             found[-1][1].append("")
     return tuple(
-        Section(title, tuple(Paragraph(text) for text in paragraphs if text)) for title, paragraphs in found
+        LetterSection(title, tuple(text for text in paragraphs if text)) for title, paragraphs in found
     )
-
-
-def _text(page: Page) -> bytes:
-    """The page as plain text: headings underlined, paragraphs apart."""
-    parts = [page.title, page.subtitle]
-    for section in page.sections:
-        parts.append(f"{section.title}\n{'-' * len(section.title)}")
-        parts += [block.text for block in section.blocks if isinstance(block, Paragraph)]
-    return "\n\n".join((*parts, page.footer, "")).encode()

@@ -29,7 +29,7 @@ from kvcustody.audit.store.database.gc_pause import gc_paused
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, say, stdout, tell_history
 from kvcustody.console.opening import selection, snapshot, state_of
 from kvcustody.console.options import DEFAULT, At, Class, Ledger, Model, Since, Tenant, Tier, Until
-from kvcustody.console.report.render.number_format import percent
+from kvcustody.console.render.number_format import percent
 from kvcustody.errors import ConfigError
 from kvcustody.plurals import several
 

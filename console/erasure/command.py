@@ -7,21 +7,23 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
 
-from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.evidence.erasure.requests_and_answers import (
     names,
     status,
 )
 from kvcustody.audit.evidence.processes.marked_processes import history
+from kvcustody.audit.reports.document import Document
+from kvcustody.audit.reports.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
-from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
+from kvcustody.audit.verify.documents.certificate_rules import CertificateRules
+from kvcustody.audit.verify.documents.verify import verify as verify_document
 from kvcustody.clock import SystemClock
 from kvcustody.console.api.client import asking, call, done
 from kvcustody.console.api.group import OperationGroup
@@ -35,7 +37,6 @@ from kvcustody.console.command import (
     say,
     tell_history,
 )
-from kvcustody.console.erasure.page import render
 from kvcustody.console.erasure.print_erasures import print_status
 from kvcustody.console.opening import key_texts, reading, subject_store, writing
 from kvcustody.console.options import (
@@ -47,7 +48,8 @@ from kvcustody.console.options import (
     ServiceSource,
     SubjectStore,
 )
-from kvcustody.errors import ConfigError
+from kvcustody.console.render.document_forms import render
+from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.erasure.selector import Selector, selector_from
 from kvcustody.governance.keys.checkpoint_signing_key import sign_ledger
@@ -199,12 +201,12 @@ def certificate(
         )
         opens = new_opening(selector.text())
     document = _issued(ledger, erasure, key, signing_key, opens)
-    _write(out, orjson.dumps(document))
+    _write(out, document.to_bytes())
     if html is not None:
-        _write(html, render(document).encode())
+        _write(html, render(document, "html"))
     if opening is not None:
         _write(opening, json.dumps(opens._asdict()).encode())
-    body = document["body"]
+    body = document.facts
     if as_json:
         print_json(
             {"erasure": erasure, "outcome": body["outcome"], "figures": body["figures"], "path": str(out)}
@@ -215,7 +217,7 @@ def certificate(
         )
 
 
-def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: SelectorOpening) -> dict[str, Any]:
+def _issued(ledger: str, erasure: str, key: SigningKey, path: Path, opens: SelectorOpening) -> Document:
     """The certificate; where its leaves are not signed yet, as nobody has the ledger open, its key signs them first."""
     clock = SystemClock()
     try:
@@ -243,6 +245,12 @@ def verify(
     *,
     key: Keys,
     opening: Annotated[Path | None, typer.Option(help="The opening that the requester has.")] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="An export of the certificate's checkpoint: all of it is made again from the leaves."
+        ),
+    ] = None,
     trust: Annotated[
         Path | None,
         typer.Option(
@@ -253,7 +261,8 @@ def verify(
 ) -> None:
     """Check a certificate offline: signature, every leaf's place in the ledger, and every figure from the leaves.
 
-    It needs the file and the ledger's public key, and nothing else. Exits 2 where anything is wrong.
+    It needs the file and the ledger's public key; with an export it is made again from every leaf. Exits 2 where
+    anything is wrong.
     """
     opens = None
     try:
@@ -263,41 +272,46 @@ def verify(
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"`{opening or file}` cannot be read: {error}") from None
     vkeys = key_texts(key)
-    orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None) if vkeys else None
-    report = verify_certificate(data, vkeys, opens, orders)
-    figures = report.figures.as_dict() if report.figures is not None else None
-    if report.marked:
-        tell_history(history(report.marked), [one._asdict() for one in report.marked])
-    if report.monitored:
-        say(f"note: {report.monitored}", file=sys.stderr)
+    orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None)
+    check = verify_document(data, vkeys, [CertificateRules(opens)], source=export, orders=orders)
+    if check.source_rejected and not check.problems:
+        raise LedgerError(
+            f"the certificate cannot be checked against export `{export}`: {check.source_rejected}"
+        )
+    shown = check.shown
+    figures = shown.get("figures")
+    if shown.get("marked"):
+        tell_history(history(shown["marked"]), [one._asdict() for one in shown["marked"]])
+    if shown.get("monitored"):
+        say(f"note: {shown['monitored']}", file=sys.stderr)
     if as_json:
         print_json(
             {
-                "ok": report.ok,
-                "erasure": report.erasure,
-                "outcome": report.outcome,
-                "opened": report.opened,
-                "figures": figures,
-                "problems": report.problems,
-                "monitored": report.monitored,
-                "unchecked": [{"path": one.path, "why": one.why} for one in report.unchecked],
+                "ok": check.ok,
+                "erasure": shown.get("erasure", ""),
+                "outcome": shown.get("outcome", ""),
+                "opened": shown.get("opened", False),
+                "figures": None if figures is None else figures.as_dict(),
+                "problems": check.problems,
+                "monitored": shown.get("monitored", ""),
+                "unchecked": [{"path": one.path, "why": one.why} for one in check.unchecked],
             }
         )
-    elif report.ok and report.figures is not None:
+    elif check.ok and figures is not None:
         say(
-            f"ok: erasure {report.erasure} is {report.outcome}; {report.figures.destroyed} of {report.figures.units} "
-            f"blocks destroyed, {sum(count for _, count in report.figures.kept)} kept for others"
+            f"ok: erasure {shown['erasure']} is {shown['outcome']}; {figures.destroyed} of {figures.units} "
+            f"blocks destroyed, {sum(count for _, count in figures.kept)} kept for others"
         )
-        for tier, copies in report.figures.copies:
+        for tier, copies in figures.copies:
             say(
                 f"copies in `{tier}`: {copies.ended} ended, {copies.zeroed} zeroed, {copies.unlinked} unlinked, "
                 f"{copies.key_destroyed} with a destroyed key, {copies.waiting} waiting"
             )
     else:
-        for problem in report.problems:
+        for problem in check.problems:
             say(f"problem: {problem}")
     if not as_json:
-        for one in report.unchecked:
+        for one in check.unchecked:
             say(f"not checked: {one.path}: {one.why}")
-    if not report.ok:
+    if not check.ok:
         raise typer.Exit(EXIT_ERROR)

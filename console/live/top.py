@@ -21,7 +21,7 @@ from rich.text import Text
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.live.worker_status import worker_statuses
 from kvcustody.console.options import ServiceSource
-from kvcustody.console.report.render.number_format import size, time_text
+from kvcustody.console.render.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import (
     SeenWorker,
     ServingSummary,

@@ -15,7 +15,7 @@ from kvcustody.console.policy.lint import day_us
 from kvcustody.console.policy.review import Revoked
 from kvcustody.console.policy.sarif_junit import junit
 from kvcustody.console.policy.validate import EXIT_NO, File
-from kvcustody.console.report.render.number_format import duration
+from kvcustody.console.render.number_format import duration
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.policies.document.model import Action, Scope, Tier, Via

@@ -4,48 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import orjson
 import typer
 from rich.console import Console
+from sqlalchemy import Connection
 
 from kvcustody.audit.evidence.query.known_names import known_tenant
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.document import read_document
 from kvcustody.audit.reports.framework import NAMES, Framework, load_framework, read_framework
-from kvcustody.audit.reports.model import PolicyProof, Report, ReportedProperty, ReportParameters
-from kvcustody.audit.reports.opinion.read_responses import read_responses
-from kvcustody.audit.store.database.signed_orders import SignedOrders
+from kvcustody.audit.reports.given import PolicyProof, ReportedProperty, read_responses
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
+from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
+from kvcustody.audit.reports.sections.losses import SECTION as LOSSES
+from kvcustody.audit.reports.sections.opinion import SECTION as OPINION
+from kvcustody.audit.reports.sections.population import SECTION as POPULATION
+from kvcustody.audit.reports.sections.recount import SECTION as RECOUNT
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
-from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
-from kvcustody.audit.verify.report.verify_report import ReportCheck, open_report, verify_report
+from kvcustody.audit.verify.documents.certificate_rules import CertificateRules
+from kvcustody.audit.verify.documents.document_check import DocumentCheck
+from kvcustody.audit.verify.documents.report_rules import ReportRules
+from kvcustody.audit.verify.documents.verify import verify as verify_document
 from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, read_words, write_files
 from kvcustody.console.opening import key_texts, snapshot
 from kvcustody.console.options import DEFAULT, At, DuePeriod, GivenLedger, Keys, Ledger, moment_us
+from kvcustody.console.render.document_forms import FORMATS, render_all
+from kvcustody.console.render.number_format import count, percent, share
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report import schedules as schedule_commands
-from kvcustody.console.report.check_files import differing_files
-from kvcustody.console.report.document import FORMATS, render_all
-from kvcustody.console.report.opinion_pages import share_text
+from kvcustody.console.report.check_files import differing_files, document_file
 from kvcustody.console.report.package import command as package_command
-from kvcustody.console.report.render.number_format import count, percent
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
     read_report_key,
     recorded_report_keys,
     signed_report,
 )
-from kvcustody.governance.processing.verify_record import is_processing_record
+from kvcustody.governance.processing.record_rules import RecordRules
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.plurals import several
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.time_zones import check_zone
 
 EXIT_NO = 1
 
@@ -118,6 +129,9 @@ class EvidenceOptions(ParameterGroup):
         typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
     ] = 99.9
     prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = ""
+    zone: Annotated[
+        str, typer.Option(help="Time zone (IANA name) whose times the pages show beside UTC.")
+    ] = "UTC"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +176,7 @@ def make(
         raise ConfigError(
             "--risk, --tolerable and --expected belong together: a size follows from all of them"
         )
+    check_zone(beside.zone)
     chosen = asked_framework(wanted.framework)
     proof = None if beside.policy is None else prove_policy(beside.policy)
     answers = () if beside.responses is None else read_responses(read_words(beside.responses))
@@ -184,6 +199,7 @@ def make(
             expected=drawn.expected,
             threshold_ppm=round(beside.threshold * 10_000),
             preparer=beside.prepared_by,
+            zone=beside.zone,
         )
         report = build_report(
             connection, asked, proof=proof, progress=tell, responses=answers, framework=chosen
@@ -192,9 +208,13 @@ def make(
             key = read_report_key(files.signing_key, recorded_report_keys(connection.engine))
             report = signed_report(connection, report, key)
         tell("writing")
-        rendered = render_all(report, formats)
-    write_files(files.out, rendered)
-    _answer(report, files.out, sorted(rendered), as_json)
+    written = render_all(report, [name for name in formats if name != "pdf"])
+    write_files(files.out, written)
+    if "pdf" in formats:  # the last: where it cannot be made, the others are there
+        printed = render_all(report, ["pdf"])
+        write_files(files.out, printed)
+        written |= printed
+    _answer(report, files.out, sorted(written), as_json)
 
 
 @app.command(
@@ -204,7 +224,8 @@ def make(
 )
 def verify(
     file: Annotated[
-        Path, typer.Argument(help="A report.json or ropa.json, or the folder of one with all its files.")
+        Path,
+        typer.Argument(help="A report.json, ropa.json or certificate, or the folder of a report or record."),
     ],
     *,
     key: Keys,
@@ -238,61 +259,47 @@ def verify(
     for text in vkeys:
         parse_vkey(text)
     folder = file if file.is_dir() else None
-    is_record = folder is not None and (folder / "ropa.json").exists()
-    data = read_file(file / ("ropa.json" if is_record else "report.json") if folder else file)
+    data = read_file(document_file(folder) if folder else file)
     orders = read_signed_orders(trust, parse_vkey(vkeys[0]).name, None)
-    if is_processing_record(data):
-        record = ropa_command.check_record(folder, data, vkeys, ledger, policy, digest, export, orders)
-        _tell_record(*record, as_json)
-        return
-    again, wrong = _again(data, vkeys, export, ledger, orders), list[str]()
-    found = verify_report(data, vkeys, expected_digest=digest, again=again)
-    compared: tuple[str, ...] = ()
-    if folder is not None and not wrong and not found.problems:
-        compared, more = differing_files(folder, open_report(data))
-        wrong += more
-    found = found._replace(problems=(*wrong, *found.problems))
-    _tell(found, compared, as_json)
-    if not found.ok:
-        raise typer.Exit(EXIT_NO)
-
-
-def _tell_record(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
-    """What was found of a record of processing."""
-    _tell(found, compared, as_json)
-    if not found.ok:
-        raise typer.Exit(EXIT_NO)
-
-
-def _again(
-    data: bytes, vkeys: list[str], export: Path | None, ledger: str | None, orders: SignedOrders | None
-) -> MadeAgain | None:
-    """The report made again from what was given.
-
-    Raises `LedgerError` where it cannot be: what was given is missing, damaged or another's, which says nothing of the
-    report.
-    """
-    if export is None and ledger is None:
-        return None
-    try:
-        stated = open_report(data)
-    except LedgerError:  # `verify_report` says what is wrong with it
-        return None
-    try:
-        if export is not None:
-            return again_from_export(export, stated, vkeys, orders)
-        assert ledger is not None
-        with snapshot(ledger) as connection:
-            return again_from_ledger(connection, stated, orders)
-    except (LedgerError, ConfigError) as problem:
+    given = None if policy is None else load_policy(read_file(policy), name=policy.name)
+    rules = (ReportRules(), RecordRules(given), CertificateRules())
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(_source(export, ledger))
+        except (LedgerError, ConfigError) as problem:
+            raise LedgerError(
+                f"the document cannot be checked against the ledger: {problem.message}"
+            ) from None
+        found = verify_document(data, vkeys, rules, expected_digest=digest, source=source, orders=orders)
+    if found.source_rejected and not found.problems:
         against = f"export `{export}`" if export is not None else "the ledger"
-        raise LedgerError(f"the report cannot be checked against {against}: {problem.message}") from None
+        raise LedgerError(f"the document cannot be checked against {against}: {found.source_rejected}")
+    compared: tuple[str, ...] = ()
+    if folder is not None and found.ok:
+        compared, wrong = differing_files(folder, read_document(data, [each.kind for each in rules]))
+        found = replace(found, problems=tuple(wrong))
+    _tell(found, compared, as_json)
+    if not found.ok:
+        raise typer.Exit(EXIT_NO)
 
 
-def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
+@contextmanager
+def _source(export: Path | None, ledger: str | None) -> Iterator[Connection | Path | None]:
+    """What a document is made again from."""
+    if export is not None or ledger is None:
+        yield export
+        return
+    with snapshot(ledger) as connection:
+        yield connection
+
+
+def _tell(found: DocumentCheck, compared: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        unchecked = [each._asdict() for each in found.unchecked]
-        print_json({**found._asdict(), "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
+        said = {
+            field.name: getattr(found, field.name) for field in fields(found) if field.name not in _UNSAID
+        }
+        unchecked = [{"path": each.path, "why": each.why} for each in found.unchecked]
+        print_json({**said, "unchecked": unchecked, "formats": list(compared), "ok": found.ok})
         return
     for problem in found.problems:
         say(f"problem: {problem}")
@@ -303,9 +310,12 @@ def _tell(found: ReportCheck, compared: tuple[str, ...], as_json: bool) -> None:
     formats = f", {', '.join(compared)} the same byte for byte" if compared else ""
     verdict = "sound, but for what was not checked" if found.ok else "not sound"
     say(
-        f"{verdict}: {signed}{again}{formats}, {found.leaves} sampled leaves, checkpoint {found.checkpoint}, "
+        f"{verdict}: {signed}{again}{formats}, {several(found.leaves, 'proved leaf')}, checkpoint {found.checkpoint}, "
         f"SHA-256 {found.digest}"
     )
+
+
+_UNSAID = ("unchecked", "shown", "source_rejected")
 
 
 app.command(
@@ -351,6 +361,7 @@ def prove_policy(path: Path) -> PolicyProof:
 def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
     digest = report.digest()
     if as_json:
+        recount = report[RECOUNT]
         print_json(
             {
                 "folder": os.fspath(out),
@@ -358,21 +369,25 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
                 "digest": digest,
                 "rerun": report.rerun(),
                 "checkpoint": report.asked.checkpoint,
-                "population": {"custodies": report.population.custodies, "digest": report.population.digest},
-                "total": report.total._asdict(),
-                "opinion": report.opinion.kind,
-                "balances": [{**item._asdict(), "holds": item.holds} for item in report.population.balances],
-                "recount_agrees": None if report.recount is None else not report.recount.differences,
+                "population": {
+                    "custodies": report[POPULATION].custodies,
+                    "digest": report[POPULATION].digest,
+                },
+                "total": report[COVERAGE].total._asdict(),
+                "opinion": report[OPINION].kind,
+                "balances": [{**item._asdict(), "holds": item.holds} for item in report[POPULATION].balances],
+                "recount_agrees": None if recount is None else not recount.differences,
             }
         )
         return
-    total = report.total
-    say(f"the opinion is {report.opinion.kind}: {share_text(report.opinion)} of what was due")
+    total, opinion = report[COVERAGE].total, report[OPINION]
+    covered = share(opinion.low_ppm, opinion.high_ppm, opinion.unknown)
+    say(f"the opinion is {opinion.kind}: {covered} of what was due")
     say(
         f"{percent(total.covered, total.due)} of {count(total.due)} units due ended in time with evidence; "
         f"{count(total.due - total.covered)} are not covered; "
-        f"{several(len(report.opinion.exceptions), 'exception')} in the opinion, "
-        f"{several(report.losses.gaps, 'gap')}"
+        f"{several(len(report[OPINION].exceptions), 'exception')} in the opinion, "
+        f"{several(report[LOSSES].gaps, 'gap')}"
     )
     say(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
 

@@ -14,9 +14,15 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.reports.framework import SECTIONS, Control
+from kvcustody.audit.reports.framework import Control
 from kvcustody.audit.reports.model import Report
-from kvcustody.console.report.render.number_format import percent
+from kvcustody.audit.reports.section import citations
+from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
+from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
+from kvcustody.audit.reports.sections.limitations import SECTION as LIMITATIONS
+from kvcustody.audit.reports.sections.opinion import SECTION as OPINION
+from kvcustody.audit.reports.sections.population import SECTION as POPULATION
+from kvcustody.console.render.number_format import percent
 from kvcustody.times import iso
 
 VERSION = "1.1.3"
@@ -33,7 +39,7 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
     def name(what: str) -> str:
         return str(uuid.uuid5(NAMESPACE, f"{digest} {what}"))
 
-    boundary, asked = report.boundary, report.asked
+    boundary, asked = report[BOUNDARY], report.asked
     collected = iso(boundary.checkpoint.at_us)
     everything: dict[str, Any] = {"include-all": {}}
     chosen = [{"control-id": control_id(control.id)} for control in report.cited()]
@@ -52,8 +58,8 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
                 _prop("software-version", report.version),
                 _prop("checkpoint-root", boundary.checkpoint.root),
                 _prop("report-sha-256", digest),
-                _prop("opinion", report.opinion.kind),
-                *([_prop("history", report.boundary.history)] if report.boundary.history else []),
+                _prop("opinion", report[OPINION].kind),
+                *([_prop("history", report[BOUNDARY].history)] if report[BOUNDARY].history else []),
                 *_signature(report),
             ],
             "remarks": "Evidence for assessors. No target is stated to be satisfied or not satisfied.",
@@ -64,7 +70,7 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
                 "uuid": name("result"),
                 "title": "Custody of KV-cache blocks",
                 "description": "Evidence from the ledger as a signed checkpoint left it. "
-                + " ".join(report.limitations),
+                + " ".join(report[LIMITATIONS]),
                 "start": iso(asked.since_us),
                 "end": iso(asked.until_us),
                 "reviewed-controls": {
@@ -82,7 +88,7 @@ def assessment_results(report: Report, *, plan: str = "") -> bytes:
                         {
                             "uuid": name("plan"),
                             "title": "How the evidence was taken",
-                            "description": report.population.query,
+                            "description": report[POPULATION].query,
                             "remarks": report.rerun(),
                         },
                     )
@@ -127,7 +133,7 @@ def control_id(text: str) -> str:
 def _observation(
     report: Report, control: Control, name: str, collected: str, resource: str
 ) -> dict[str, Any]:
-    total, sections = report.total, report.sections_of(control.id)
+    total, sections = report[COVERAGE].total, report.sections_of(control.id)
     figures = (
         _prop("units-due", str(total.due)),
         _prop("units-covered", str(total.covered)),
@@ -147,7 +153,8 @@ def _observation(
         ],
         "types": ["control-objective"],
         "relevant-evidence": [
-            {"href": f"#{resource}", "description": f"Section: {SECTIONS[section]}"} for section in sections
+            {"href": f"#{resource}", "description": f"Section: {citations()[section].title}"}
+            for section in sections
         ],
         "collected": collected,
         "remarks": f"What it does not show: {control.limit}",

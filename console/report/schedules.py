@@ -14,7 +14,7 @@ from kvcustody.console.api.client import done
 from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.options import ActSource
-from kvcustody.console.report.document import FORMATS
+from kvcustody.console.render.document_forms import FORMATS
 from kvcustody.errors import ConfigError
 from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.governance.service.schedules.calendar_periods import Cadence

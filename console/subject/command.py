@@ -13,9 +13,8 @@ from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.files import write_files
 from kvcustody.console.options import ServiceSource, moment_us
-from kvcustody.console.report.render.html import render_html
-from kvcustody.console.report.render.number_format import count, moment, percent
-from kvcustody.console.subject.page import page_of
+from kvcustody.console.render.document_forms import render
+from kvcustody.console.render.number_format import count, moment, percent
 from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.plurals import several
 
@@ -49,7 +48,7 @@ def show(
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
     found = page_of_data(done("getSubject", source, tenant=tenant, subject=subject, at=moment_us(at)))
     if html is not None:
-        write_files(html.parent, {html.name: render_html(page_of(found))})
+        write_files(html.parent, {html.name: render(found, "html")})
     if as_json:
         print_json(found.data())
     else:

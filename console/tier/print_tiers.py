@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcustody.console.command import make_table, print_more, say, stdout
-from kvcustody.console.report.render.number_format import size, time_text
+from kvcustody.console.render.number_format import size, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.errors import ConfigError
 from kvcustody.plurals import several

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvcustody.console.report.render.number_format import size, time_text
+from kvcustody.console.render.number_format import size, time_text
 from kvcustody.plurals import several
 
 _WHY = {

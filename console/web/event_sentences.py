@@ -15,7 +15,7 @@ from typing import Any
 
 from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.leaf.leaf_schema import SCHEMA_OF_NAME
-from kvcustody.console.report.render.number_format import count, duration, moment
+from kvcustody.console.render.number_format import count, duration, moment
 from kvcustody.plurals import several
 
 Body = Mapping[str, Any]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from kvcustody.console.report.render import number_format as words
+from kvcustody.console.render import number_format as words
 from kvcustody.governance.observability.serving_summary import seconds_text, share_text
 from kvcustody.policies.workbench.json_schema import schema as policy_schema
 

@@ -244,7 +244,7 @@ class Again:
         for turn in self._report_keys():
             may = turn.key != key or turn.may_sign(self.asked["checkpoint"])
             need(may, "the key handed over before this checkpoint")
-        statement = f"{key.name}\nkvcustody evidence report\n{digest}\n".encode()
+        statement = f"{key.name}\n{self.stated['schema']}\n{digest}\n".encode()
         good = ed25519_verifies(key.public, statement, sections.from_base64(signature["data"]))
         need(good and signature["key_id"] == key.id.hex(), "the signature is not of this report")
 

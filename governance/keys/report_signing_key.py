@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.kinds import ReportKeyRecorded
 from kvcustody.audit.reports.model import Report
-from kvcustody.audit.reports.signing.report_signature import (
+from kvcustody.audit.reports.signing.document_signature import (
     enrolment_leaves,
     report_key_periods,
-    sign_digest,
+    sign_document,
 )
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, rotation_record
@@ -108,5 +108,5 @@ def rotate_report_key(
 
 
 def signed_report(connection: Connection, report: Report, key: SigningKey) -> Report:
-    """The report with its signature; raises as `sign_digest`."""
-    return report._replace(signature=sign_digest(connection, report.digest(), key))
+    """The report with its signature; raises as `sign_document`."""
+    return report.replace(signature=sign_document(connection, report.document(), key).signature)

@@ -25,9 +25,12 @@ from kvcustody.audit.evidence.processes.policies_in_period import (
     read_policies_in_period,
 )
 from kvcustody.audit.reports.build_report import build_report
+from kvcustody.audit.reports.document import Document
 from kvcustody.audit.reports.framework import OURS
-from kvcustody.audit.reports.model import ReportParameters
-from kvcustody.audit.reports.signing.report_signature import sign_digest
+from kvcustody.audit.reports.parameters import ReportParameters
+from kvcustody.audit.reports.sections.controls import SECTION as CONTROLS
+from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
+from kvcustody.audit.reports.signing.document_signature import sign_document
 from kvcustody.audit.store.database.snapshot import as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -39,8 +42,6 @@ from kvcustody.governance.processing.record import (
     OF_RELEASE,
     OPEN,
     ROLES,
-    SCHEMA,
-    STATEMENT,
     UNKNOWN,
     ControllerStatement,
     MeasuredControl,
@@ -106,7 +107,6 @@ def build_record(
     lives = lives_as_of(connection, state)
     documents = {one.period.digest: one.policy for one in known if one.policy is not None}
     return ProcessingRecord(
-        schema_name=SCHEMA,
         version=__version__,
         role=asked.role,
         checkpoint=asked.checkpoint,
@@ -142,11 +142,11 @@ def build_record(
     )
 
 
-def signed_record(connection: Connection, record: ProcessingRecord, key: SigningKey) -> ProcessingRecord:
-    """The record with its signature; raises as `sign_digest`, and `ConfigError` for one of no checkpoint."""
+def signed_record(connection: Connection, record: ProcessingRecord, key: SigningKey) -> Document:
+    """The record as a signed document; raises as `sign_document`, and `ConfigError` for one of no checkpoint."""
     if not record.checkpoint:
         raise ConfigError("a record is signed as of a signed checkpoint, and this ledger has none")
-    return record._replace(signature=sign_digest(connection, record.digest(), key, STATEMENT))
+    return sign_document(connection, record.document(), key)
 
 
 def _known(
@@ -222,13 +222,13 @@ def _evidence(
         FRAMEWORK, asked.checkpoint, asked.since_us, asked.until_us, sample=0, recount=False
     )
     report = build_report(connection, parameters, is_proved=False)
-    status = {one.control: one for one in report.statuses}
+    status = {one.control: one for one in report[CONTROLS]}
     controls = tuple(
         MeasuredControl(FRAMEWORK, one.id, one.title, status[one.id].status, status[one.id].sections)
         for one in report.framework.controls
         if one.scope == OURS
     )
-    return report.coverage, controls
+    return report[COVERAGE].coverage, controls
 
 
 def _controllers(

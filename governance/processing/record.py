@@ -5,25 +5,20 @@
 2. It is of a period: every policy that was in effect in it by leaves is named by its digest, with its time limits and
    its recipients, each up to the classification as granted. A policy of which nobody has the document is named, too.
 3. Measures point to controls of the library, each with the status that the ledger's evidence of the period gives it.
-4. A record is a function of the ledger as a checkpoint left it, the documents of policies, and what was stated. Its
-   digest leaves the signature out.
+4. A record is a function of the ledger as a checkpoint left it, the documents of policies, and what was stated.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-import orjson
-
-from kvcustody.audit.reports.signing.report_signature import ReportSignature
+from kvcustody.audit.reports.document import Document, Facts
+from kvcustody.audit.verify.documents.record_agreement import RECORD
 from kvcustody.errors import LedgerError
 from kvcustody.governance.cases.recipients import GrantedRecipient
 from kvcustody.policies.document.model import Offload, Policy
 from kvcustody.times import span
 
-SCHEMA = "kvcustody/processing-record@1"
-STATEMENT = "kvcustody record of processing"  # what its signature says that it is of
 OPEN = "to be stated by the controller"
 CONTROLLER, PROCESSOR = "controller", "processor"
 ROLES = (CONTROLLER, PROCESSOR)
@@ -104,7 +99,6 @@ class ProcessingRecord(NamedTuple):
     how many orders are signed; empty where nothing is signed.
     """
 
-    schema_name: str
     version: str
     role: str
     checkpoint: int
@@ -133,47 +127,33 @@ class ProcessingRecord(NamedTuple):
     covered: int
     history: str = ""
     orders: str = ""
-    signature: ReportSignature | None = None
 
-    def facts(self) -> dict[str, Any]:
-        """The record as JSON values."""
-        made: dict[str, Any] = _plain(self)
-        return made
-
-    def to_bytes(self) -> bytes:
-        """The canonical JSON."""
-        return orjson.dumps(self.facts(), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
-
-    def digest(self) -> str:
-        """SHA-256 of `to_bytes` without a signature, hexadecimal: what is signed."""
-        return hashlib.sha256(self._replace(signature=None).to_bytes()).hexdigest()
+    def document(self) -> Document:
+        """The record as a document, which nobody signed."""
+        return RECORD.document(_plain(self))
 
 
-def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
-    """The record that `facts` gave; raises `LedgerError` where they are of none."""
-    if not isinstance(facts, dict) or facts.get("schema_name") != SCHEMA:
-        raise LedgerError(f"this is no record of processing of schema `{SCHEMA}`")
+def record_of_facts(facts: Facts) -> ProcessingRecord:
+    """The record of a document's facts; raises `LedgerError` where they are of none."""
     try:
-        made: ProcessingRecord = read_fields(ProcessingRecord, facts)
+        made: ProcessingRecord = _read_fields(ProcessingRecord, facts)
     except (TypeError, KeyError, AttributeError) as problem:
         raise LedgerError(f"this is no record of processing: {problem}") from None
-    if made.facts() != facts:
+    if _plain(made) != facts:
         raise LedgerError("this is no record of processing: a part of it is of another type")
     return made
 
 
-def read_fields(kind: Any, value: dict[str, Any]) -> Any:
+def _read_fields(kind: Any, value: Facts) -> Any:
     """A named tuple from JSON values; whether they are of its types is not looked at."""
     hints, given = get_type_hints(kind), {}
     for name, each in value.items():
         hint = hints[name]
-        if hint == ReportSignature | None:
-            hint = ReportSignature if each is not None else type(None)
         if hasattr(hint, "_fields"):
-            given[name] = read_fields(hint, each)
+            given[name] = _read_fields(hint, each)
         elif isinstance(each, list):
             item = get_args(hint)[0]
-            given[name] = tuple(read_fields(item, one) if hasattr(item, "_fields") else one for one in each)
+            given[name] = tuple(_read_fields(item, one) if hasattr(item, "_fields") else one for one in each)
         else:
             given[name] = each
     return kind(**given)

@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcustody.audit.evidence.erasure import requests_and_answers as ledger
-from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue
 from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, SelectorNames
+from kvcustody.audit.reports.document import Document
+from kvcustody.audit.reports.erasure.certificate import SelectorOpening, issue
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.governance.credentials.service_secret import keyed_digest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
 
 
-def certificate(service: Service, erasure: str) -> dict[str, Any]:
+def certificate(service: Service, erasure: str) -> Document:
     """The certificate of an erasure that is there; `unavailable` until a signed checkpoint covers its leaves."""
     key, opens = _signing_key(service), opening(service, erasure)
     try:
@@ -36,7 +37,7 @@ def certificate(service: Service, erasure: str) -> dict[str, Any]:
             raise ProblemError("unavailable", waits, headers={"Retry-After": "2"}) from None
 
 
-def _issue(service: Service, erasure: str, key: SigningKey, opens: SelectorOpening) -> dict[str, Any]:
+def _issue(service: Service, erasure: str, key: SigningKey, opens: SelectorOpening) -> Document:
     with service.reading() as connection:
         return issue(connection, erasure, key, opens, now_us=service.clock.utc_us())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvcustody.governance.service.problem_details import ProblemError
 
 if TYPE_CHECKING:
+    from kvcustody.audit.reports.document import Document
     from kvcustody.audit.reports.model import Report
 
 
@@ -23,7 +24,7 @@ class DocumentRenderer(Protocol):
     def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
         """The files of a report by name."""
 
-    def certificate(self, document: dict[str, Any]) -> bytes:
+    def certificate(self, document: Document) -> bytes:
         """The page of an erasure's certificate."""
 
     def letter_forms(self) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ class JsonDocuments:
         """The report's own bytes."""
         return {"report.json": report.to_bytes()}
 
-    def certificate(self, document: dict[str, Any]) -> bytes:
+    def certificate(self, document: Document) -> bytes:
         """There is no page."""
         raise ProblemError("not-acceptable", "this service renders no pages; ask for the certificate's JSON")
 

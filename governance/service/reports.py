@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.model import ReportParameters
+from kvcustody.audit.reports.parameters import ReportParameters
+from kvcustody.audit.reports.section import sections
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
@@ -35,7 +36,6 @@ from kvcustody.governance.service.schedules.signed_verdicts import DOCUMENT
 from kvcustody.governance.service.settings import ServiceSettings
 
 _ENROLLING = threading.Lock()  # two first reports at once make one key
-_PARTS = 12  # about as many as a report says that it is at
 
 
 class ReportingService(Protocol):
@@ -107,12 +107,12 @@ def start_report(
     """
 
     def work(progress: JobProgress) -> dict[str, Any]:
-        done = 0
+        done, parts = 0, sum(bool(section.fields) for section in sections())
 
         def tell(part: str) -> None:
             nonlocal done
-            done = min(done + 1, _PARTS)
-            progress(done, _PARTS + 1)
+            done += 1
+            progress(done, parts + 1)
 
         key = report_key(service)
         with service.reading_at_rest() as connection:
@@ -125,7 +125,7 @@ def start_report(
             **files,
         }.items():  # the first: what verdicts are read from
             write_file(progress.folder / name, data)
-        progress(_PARTS + 1, _PARTS + 1)
+        progress(parts + 1, parts + 1)
         verdict, digest = Verdict.of(report), report.digest()
         if schedule is None:
             job, now_us = progress.folder.name, service.clock.utc_us()

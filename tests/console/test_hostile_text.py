@@ -34,6 +34,7 @@ WRITE_BYTES = {
     "principal/shared.py": "a key, to whoever asked for it",
     "policy/init_fmt_schema.py": "the difference of a file that its user has",
     "audit/query.py": "a leaf and its proof, byte for byte",
+    "render/pdf_process.py": "JSON, to the process that began it",
     "api/print_answer.py": "a file that was asked for, byte for byte",
     "command.py": "JSON with escapes",
 }

@@ -43,7 +43,7 @@ BASE = (
     "uvicorn",
     "prometheus_client",
     "zmq",
-    "reportlab",
+    "weasyprint",
     "pyarrow",
     "jwt",
     "psycopg",

@@ -5,31 +5,31 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from markupsafe import escape
 from sqlalchemy import Engine, update
 
-from kvcustody.audit.evidence.erasure.certificate import SelectorOpening, issue, statement_text
-from kvcustody.audit.evidence.erasure.figures_from_leaves import ErasureFigures, figures_of
+from kvcustody.audit.evidence.erasure.figures_from_leaves import figures_of, waiting_copies
 from kvcustody.audit.kinds import EnforcementChanged, WorkerStarted
+from kvcustody.audit.reports.document import Document
+from kvcustody.audit.reports.erasure.certificate import SelectorOpening, issue
 from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
-from kvcustody.audit.verify import verify_certificate as verifier
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify.documents import certificate_agreement as verifier
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.audit.write.event_writer import EventWriter
-from kvcustody.console.erasure.page import render
+from kvcustody.console.render.document_forms import render
 from kvcustody.errors import LedgerError
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.signed_document import encode_ascii
 from standins import builders
+from standins.audit.documents import signed_certificate, verify_certificate
 from standins.erasure.certificate_case import ANN, KEY, VKEYS, Case
 
 
@@ -39,29 +39,26 @@ def case(store: Engine, tmp_path: Path) -> Case:
 
 
 def test_it_verifies_offline_and_its_figures_are_those_of_the_process(case: Case) -> None:
-    report = verify(case.data, VKEYS, case.opening)
+    report = verify_certificate(case.data, VKEYS, case.opening)
     assert report.ok, report.problems
-    assert report.outcome == "complete" and report.opened and report.figures is not None
-    figures = report.figures
+    assert report.shown["outcome"] == "complete" and report.shown["opened"]
+    figures = report.shown["figures"]
     assert figures.units >= case.done.ended_blocks > 0 and figures.unproven == 0
     assert figures.destroyed == sum(count for _, count in figures.by_level)
     assert figures.reread_blocks > 0 and figures.reread_nonzero == 0
-    assert case.document["body"]["population"]["residencies"] > 0
+    assert case.document.facts["population"]["residencies"] > 0
     assert b"alpha-user-1" not in case.data, "the subject is a pseudonym"
-    assert not verify(
+    assert not verify_certificate(
         case.data, VKEYS, SelectorOpening(case.opening.salt, Selector("alpha", "bob").text())
     ).ok
-    assert not verify(case.data, [str(SigningKey.generate("example.com/ledger").verifier)]).ok
+    assert not verify_certificate(case.data, [str(SigningKey.generate("example.com/ledger").verifier)]).ok
 
 
-def tampered(document: dict[str, Any], change: Callable[[dict[str, Any]], None], *, again: bool) -> bytes:
+def tampered(document: Document, change: Callable[[dict[str, Any]], None], *, again: bool) -> bytes:
     """A changed document; `again`: whoever changed it also has the ledger's key and signs it anew."""
-    made = copy.deepcopy(document)
-    change(made["body"])
-    if again:
-        signature = sign_statement(KEY, statement_text(KEY.name, encode_ascii(made["body"])))
-        made["signature"]["data"] = __import__("base64").b64encode(signature.data).decode()
-    return json.dumps(made).encode()
+    facts = copy.deepcopy(dict(document.facts))
+    change(facts)
+    return (signed_certificate(facts, KEY) if again else document._replace(facts=facts)).to_bytes()
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -84,7 +81,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def test_it_says_when_policies_were_not_enforced(case: Case) -> None:
-    assert case.document["body"]["monitored"] == [], "control"
+    assert case.document.facts["monitored"] == [], "control"
     now, until = case.world.clock.now_us(), 1 << 31
     changes = [
         WorkerStarted(now, "again", 8, 1, 64, "cpu", "test", 1),
@@ -99,22 +96,25 @@ def test_it_says_when_policies_were_not_enforced(case: Case) -> None:
     world.clock.advance(1_000_000)
     case.sign()
     document = case.issue()
-    spans = document["body"]["monitored"]
+    spans = document.facts["monitored"]
     assert [(one["mode"], one["until_us"] - one["from_us"]) for one in spans] == [("monitor", 9)]
-    report = verify(orjson.dumps(document), VKEYS)
+    report = verify_certificate(document.to_bytes(), VKEYS)
     assert report.ok, report.problems
-    assert "for nobody" in report.monitored and escape(report.monitored) in render(document)
+    assert (
+        "for nobody" in report.shown["monitored"]
+        and escape(report.shown["monitored"]) in render(document, "html").decode()
+    )
     assert b"beta" not in orjson.dumps(spans), "no other tenant is named"
     assert any(one.is_about("monitored") for one in report.unchecked)
     bad = tampered(document, lambda body: body["monitored"][0].update(mode="off"), again=True)
-    assert not verify(bad, VKEYS).ok
+    assert not verify_certificate(bad, VKEYS).ok
 
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("again", [False, True], ids=["changed", "changed and signed"])
 def test_what_was_changed_is_refused(case: Case, name: str, again: bool) -> None:
-    assert verify(case.data, VKEYS).ok
-    assert not verify(tampered(case.document, CHANGES[name], again=again), VKEYS).ok
+    assert verify_certificate(case.data, VKEYS).ok
+    assert not verify_certificate(tampered(case.document, CHANGES[name], again=again), VKEYS).ok
 
 
 def test_the_leaves_say_who_owes_an_answer_not_rows(
@@ -131,7 +131,7 @@ def test_the_leaves_say_who_owes_an_answer_not_rows(
     silent.close()
     CheckpointSigner(store, [KEY], memory=tmp_path / "signed", clock=case.world.clock).sign_once()
 
-    def certificate() -> dict[str, Any]:
+    def certificate() -> Document:
         with store.connect() as connection:
             return issue(connection, "e" * 32, KEY, case.opening, now_us=case.world.clock.utc_us())
 
@@ -139,13 +139,13 @@ def test_the_leaves_say_who_owes_an_answer_not_rows(
         with store.connect() as connection:
             return [problem.what for problem in fsck(connection).problems]
 
-    before = certificate()["body"]
+    before = certificate().facts
     assert before["outcome"] == "partial" and "silent" in {one["worker"] for one in before["workers"]}
     assert wrong() == []
     with store.begin() as connection:
         connection.execute(update(incarnations).values(ended_us=1, end="stopped"))
     after = certificate()
-    assert after["body"]["workers"] == before["workers"] and after["body"]["outcome"] == "partial"
+    assert after.facts["workers"] == before["workers"] and after.facts["outcome"] == "partial"
     assert any("has another end than its leaves say" in what for what in wrong())
     # Who has the signing key, too, cannot claim it of these leaves; without the start nothing is left that says so.
     claimed = tampered(
@@ -153,11 +153,13 @@ def test_the_leaves_say_who_owes_an_answer_not_rows(
         lambda body: body.update(outcome="complete", workers=[], waiting=[], unreachable=[]),
         again=True,
     )
-    assert any("no leaf of worker `silent`" in problem for problem in verify(claimed, VKEYS).problems)
+    assert any(
+        "no leaf of worker `silent`" in problem for problem in verify_certificate(claimed, VKEYS).problems
+    )
     with monkeypatch.context() as patch:  # the control: with this one defence off, it passes
         patch.setattr(verifier, "without_answer", lambda *_: [])
         patch.setattr(verifier, "owing", lambda *_: [])
-        assert verify(claimed, VKEYS).ok
+        assert verify_certificate(claimed, VKEYS).ok
 
 
 ROWS: list[dict[str, Any]] = [
@@ -182,16 +184,16 @@ def test_fsck_finds_an_edited_row_of_a_process(case: Case, store: Engine, values
 
 def test_a_receipt_that_never_was_makes_it_partial(store: Engine, tmp_path: Path) -> None:
     case = Case(store, tmp_path, lost=True)
-    report = verify(case.data, VKEYS)
-    assert report.ok and report.outcome == "partial"
-    assert report.figures is not None and report.figures.unproven > 0
+    report = verify_certificate(case.data, VKEYS)
+    assert report.ok and report.shown["outcome"] == "partial"
+    assert report.shown["figures"].unproven > 0
 
 
 def test_what_is_no_certificate_is_a_report_and_an_unknown_erasure_an_error(
     store: Engine, case: Case
 ) -> None:
-    for data in (b"", b"[]", b"{}", b'{"body": {"schema": "x"}, "signature": {}}', case.data[:-2]):
-        assert not verify(data, VKEYS).ok
+    for data in (b"", b"[]", b"{}", b'{"schema":"x","signature":{}}\n', case.data[:-2]):
+        assert not verify_certificate(data, VKEYS).ok
     with store.connect() as connection, pytest.raises(LedgerError, match="is not in the ledger"):
         issue(connection, "nowhere", KEY, case.opening, now_us=1)
 
@@ -209,8 +211,8 @@ KEYS = [step("destroyed", number, "key-destroyed") for number in (1, 2)]
 GONE = [step("destroyed", number, "unlinked") for number in (2, 3, 4)]
 
 
-def copies_of(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = document["body"]["figures"].get("copies", {})
+def copies_of(document: Document) -> dict[str, Any]:
+    found: dict[str, Any] = document.facts["figures"].get("copies", {})
     return found
 
 
@@ -222,9 +224,9 @@ def test_it_lists_copies_by_tier_and_is_complete_once_each_has_evidence(
     assert copies_of(case.document) == {
         "nvme": {"ended": 3, "bytes": 700, "zeroed": 0, "unlinked": 0, "key_destroyed": 2, "waiting": 1}
     }
-    assert case.document["body"]["outcome"] == "partial"
-    assert verify(case.data, VKEYS, case.opening).ok
-    page = render(case.document)
+    assert case.document.facts["outcome"] == "partial"
+    assert verify_certificate(case.data, VKEYS, case.opening).ok
+    page = render(case.document, "html").decode()
     assert "copies ended in tier `nvme`" in page and "2 key destroyed, 1 waiting" in page
     case.sign()
     later = case.issue()
@@ -232,13 +234,17 @@ def test_it_lists_copies_by_tier_and_is_complete_once_each_has_evidence(
         copies_of(later)["nvme"] | {"unlinked": 2, "key_destroyed": 2, "waiting": 0}
         == copies_of(later)["nvme"]
     )
-    assert later["body"]["outcome"] == "complete" and verify(orjson.dumps(later), VKEYS, case.opening).ok
+    assert (
+        later.facts["outcome"] == "complete" and verify_certificate(later.to_bytes(), VKEYS, case.opening).ok
+    )
     # The first one, called complete by who has the key, is refused for the copy that waits.
     claimed = tampered(case.document, lambda body: body.update(outcome="complete"), again=True)
-    assert any("1 copies without evidence" in problem for problem in verify(claimed, VKEYS).problems)
+    assert any(
+        "1 copies without evidence" in problem for problem in verify_certificate(claimed, VKEYS).problems
+    )
     with monkeypatch.context() as patch:  # the control: with this one defence off, it passes
-        patch.setattr(ErasureFigures, "waiting_copies", 0)
-        assert verify(claimed, VKEYS).ok
+        patch.setattr(verifier, "waiting_copies", lambda _: 0)
+        assert verify_certificate(claimed, VKEYS).ok
 
 
 def without(kind: str) -> Callable[[dict[str, Any]], None]:
@@ -251,8 +257,8 @@ def without(kind: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize("kind", ["copies-ended", "copies-destroyed"])
 def test_a_dropped_leaf_of_copies_is_refused(store: Engine, tmp_path: Path, kind: str) -> None:
     case = Case(store, tmp_path, copies=[*BEGUN, *ERASED, *KEYS, *GONE])
-    assert case.document["body"]["outcome"] == "complete" and verify(case.data, VKEYS).ok
-    assert not verify(tampered(case.document, without(kind), again=True), VKEYS).ok
+    assert case.document.facts["outcome"] == "complete" and verify_certificate(case.data, VKEYS).ok
+    assert not verify_certificate(tampered(case.document, without(kind), again=True), VKEYS).ok
 
 
 def test_copies_that_a_process_counted_and_no_leaf_ends_are_waiting() -> None:
@@ -264,15 +270,18 @@ def test_copies_that_a_process_counted_and_no_leaf_ends_are_waiting() -> None:
     proof |= {"names": ["n"], "numbers": [1]}
     for counted, waiting in ((1, 0), (3, 2)):
         bodies = [effect | {"tiers": ["nvme"], "objects": [counted]}, ended, proof]
-        assert figures_of(bodies, "e").waiting_copies == waiting
+        assert waiting_copies(figures_of(bodies, "e").as_dict()) == waiting
     other = proof | {"incarnation": "b"}
-    assert figures_of([effect | {"tiers": [], "objects": []}, ended, other], "e").waiting_copies == 1
+    figures = figures_of([effect | {"tiers": [], "objects": []}, ended, other], "e")
+    assert waiting_copies(figures.as_dict()) == 1
 
 
 def test_a_recorded_certificate_still_verifies() -> None:
     place = Path(__file__).parent / "recorded"
     data, vkeys = (place / "certificate.json").read_bytes(), [(place / "key.vkey").read_text().strip()]
     opening = SelectorOpening(**json.loads((place / "opening.json").read_bytes()))
-    report = verify(data, vkeys, opening)
-    assert report.ok and report.opened, report.problems
-    assert not verify(data.replace(b'"outcome":"complete"', b'"outcome":"partial"'), vkeys, opening).ok
+    report = verify_certificate(data, vkeys, opening)
+    assert report.ok and report.shown["opened"], report.problems
+    assert not verify_certificate(
+        data.replace(b'"outcome":"complete"', b'"outcome":"partial"'), vkeys, opening
+    ).ok

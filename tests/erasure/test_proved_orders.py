@@ -13,18 +13,20 @@ import pytest
 from sqlalchemy import Connection, Engine, insert, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.evidence.erasure.certificate import issue
 from kvcustody.audit.evidence.processes.orders import orders_to_sign, unsigned_orders
+from kvcustody.audit.reports.document import Document
+from kvcustody.audit.reports.erasure.certificate import issue
 from kvcustody.audit.store.database import signed_orders
 from kvcustody.audit.store.database.signed_orders import SignedOrders, authenticate
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.store.schema.ledger import logs as log_rows
+from kvcustody.audit.verify.documents.certificate_rules import ORDER_NOT_CHECKED
 from kvcustody.audit.verify.ledger.fsck_ledger import FsckReport, fsck
-from kvcustody.audit.verify.verify_certificate import ORDER_NOT_CHECKED, verify
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.policy.orders import order_signature
 from kvcustody.governance.release.trust import write_trust
+from standins.audit.documents import verify_certificate
 from standins.erasure.certificate_case import KEY, VKEYS, Case
 from standins.erasure.signing import (
     EVE,
@@ -168,7 +170,7 @@ def test_an_order_is_named_also_where_no_more_are_remembered(
     assert len(readers.newly_refused()) == remembered, "what is remembered is bounded"
 
 
-def _certificate(case: Case, signed: SignedOrders | None) -> dict[str, Any]:
+def _certificate(case: Case, signed: SignedOrders | None) -> Document:
     with opened_as(case.store, signed).connect() as connection:
         return issue(connection, case.done.erasure, KEY, case.opening, now_us=case.world.clock.utc_us())
 
@@ -186,19 +188,21 @@ class Desk:
 def test_a_certificate_says_whether_its_order_counts(any_store: Engine, tmp_path: Path, signed: bool) -> None:
     case = Desk(any_store, tmp_path, orders(OLGA) if signed else None).case
     blind, seeing = _certificate(case, None), _certificate(case, orders())
-    assert blind["body"]["outcome"] == "complete" and "order" not in blind["body"]
-    found = verify(orjson.dumps(blind), VKEYS, case.opening)
+    assert blind.facts["outcome"] == "complete" and "order" not in blind.facts
+    found = verify_certificate(blind.to_bytes(), VKEYS, case.opening)
     assert found.ok and ORDER_NOT_CHECKED in found.unchecked, "control: nobody asks"
-    asked = verify(orjson.dumps(blind), VKEYS, case.opening, orders())
+    asked = verify_certificate(blind.to_bytes(), VKEYS, case.opening, orders())
     if signed:
-        assert seeing["body"]["outcome"] == "complete" and "order" not in seeing["body"]
+        assert seeing.facts["outcome"] == "complete" and "order" not in seeing.facts
         assert asked.ok and ORDER_NOT_CHECKED not in asked.unchecked
-        elsewhere = verify(orjson.dumps(blind), VKEYS, case.opening, orders(ledger="example.com/other"))
+        elsewhere = verify_certificate(
+            blind.to_bytes(), VKEYS, case.opening, orders(ledger="example.com/other")
+        )
         assert ["the signature does not fit" in one for one in elsewhere.problems] == [True]
         return
     assert [one.partition(":")[0] for one in asked.problems] == ["nobody follows its request"]
-    assert seeing["body"]["outcome"] == "partial" and "it is not signed" in seeing["body"]["order"]
-    assert not verify(orjson.dumps(seeing), VKEYS, case.opening).ok
+    assert seeing.facts["outcome"] == "partial" and "it is not signed" in seeing.facts["order"]
+    assert not verify_certificate(seeing.to_bytes(), VKEYS, case.opening).ok
     with opened_as(any_store, orders()).connect() as connection:
         [order] = [one for one in orders_to_sign(connection) if one.kind == "erasure-requested"]
     put(
@@ -210,7 +214,9 @@ def test_a_certificate_says_whether_its_order_counts(any_store: Engine, tmp_path
     )
     case.sign()
     again = _certificate(case, orders())
-    assert again["body"]["outcome"] == "complete"
-    assert verify(orjson.dumps(again), VKEYS, case.opening, orders()).ok, "it carries the leaf that signs"
-    leaf = next(one["leaf"] for one in again["body"]["leaves"] if "erasure-requested" in one["leaf"])
+    assert again.facts["outcome"] == "complete"
+    assert verify_certificate(again.to_bytes(), VKEYS, case.opening, orders()).ok, (
+        "it carries the leaf that signs"
+    )
+    leaf = next(one["leaf"] for one in again.facts["leaves"] if "erasure-requested" in one["leaf"])
     assert order.digest == hashlib.sha256(leaf.encode()).hexdigest()

@@ -47,20 +47,24 @@ class ErasureFigures(NamedTuple):
     tiers: tuple[tuple[str, int], ...]
     copies: tuple[tuple[str, ErasedCopies], ...] = ()
 
-    @property
-    def waiting_copies(self) -> int:
-        """Copies without evidence of their end, and those that a process counted in a tier and that no leaf ends."""
-        counted = dict(self.tiers)
-        return sum(
-            copies.waiting + max(0, counted.get(tier, 0) - copies.ended) for tier, copies in self.copies
-        )
-
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it; copies only where there are any, as certificates from before have none."""
+        """As JSON has it; copies only where there are any."""
         made = self._asdict()
         copies = {tier: each._asdict() for tier, each in made.pop("copies")}
         said = {name: dict(value) if isinstance(value, tuple) else value for name, value in made.items()}
         return said | ({"copies": copies} if copies else {})
+
+
+def waiting_copies(figures: Mapping[str, Any]) -> int:
+    """Copies without evidence of their end, and those that a process counted in a tier and that no leaf ends.
+
+    `figures` as JSON has them.
+    """
+    counted = figures["tiers"]
+    return sum(
+        copies["waiting"] + max(0, counted.get(tier, 0) - copies["ended"])
+        for tier, copies in figures.get("copies", {}).items()
+    )
 
 
 def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigures:

@@ -11,13 +11,13 @@ from decimal import Decimal, localcontext
 
 PPM = 1_000_000
 RISK_PPM = 50_000  # where none is stated
-SIZE_MAX = 10_000
+SAMPLE_SIZE_MAX = 10_000
 _DIGITS = 40
 
 
 def attribute_sample_size(risk_ppm: int, tolerable_ppm: int, expected: int) -> int:
-    """The smallest sample for a risk, at most `SIZE_MAX`."""
-    low, high = expected + 1, SIZE_MAX
+    """The smallest sample for a risk, at most `SAMPLE_SIZE_MAX`."""
+    low, high = expected + 1, SAMPLE_SIZE_MAX
     while low < high:
         middle = (low + high) // 2
         if chance_of_at_most(expected, middle, tolerable_ppm) * PPM <= risk_ppm:

@@ -4,34 +4,23 @@
    where it has a log under the checkpoint and custody of its was due.
 2. The threshold is the reader's: it is met where the least share of the range reaches it, missed where the greatest
    does not, and otherwise nobody can say.
-3. The trend is of periods as long as the report's, one after the other, the last being its own. One that ended before
-   the ledger began is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kvcustody.audit.evidence.coverage.custody_units import LifeUnits
-from kvcustody.audit.evidence.coverage.summary import CoverageRow, periods_of
-from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
 from kvcustody.audit.kinds import log_of, tenant_of
-from kvcustody.audit.reports.activity import ReportedErasure
-from kvcustody.audit.reports.system_boundary import ReportedLog, ReportedWorker
+from kvcustody.audit.reports.section import PagePart, ReportFacts, ReportReading, Section
+from kvcustody.audit.reports.sections.activity import SECTION as ACTIVITY
+from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
+from kvcustody.audit.reports.sections.boundary import ReportedLog
+from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
+from kvcustody.audit.reports.sections.unscanned import SECTION as UNSCANNED
+from kvcustody.audit.reports.trend import TrendPeriod
 
-PERIODS = 4
-THRESHOLD_PPM = 999_000
 MET, MISSED, UNKNOWN, NOTHING_DUE = "met", "missed", "not known", "nothing was due"
-
-
-class TrendPeriod(NamedTuple):
-    """One period's units: due, and covered."""
-
-    since_us: int
-    until_us: int
-    due: int
-    covered: int
 
 
 class BoardFacts(NamedTuple):
@@ -50,35 +39,25 @@ class BoardFacts(NamedTuple):
     trend: tuple[TrendPeriod, ...]
 
 
-NO_FACTS = BoardFacts(0, 0, 0, 0, 0, 0, ())
-
-
-def board_facts(
-    bounds: tuple[int, int],
-    *,
-    trend: Sequence[TrendPeriod],
-    rows: Sequence[CoverageRow],
-    logs: Sequence[ReportedLog],
-    workers: Sequence[ReportedWorker],
-    periods: dict[str, WorkPeriod],
-    unscanned: Sequence[str],
-    erasures: Sequence[ReportedErasure],
-) -> BoardFacts:
+def board_facts(reading: ReportReading) -> BoardFacts:
     """The figures, most of them from what other sections have counted."""
-    since_us, until_us = bounds
+    boundary, unscanned, erasures = reading[BOUNDARY], reading[UNSCANNED], reading[ACTIVITY].erasures
     at_work = [
         worker
-        for worker in workers
-        if (life := periods.get(worker.incarnation)) is None
-        or (life.started_us < until_us and (life.ended_us is None or life.ended_us >= since_us))
+        for worker in boundary.workers
+        if (life := reading.periods.get(worker.incarnation)) is None
+        or (
+            life.started_us < reading.until_us
+            and (life.ended_us is None or life.ended_us >= reading.since_us)
+        )
     ]
     seen = [
         worker
         for worker in at_work
         if not worker.end.startswith("died") and f"{worker.name} {worker.incarnation[:8]}" not in unscanned
     ]
-    known = tenants_of(logs)
-    due = {row.tenant for row in rows if row.due}
+    known = tenants_of(boundary.logs)
+    due = {row.tenant for row in reading[COVERAGE].coverage if row.due}
     return BoardFacts(
         len(at_work),
         len(seen),
@@ -86,7 +65,7 @@ def board_facts(
         len(due),
         len(erasures),
         sum(one.is_on_time for one in erasures),
-        tuple(trend),
+        tuple(reading.trend),
     )
 
 
@@ -104,15 +83,43 @@ def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int)
     return MISSED if high_ppm < threshold_ppm else UNKNOWN
 
 
-def trend_start_us(since_us: int, until_us: int, first_us: int) -> int:
-    """When the earliest period of the trend begins (rule 3); `first_us`: when the ledger did."""
-    span = until_us - since_us
-    periods = min(PERIODS - 1, max(0, -(-(since_us - first_us) // span)))
-    return since_us - periods * span
+def _disagreements(report: ReportFacts) -> Iterator[str]:
+    """What the first page says follows from the sections behind it, but for when workers were at work."""
+    board, erasures = report[SECTION], report[ACTIVITY].erasures
+    if (board.erasures, board.erasures_on_time) != (len(erasures), sum(one.is_on_time for one in erasures)):
+        yield "the first page has other erasures than the report"
+    due = {row.tenant for row in report[COVERAGE].coverage if row.due}
+    if (board.tenants, board.tenants_covered) != (len(due | tenants_of(report[BOUNDARY].logs)), len(due)):
+        yield "the first page has other tenants than logs and coverage"
+    seen = [one for one in report[BOUNDARY].workers if not one.end.startswith("died")]
+    if not 0 <= board.workers_covered <= min(board.workers, len(seen)):
+        yield "the first page covers more workers than did not die"
+    if not board.workers_covered <= board.workers <= len(report[BOUNDARY].workers):
+        yield "the first page has more workers than the boundary"
+    if report.asked.tenant is None and board.workers - len(report[UNSCANNED]) > board.workers_covered + len(
+        report[BOUNDARY].workers
+    ) - len(seen):
+        yield "the first page covers fewer workers than were scanned and did not die"
+    if board.trend and board.trend[-1] != (
+        report.asked.since_us, report.asked.until_us, report[COVERAGE].total.due, report[COVERAGE].total.covered
+    ):  # fmt: skip
+        yield "the last period of the trend is not the report's own"
 
 
-def trend_of(lives: Sequence[LifeUnits], start_us: int, since_us: int, until_us: int) -> list[TrendPeriod]:
-    """The trend from units that were read from its start on, oldest first."""
-    span = until_us - since_us
-    found = periods_of(lives, start_us, until_us, span)
-    return [TrendPeriod(start, start + span, row.due, row.covered) for start, row in found]
+SECTION: Section[BoardFacts] = Section(
+    "board",
+    "For the board",
+    board_facts,
+    order=10,
+    about=(
+        "one page: workers and tenants covered; the covered share beside the threshold that its reader asks "
+        "for (`--threshold 98`; 99.9 % where nobody says): met, missed, or not known where the range holds "
+        "it; three sentences; the first exceptions with owner and date; erasures answered on time; four "
+        "periods as long as the report's; the decision that is asked"
+    ),
+    part=PagePart.FRONT,
+    fields={
+        "board": "workers and earlier periods of the first page; its other figures follow from other sections"
+    },
+    disagreements=_disagreements,
+)

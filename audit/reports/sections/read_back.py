@@ -7,15 +7,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import case, func, select
 
-from kvcustody.audit.kinds import log_of
-from kvcustody.audit.store.database.snapshot import AsOf
-from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.reports.section import Citation, ReportFacts, ReportReading, Section
 from kvcustody.audit.store.schema.leaf_tables import receipts
-from kvcustody.audit.store.schema.ledger import logs
 
 CUSTODY, BOOT = "custody", "boot"  # a scrub of memory at a process's start is of nobody's custody
 
@@ -34,15 +32,9 @@ class ReadBack(NamedTuple):
     bytes_read: int
 
 
-def read_back(
-    connection: Connection, state: AsOf, since_us: int, until_us: int, *, tenant: str | None
-) -> tuple[ReadBack, ...]:
+def read_back(reading: ReportReading) -> tuple[ReadBack, ...]:
     """Receipts whose leaf is of the period; of one tenant, those in its own log."""
     column = receipts.c
-    where = [state.has(receipts), has_leaf(receipts), column.at_us >= since_us, column.at_us < until_us]
-    if tenant is not None:
-        own = connection.scalar(select(logs.c.id).where(logs.c.name == log_of(tenant)))
-        where.append(column.log == (own or -1))
     scrub = case((column.high > 0, CUSTODY), else_=BOOT).label("scrub")
     each = func.coalesce(column.bytes.op("/")(func.nullif(column.blocks, 0)), 0)
     query = (
@@ -57,8 +49,29 @@ def read_back(
             func.sum(column.bytes),
             func.sum(each * column.verified),
         )
-        .where(*where)
+        .where(reading.within(receipts))
         .group_by(scrub, column.level, column.result)
     )
-    rows = connection.execute(query)
+    rows = reading.connection.execute(query)
     return tuple(sorted(ReadBack(*row[:3], *(int(value or 0) for value in row[3:])) for row in rows))
+
+
+def _disagreements(report: ReportFacts) -> Iterator[str]:
+    for row in report[SECTION]:
+        if row.receipts_unread > row.receipts or row.blocks_read > row.blocks or row.bytes_read > row.bytes:
+            yield f"more was read back than receipts of level `{row.level}` have"
+
+
+SECTION: Section[tuple[ReadBack, ...]] = Section(
+    "read_back",
+    "Read-back",
+    read_back,
+    order=81,
+    about="receipts of the period by what was really read back",
+    part=None,
+    fields={"read_back": "what was read back"},
+    cited={
+        "read_back": Citation("Read-back", lambda report: any(row.blocks_read for row in report[SECTION]))
+    },
+    disagreements=_disagreements,
+)

@@ -1,4 +1,4 @@
-"""A report from its JSON: every field of the type that the model gives it, and nothing besides.
+"""A report from its JSON: every field of the type that its section gives it, and nothing besides.
 
 1. What is read back writes the same bytes; `Report.to_bytes` of it is compared with what was read, so a field that is
    missing, is of another type, or belongs to no part of the model is found.
@@ -10,16 +10,42 @@ import types
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from kvcustody.audit.reports.model import SCHEMA, Report
+from kvcustody.audit.reports.document import Signature
+from kvcustody.audit.reports.framework import Framework
+from kvcustody.audit.reports.model import REPORT, Report
+from kvcustody.audit.reports.parameters import ReportParameters
+from kvcustody.audit.reports.section import sections
 from kvcustody.errors import LedgerError
+
+_FOLLOWS = {"schema", "rerun", "statements"}  # written from the rest (rule 1)
+_ABOUT: dict[str, Any] = {
+    "version": str,
+    "asked": ReportParameters,
+    "framework": Framework,
+    "signature": Signature | None,
+}
 
 
 def report_of(body: dict[str, Any]) -> Report:
     """The report that a JSON body has; raises `LedgerError` where it is none."""
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise LedgerError(f"this is no report of schema `{SCHEMA}`")
-    made: Report = _read(Report, body, "report")
-    return made
+    if not isinstance(body, dict) or body.get("schema") != REPORT.schema:
+        raise LedgerError(f"this is no report of schema `{REPORT.schema}`")
+    types = report_types()
+    unknown = body.keys() - types.keys() - _FOLLOWS
+    if unknown:
+        raise LedgerError(f"`{min(unknown)}` is no part of a report")
+    facts: dict[str, Any] = {}
+    for name, of in types.items():
+        if name not in body and name != "signature":
+            raise LedgerError(f"`report` has no `{name}`")
+        facts[name] = _read(of, body.get(name), f"report.{name}")
+    about = {name: facts.pop(name) for name in _ABOUT}
+    return Report(**about, facts=facts)
+
+
+def report_types() -> dict[str, Any]:
+    """The type of each field of a report's JSON, but for those that are written from the rest."""
+    return {**_ABOUT, **{name: of for section in sections() for name, of in section.types.items()}}
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
@@ -44,14 +70,11 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 def _record(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise LedgerError(f"`{where}` is no object")
-    hints, defaults = _hints(kind), kind._field_defaults
-    given = {}
+    hints = _hints(kind)
     for name in kind._fields:
-        if name in value:
-            given[name] = _read(hints[name], value[name], f"{where}.{name}")
-        elif name not in defaults:
+        if name not in value:
             raise LedgerError(f"`{where}` has no `{name}`")
-    return kind(**given)
+    return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in kind._fields})
 
 
 @cache

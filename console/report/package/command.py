@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.verify.report.verify_report import open_report
+from kvcustody.audit.verify.documents.report_rules import read_report
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.files import read_file, write_files
 from kvcustody.console.report.package.controls_table import controls_table, controls_workbook, upload_folders
@@ -35,7 +35,7 @@ def package(
 
     OSCAL and folders are of the newest period. Nothing is said in them that the report does not say.
     """
-    reports = [open_report(read_file(path)) for path in files]
+    reports = [read_report(read_file(path)) for path in files]
     newest = max(reports, key=lambda report: (report.asked.until_us, report.asked.since_us))
     tables = {"controls.csv": controls_table(reports)}
     if xlsx:

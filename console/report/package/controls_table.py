@@ -12,8 +12,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from kvcustody.audit.exports.csv_table import csv_text, disarmed
-from kvcustody.audit.reports.framework import SECTIONS
-from kvcustody.audit.reports.model import EVIDENCE_PRESENT, Report
+from kvcustody.audit.reports.framework import EVIDENCE_PRESENT
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.section import citations
+from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
+from kvcustody.audit.reports.sections.controls import SECTION as CONTROLS
+from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
+from kvcustody.audit.reports.sections.opinion import SECTION as OPINION
 from kvcustody.console.report.oscal import control_id
 from kvcustody.errors import ConfigError
 from kvcustody.times import iso
@@ -28,7 +33,7 @@ def controls_table(reports: Sequence[Report]) -> bytes:
 
 def controls_workbook(reports: Sequence[Report]) -> bytes:
     """`table_rows` as XLSX; raises `ConfigError` without the extra `reports`."""
-    signed_us = max(report.boundary.checkpoint.signed_us for report in reports)
+    signed_us = max(report[BOUNDARY].checkpoint.signed_us for report in reports)
     return as_workbook(table_rows(reports), signed_us)
 
 
@@ -39,10 +44,10 @@ def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
         raise ConfigError("one table is of one framework in one edition: make the reports with the same one")
     periods = [f"{iso(report.asked.since_us)} to {iso(report.asked.until_us)}" for report in ordered]
     rows = [("control", "title", *periods, "sections, newest period", "what it does not show")]
-    by_period = [{each.control: each for each in report.statuses} for report in ordered]
+    by_period = [{each.control: each for each in report[CONTROLS]} for report in ordered]
     for control in ordered[-1].framework.controls:
         found = [statuses[control.id] for statuses in by_period]
-        cited = ", ".join(dict.fromkeys(SECTIONS[name] for name in found[-1].sections))
+        cited = ", ".join(dict.fromkeys(citations()[name].title for name in found[-1].sections))
         rows.append((control.id, control.title, *(each.status for each in found), cited, control.limit))
     return rows
 
@@ -50,7 +55,7 @@ def table_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
 def upload_folders(report: Report) -> dict[str, bytes]:
     """Under each control's id a file of what supports it, by path."""
     made = {}
-    for each in report.statuses:
+    for each in report[CONTROLS]:
         if each.status != EVIDENCE_PRESENT:
             continue
         control = next(one for one in report.framework.controls if one.id == each.control)
@@ -58,11 +63,14 @@ def upload_folders(report: Report) -> dict[str, bytes]:
             ("field", "value"),
             ("statement", report.statement(control.id)),
             ("what there is", control.supports),
-            ("sections of the report", ", ".join(dict.fromkeys(SECTIONS[name] for name in each.sections))),
+            (
+                "sections of the report",
+                ", ".join(dict.fromkeys(citations()[name].title for name in each.sections)),
+            ),
             ("what it does not show", control.limit),
-            ("opinion", report.opinion.kind),
-            ("units due", str(report.total.due)),
-            ("units covered", str(report.total.covered)),
+            ("opinion", report[OPINION].kind),
+            ("units due", str(report[COVERAGE].total.due)),
+            ("units covered", str(report[COVERAGE].total.covered)),
             ("SHA-256 of the report without its signature", report.digest()),
             ("made again by", report.rerun()),
         ]

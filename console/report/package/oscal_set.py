@@ -18,6 +18,9 @@ import orjson
 
 from kvcustody.audit.reports.framework import OURS
 from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
+from kvcustody.audit.reports.sections.opinion import SECTION as OPINION
+from kvcustody.audit.reports.sections.population import SECTION as POPULATION
 from kvcustody.console.report.oscal import NAMESPACE, VERSION, assessment_results, control_id
 from kvcustody.plurals import several
 from kvcustody.times import iso
@@ -44,7 +47,7 @@ def oscal_documents(report: Report) -> dict[str, bytes]:
     }
     if not report.framework.catalog:
         made[CATALOG] = {"catalog": _catalog(report, name)}
-    if report.opinion.exceptions:
+    if report[OPINION].exceptions:
         made["poam.json"] = {"plan-of-action-and-milestones": _milestones(report, name)}
     files = {file: orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n" for file, body in made.items()}
     return files | {RESULTS: assessment_results(report, plan=PLAN)}
@@ -53,7 +56,7 @@ def oscal_documents(report: Report) -> dict[str, bytes]:
 def _metadata(report: Report, title: str) -> dict[str, Any]:
     return {
         "title": f"{title}: {report.framework.title} ({report.framework.edition})",
-        "last-modified": iso(report.boundary.checkpoint.signed_us),
+        "last-modified": iso(report[BOUNDARY].checkpoint.signed_us),
         "version": f"checkpoint-{report.asked.checkpoint}",
         "oscal-version": VERSION,
         "remarks": f"Ids: {report.framework.ids_from}; taken {report.framework.ids_taken}.",
@@ -130,15 +133,15 @@ def _system(report: Report, name: _Name) -> dict[str, Any]:
         "metadata": _metadata(report, "System"),
         "import-profile": {"href": PROFILE},
         "system-characteristics": {
-            "system-ids": [{"id": report.boundary.checkpoint.origin}],
-            "system-name": report.boundary.checkpoint.origin,
+            "system-ids": [{"id": report[BOUNDARY].checkpoint.origin}],
+            "system-name": report[BOUNDARY].checkpoint.origin,
             "description": f"Serving engines whose KV caches kvcustody governs. {REMAINING}",
             "system-information": {
                 "information-types": [{"title": "KV-cache contents", "description": REMAINING}]
             },
             "status": {"state": "other", "remarks": REMAINING},
             "authorization-boundary": {
-                "description": f"{several(len(report.boundary.workers), 'process')} of workers, by the ledger. "
+                "description": f"{several(len(report[BOUNDARY].workers), 'process')} of workers, by the ledger. "
                 f"{REMAINING}"
             },
         },
@@ -186,7 +189,7 @@ def _plan(report: Report, name: _Name) -> dict[str, Any]:
         },
         "terms-and-conditions": {
             "parts": [
-                {"name": "methodology", "title": "Population", "prose": report.population.query},
+                {"name": "methodology", "title": "Population", "prose": report[POPULATION].query},
                 {"name": "methodology", "title": "Made again by", "prose": report.rerun()},
             ]
         },
@@ -206,6 +209,6 @@ def _milestones(report: Report, name: _Name) -> dict[str, Any]:
                 "remarks": f"Owner: {each.owner}. Date: {each.date}. Response: {each.response}. "
                 f"Compensating control: {each.compensating_control}.",
             }
-            for number, each in enumerate(report.opinion.exceptions)  # several may be of one kind
+            for number, each in enumerate(report[OPINION].exceptions)  # several may be of one kind
         ],
     }

@@ -24,8 +24,8 @@ from kvcustody.audit.leaf import LEAF_KEYS
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import DURATIONS
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.console.report.render.charts import Figure, columns
-from kvcustody.console.report.render.number_format import count, duration, moment
+from kvcustody.console.render.charts import Figure, columns
+from kvcustody.console.render.number_format import count, duration, moment
 from kvcustody.console.web.event_sentences import sentence_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all

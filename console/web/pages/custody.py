@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from kvcustody.audit.evidence.query.live_residencies import Live, live_residencies
 from kvcustody.audit.reports.subject_access import subject_page
-from kvcustody.console.report.render.charts import Figure, columns
+from kvcustody.console.render.charts import Figure, columns
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.service.access.roles import Permission

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from kvcustody.audit.evidence.coverage.summary import coverage_by_period
-from kvcustody.console.report.render.charts import Figure, columns
+from kvcustody.console.render.charts import Figure, columns
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.operations import custody as custody_api

@@ -178,5 +178,5 @@ def _file(visit: PageRequest, name: str, erasure: str) -> bytes:
         return orjson.dumps(opening(visit.service, erasure)._asdict())
     document = certificate(visit.service, erasure)
     if name == "certificate.json":
-        return orjson.dumps(document)
+        return document.to_bytes()
     return visit.service.documents.certificate(document)

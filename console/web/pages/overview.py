@@ -13,8 +13,8 @@ from kvcustody.audit.evidence.counters.hourly_coverage import RecentCoverage, re
 from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.evidence.erasure.requests_and_answers import read_standings, requests
 from kvcustody.audit.tlog.witness.status import WitnessStatus, witness_status
-from kvcustody.console.report.render.charts import Figure, rows, without_values
-from kvcustody.console.report.render.number_format import count
+from kvcustody.console.render.charts import Figure, rows, without_values
+from kvcustody.console.render.number_format import count
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import policy_status
 from kvcustody.governance.api.operations import custody as custody_api

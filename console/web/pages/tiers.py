@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from kvcustody.console.report.render.charts import Figure, rows
-from kvcustody.console.report.render.number_format import count, time_text
+from kvcustody.console.render.charts import Figure, rows
+from kvcustody.console.render.number_format import count, time_text
 from kvcustody.console.tier.wording import lines_of, predicted_text
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations import tiers as tiers_api

@@ -100,6 +100,7 @@ _MEANINGS = {
     "listEvents.order": "`log`: log by log; `newest` or `oldest`: all logs together by time.",
     "listEvents.revision": "Only decisions under this policy revision.",
     "revoked": "Grants that are taken as revoked.",
+    "ReportRequest.zone": "The time zone whose times the report's pages show beside UTC.",
     "ProcessingRequest.role": "Whose record: of a controller (30(1)) or of a processor (30(2)).",
     "roles": "What the principal may do.",
     "rule": "Only decisions by this rule of the policy.",

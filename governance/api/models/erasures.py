@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kvcustody.audit.evidence.erasure.erasure_holds import ErasureHold
 from kvcustody.audit.evidence.erasure.preview import PreviewRow
 from kvcustody.audit.evidence.erasure.requests_and_answers import ErasureAnswer
+from kvcustody.audit.reports.erasure.certificate import CERTIFICATE
 from kvcustody.governance.api.models.base import Model, Name, TenantName, Utc, Whole, example
-from kvcustody.governance.api.models.shown import shown
+from kvcustody.governance.api.models.shown import SignedDocument, of_document, shown
 
 _ERASURE = {
     "erasure": "4f1c0e…",
@@ -141,30 +142,17 @@ class ErasurePage(Model):
     next: str | None
 
 
-class CertificateSignature(Model):
-    """Whose signature it is: an Ed25519 key of the ledger; `data` is base64."""
+class Certificate(SignedDocument):
+    """A certificate as `kvcustody erasure verify` checks it: facts, and a signature over its canonical bytes."""
 
-    name: str
-    key_id: str
-    data: str
-
-
-class Certificate(Model):
-    """A certificate as `kvcustody erasure verify` checks it: the body, and one signature over its canonical bytes."""
-
-    model_config = example(
-        {
-            "body": {
-                "schema": "kvcustody/erasure-certificate@1",
-                "erasure": "4f1c0e…",
-                "outcome": "complete",
-            },
-            "signature": {"name": "kvcustody.example/ledger", "key_id": "0a1b2c3d", "data": "…"},
-        }
+    model_config = of_document(
+        {"erasure": "4f1c0e…", "outcome": "complete"},
+        CERTIFICATE,
+        "kvcustody.example/ledger+0a1b2c3d+…",
     )
 
-    body: dict[str, Any]
-    signature: CertificateSignature
+    erasure: str
+    outcome: Literal["complete", "partial"]
 
 
 class OpeningModel(Model):

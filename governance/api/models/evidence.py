@@ -49,6 +49,10 @@ class ReportRequest(Model):
     recount: bool = True
     threshold: Annotated[float, Field(ge=0, le=100, description="Percent in time that is asked for.")] = 99.9
     prepared_by: Annotated[str, Field(max_length=200, description="Who answers for the report.")] = ""
+    zone: Annotated[
+        str,
+        Field(min_length=1, max_length=64, description="The time zone whose times pages show beside UTC."),
+    ] = "UTC"
     formats: Annotated[list[Literal["json", "html", "pdf", "oscal"]], Field(max_length=4)] = Field(
         default_factory=list
     )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from kvcustody.audit.reports.document import DocumentKind, KeyEnrolment, Signature
 
 
 def shown(
@@ -34,3 +36,29 @@ _EXAMPLES: dict[Any, Any] = {str: "acme", int: 7, bool: True, float: 1.0, bytes:
 
 def _example(hints: dict[str, Any]) -> dict[str, Any]:
     return {name: _EXAMPLES.get(hint, {} if "dict" in str(hint) else None) for name, hint in hints.items()}
+
+
+_ENROLMENT = KeyEnrolment("{…}", "…")._asdict()
+_KEYS = list[shown(KeyEnrolment, "KeyEnrolmentModel", _ENROLMENT)]  # type: ignore[misc,valid-type]
+SignatureModel = shown(
+    Signature,
+    "SignatureModel",
+    Signature("kvcustody.example/ledger/report+0a1b2c3d+…", "0a1b2c3d", "…")._asdict()
+    | {"enrolments": [_ENROLMENT]},
+    parts={"enrolments": _KEYS},
+)
+
+
+class SignedDocument(BaseModel):
+    """What every document has besides its facts; one that nobody signed has no signature."""
+
+    schema_name: str = Field(alias="schema")
+    signature: SignatureModel | None = None  # type: ignore[valid-type]
+
+
+def of_document(facts: dict[str, Any], kind: DocumentKind, key: str) -> ConfigDict:
+    """The configuration of a model of a kind of document, with an example that `key` signed."""
+    enrolments = [_ENROLMENT] if kind.signer == "reports" else []
+    signature = Signature(key, "0a1b2c3d", "…")._asdict() | {"enrolments": enrolments}
+    example = facts | {"schema": kind.schema, "signature": signature}
+    return ConfigDict(extra="allow", json_schema_extra={"examples": [example]})

@@ -12,8 +12,6 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
-
 from kvcustody.audit.evidence.erasure import requests_and_answers as ledger
 from kvcustody.audit.evidence.erasure.erasure_holds import holds_on_erasure
 from kvcustody.audit.evidence.erasure.preview import preview
@@ -214,7 +212,7 @@ def erasure_of(caller: CallerDep, desk: DeskDep, erasure: ErasureId) -> dict[str
 def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:
     """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
     _check_reach(caller, service, erasure, Permission.READ_CERTIFICATE)
-    return Content(orjson.dumps(certificate(service, erasure)))
+    return Content(certificate(service, erasure).to_bytes())
 
 
 def certificate_page(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Content:

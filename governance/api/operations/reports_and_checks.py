@@ -48,6 +48,7 @@ from kvcustody.governance.service.schedules.schedule_book import (
     listed_destinations,
     read_schedules,
 )
+from kvcustody.time_zones import check_zone
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
@@ -121,10 +122,11 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
     if not set(formats) <= set(able):
         raise ProblemError("not-acceptable", "this service cannot write one of these formats")
     try:
+        check_zone(what.zone)
         asked = report_parameters(
             service, what.framework, mine, since_us=what.since, until_us=what.until, as_of=what.as_of,
             seed=what.seed, sample=what.sample, extends=what.extends, recount=what.recount,
-            threshold_ppm=round(what.threshold * 10_000), preparer=what.prepared_by,
+            threshold_ppm=round(what.threshold * 10_000), preparer=what.prepared_by, zone=what.zone,
         )  # fmt: skip
     except ConfigError as error:
         raise ProblemError("invalid", error.message) from None

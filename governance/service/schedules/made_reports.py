@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, Engine, func, insert, or_, select
 
-from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
+from kvcustody.audit.reports.sections.opinion import SECTION as OPINION
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import (
     service_report_deliveries,
@@ -86,12 +88,12 @@ class Verdict(NamedTuple):
         """The verdict of a report."""
         reasons = [
             {"id": each.id, "adverse": each.is_adverse, "amount": each.amount, "cause": each.cause}
-            for each in report.opinion.exceptions
+            for each in report[OPINION].exceptions
         ]
         signed = None
         if report.signature is not None:  # the key's name and id, without the public key itself
             signed = "+".join(report.signature.key.split("+")[:2])
-        return cls(report.digest(), report.opinion.kind, reasons, signed)
+        return cls(report.digest(), report[OPINION].kind, reasons, signed)
 
 
 Verdicts = Callable[[Connection, Sequence[Any]], Mapping[str, Verdict]]

@@ -19,10 +19,13 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, select
 
+from kvcustody.audit.reports.document import read_document
+from kvcustody.audit.reports.model import REPORT
+from kvcustody.audit.reports.signing.document_signature import signature_problems
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.tlog.signed_note import VerifierKey
-from kvcustody.audit.verify.report.verify_report import open_report, signature_problems
+from kvcustody.audit.verify.documents.report_rules import open_report
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.jobs import Job
 from kvcustody.governance.service.schedules.made_reports import Verdict
@@ -71,9 +74,10 @@ class SignedVerdicts:
                 return None
             key = (job, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             if key not in self._kept:
-                report = open_report(path.read_bytes())
-                if report.signature is not None:
-                    if signature_problems(report, report.digest(), self._here.keys()):
+                document = read_document(path.read_bytes(), [REPORT])
+                report = open_report(document)
+                if document.signature is not None:
+                    if signature_problems(document, self._here.keys()):
                         return None
                 elif self._here.signs():
                     return None

@@ -10,24 +10,26 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.reports import control_status
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.control_status import carrying_sections, control_statuses
 from kvcustody.audit.reports.framework import (
     NAMES,
-    SECTIONS,
     Framework,
     load_framework,
     read_framework,
     showings,
 )
-from kvcustody.audit.reports.model import PolicyProof, Report, ReportParameters
+from kvcustody.audit.reports.given import PolicyProof
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
+from kvcustody.audit.reports.section import citations
+from kvcustody.audit.reports.sections import controls
+from kvcustody.audit.reports.sections.controls import carrying_sections, control_statuses
 from kvcustody.audit.reports.wording import refused_words
 from kvcustody.audit.store.database.engine import open_store
-from kvcustody.audit.verify.report.figures_again import again_from_ledger
-from kvcustody.audit.verify.report.verify_report import is_unchecked, verify_report
+from kvcustody.audit.verify.documents.document_check import is_unchecked
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
+from standins.audit.documents import report_again, verify_report
 from standins.audit.ledgers import report_ledger
 
 OWN = """
@@ -68,7 +70,7 @@ def ledger(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def statuses(report: Report) -> dict[str, str]:
-    return {each.control: each.status for each in report.statuses}
+    return {each.control: each.status for each in report["statuses"]}
 
 
 def test_every_edition_says_where_its_ids_are_from_and_every_showing_is_used() -> None:
@@ -80,7 +82,9 @@ def test_every_edition_says_where_its_ids_are_from_and_every_showing_is_used() -
     assert used == set(showings())
     for each in showings().values():
         assert (
-            each.needs and set(each.needs + each.also) <= set(SECTIONS) and not refused_words(each.supports)
+            each.needs
+            and set(each.needs + each.also) <= citations().keys()
+            and not refused_words(each.supports)
         )
 
 
@@ -145,7 +149,7 @@ def test_only_sections_that_carry_evidence_are_cited(ledger: Ledger, name: str) 
     report = ledger.report(name, recount=False)
     carrying = carrying_sections(report)
     assert {control.id for control in report.framework.controls} == set(statuses(report))
-    for each in report.statuses:
+    for each in report["statuses"]:
         assert set(each.sections) <= carrying
         assert bool(each.sections) is (each.status == "evidence present")
     assert "recount" not in carrying and "proof" not in carrying
@@ -169,7 +173,7 @@ def test_a_status_follows_from_what_the_period_has(ledger: Ledger, monkeypatch: 
     assert (found["AC-4(21)"], found["SC-28"], found["SC-12"]) == ("none in the period",) * 3
     assert (found["SC-39"], found["AU-10"]) == ("not ours", "not addressed")
     assert found["SC-4"] == found["AC-3"] == "evidence present"
-    [policy] = nist.boundary.policies
+    [policy] = nist["boundary"].policies
     proof = PolicyProof(policy.name, policy.digest, True, False, "00", ())
     assert statuses(ledger.report("nist-800-53", proof=proof))["AC-4(21)"] == "evidence present"
     failed = proof._replace(holds=False)
@@ -177,11 +181,11 @@ def test_a_status_follows_from_what_the_period_has(ledger: Ledger, monkeypatch: 
     early = nist.asked.since_us - 10_000_000
     nothing = ledger.report("nist-800-53", since_us=early, until_us=early + 1_000_000)
     assert set(statuses(nothing).values()) <= {"none in the period", "not ours", "not addressed"} | (
-        {"evidence present"} if nothing.boundary.policies else set()
+        {"evidence present"} if nothing["boundary"].policies else set()
     )
     assert statuses(nothing)["SI-12"] == statuses(nothing)["AU-12"] == "none in the period"
     # The control: where every section counts, empty ones are cited.
-    monkeypatch.setattr(control_status, "carrying_sections", lambda _: frozenset(SECTIONS))
+    monkeypatch.setattr(controls, "carrying_sections", lambda _: frozenset(citations()))
     assert {each.status for each in control_statuses(nothing) if each.control == "AC-4(21)"} == {
         "evidence present"
     }
@@ -189,12 +193,12 @@ def test_a_status_follows_from_what_the_period_has(ledger: Ledger, monkeypatch: 
 
 def test_a_status_that_somebody_changed_is_found(ledger: Ledger) -> None:
     report = ledger.report("nist-800-53")
-    first = report.statuses[0]._replace(status="not ours")
+    first = report["statuses"][0]._replace(status="not ours")
     with ledger.engine.connect() as connection:
-        bare = report._replace(signature=None, statuses=(first, *report.statuses[1:]))
+        bare = report.replace(signature=None, statuses=(first, *report["statuses"][1:]))
         forged = report_ledger.signed(connection, bare)
     problems = verify_report(forged.to_bytes(), [ledger.vkey]).problems
-    assert any("status of a control" in problem for problem in problems)
+    assert any(problem.startswith("Controls: the facts are not those that follow") for problem in problems)
     assert verify_report(report.to_bytes(), [ledger.vkey]).ok, "control"
 
 
@@ -202,18 +206,18 @@ def test_a_framework_of_a_users_own_is_used_and_listed_as_unchecked(ledger: Ledg
     report = ledger.report("our-rules", read_framework(OWN))
     assert statuses(report) == {"R1": "evidence present", "R2": "not ours"}
     assert "--framework our-rules.toml" in report.rerun()
-    assert any("file that the preparer gave" in text for text in report.limitations)
+    assert any("file that the preparer gave" in text for text in report["limitations"])
     with ledger.engine.connect() as connection:
-        again = again_from_ledger(connection, report)
+        again = report_again(connection, report, [ledger.vkey])
     for found in (
         verify_report(report.to_bytes(), [ledger.vkey]),
-        verify_report(report.to_bytes(), [ledger.vkey], again=again),
+        verify_report(report.to_bytes(), [ledger.vkey], source=again),
     ):
         assert found.ok, found.problems
         assert is_unchecked("framework.controls[0].title", found.unchecked)
     library = verify_report(ledger.report("gdpr").to_bytes(), [ledger.vkey])
     assert not is_unchecked("framework.controls[0].title", library.unchecked), "control"
-    named = report._replace(asked=report.asked._replace(framework="other"), signature=None)
+    named = report.replace(asked=report.asked._replace(framework="other"), signature=None)
     with ledger.engine.connect() as connection:
         data = report_ledger.signed(connection, named).to_bytes()
     assert any("not `other`" in problem for problem in verify_report(data, [ledger.vkey]).problems)

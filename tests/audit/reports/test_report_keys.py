@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 from typer.testing import CliRunner
 
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
-from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError
@@ -25,6 +25,7 @@ from kvcustody.governance.keys.report_signing_key import (
     rotate_report_key,
     signed_report,
 )
+from standins.audit.documents import verify_report
 
 ORIGIN = "ledger.example/keys"
 CLOCK = SystemClock()
@@ -76,14 +77,14 @@ def test_a_key_that_handed_over_signs_nothing_newer(ledger: Ledger, monkeypatch:
     # Whoever has the old key signs a newer report, and leaves out that it handed over, or not.
     signature, made = of_old.signature, ledger.report(new, after)
     assert signature is not None and made.signature is not None
-    from kvcustody.audit.reports.signing import report_signature
+    from kvcustody.audit.reports.signing import document_signature
 
     monkeypatch.setattr(
-        report_signature, "enrolment_leaves", enrolled_first(report_signature.enrolment_leaves)
+        document_signature, "enrolment_leaves", enrolled_first(document_signature.enrolment_leaves)
     )
     forged = ledger.report(ledger.old, after)
     monkeypatch.undo()
-    whole = forged._replace(signature=forged.signature._replace(enrolments=made.signature.enrolments))  # type: ignore[union-attr]
+    whole = forged.replace(signature=forged.signature._replace(enrolments=made.signature.enrolments))  # type: ignore[union-attr]
     assert any(
         "no leaf of the ledger names" in text or "handed over" in text for text in ledger.problems(whole)
     )

@@ -28,7 +28,8 @@ from typer.testing import CliRunner
 
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.reports.framework import NAMES
-from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.report.command import app
 from kvcustody.console.report.package.controls_table import (
@@ -124,15 +125,15 @@ def test_ids_are_those_of_the_catalog_and_shares_stand_where_coverage_is_cited(r
         assert ("covered-share" in props) is cites, seen["title"]
     assert {each["methods"][0] for each in result["observations"]} == {"TEST", "EXAMINE"}
     items = found["poam.json"]["plan-of-action-and-milestones"]["poam-items"]
-    assert [item["title"] for item in items] == [each.id for each in report.opinion.exceptions]
+    assert [item["title"] for item in items] == [each.id for each in report["opinion"].exceptions]
 
 
 def test_a_table_of_controls_by_period_and_a_folder_a_control(reports: Reports) -> None:
     whole, half = reports.make("gdpr"), reports.make("gdpr", half=True)
     rows = list(csv.reader(io.StringIO(controls_table([whole, half]).decode())))
     assert len(rows) == len(whole.framework.controls) + 1 and len(rows[0]) == 6
-    assert [row[2] for row in rows[1:]] == [each.status for each in half.statuses]
-    assert [row[3] for row in rows[1:]] == [each.status for each in whole.statuses]
+    assert [row[2] for row in rows[1:]] == [each.status for each in half["statuses"]]
+    assert [row[3] for row in rows[1:]] == [each.status for each in whole["statuses"]]
     with pytest.raises(ConfigError, match="one framework"):
         controls_table([whole, reports.make("soc2")])
     folders = upload_folders(whole)
@@ -150,7 +151,7 @@ def test_the_workbook_reads_back_as_the_table_and_is_the_same_bytes_again(
     assert controls_workbook(both[::-1]) == data
     with zipfile.ZipFile(io.BytesIO(data)) as parts:
         assert {each.date_time for each in parts.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-        dated = iso(both[0].boundary.checkpoint.signed_us)[:19]
+        dated = iso(both[0]["boundary"].checkpoint.signed_us)[:19]
         assert parts.read("docProps/core.xml").decode().count(dated) == 2
     sheet = openpyxl.load_workbook(io.BytesIO(data)).active
     read = [tuple(cell or "" for cell in row) for row in sheet.iter_rows(values_only=True)]

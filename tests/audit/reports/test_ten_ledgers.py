@@ -16,10 +16,10 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.model import ReportParameters
-from kvcustody.audit.reports.signing.report_signature import sign_digest
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.tlog.signing_key import SigningKey
 from standins.audit import falsified
+from standins.audit.documents import signed_by_reports_key
 from standins.audit.ledgers import report_ledger, tiered_ledger
 
 World = Callable[..., Any]
@@ -84,7 +84,7 @@ def test_it_agrees_with_a_report_on_each_ledger(
         size = newest_checkpoint(connection)
         asked = ReportParameters("gdpr", size, *period(connection, size, None, None))
         report = build_report(connection, asked)
-        report = report._replace(signature=sign_digest(connection, report.digest(), signs))
+        report = signed_by_reports_key(connection, report, signs)
     body = json.loads(report.to_bytes())
     found = reperform.compare(tmp_path / "export", body, str(key.verifier))
     assert [line for same, line in found.lines if not same] == []

@@ -14,7 +14,8 @@ from sqlalchemy import Engine
 import standins.audit
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.reports.framework import NAMES
-from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.console.report.package.oscal_set import oscal_documents
 from kvcustody.migrations.upgrade import upgrade

@@ -13,7 +13,8 @@ from kvcustody.audit.evidence.query.showback import crossed_reuse
 from kvcustody.audit.kinds import HitCounted, HitCounters, ReceiptRecorded
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -57,7 +58,7 @@ def reporting(store: Engine, tmp_path: Path) -> Reporting:
 
 
 def denials(report: Report) -> tuple[int, int]:
-    mine = [item for item in report.decided.counts if item.effect == "deny"]
+    mine = [item for item in report["decided"].counts if item.effect == "deny"]
     return sum(item.requests for item in mine), sum(item.straddling for item in mine)
 
 
@@ -84,7 +85,7 @@ def test_a_period_that_is_split_loses_no_decision(reporting: Reporting, world: C
 def test_a_decision_in_two_logs_is_one_decision(reporting: Reporting, world: Callable[..., Any]) -> None:
     reporting.fill([*world(5).run(30).events, counted(START + 9, START, 40, owner="tenant-1")])
     assert denials(reporting.report()) == (40, 0)
-    own = reporting.report(tenant="tenant-0").decided.counts
+    own = reporting.report(tenant="tenant-0")["decided"].counts
     assert [(item.rule, item.requests) for item in own] == [("no-grant", 40)]
 
 
@@ -106,7 +107,7 @@ def test_residencies_by_rule_are_those_that_were_opened(
 ) -> None:
     events = world(5).run(60).events
     reporting.fill(events)
-    decided = reporting.report().decided
+    decided = reporting.report()["decided"]
     opened = sum(type(event).__name__ == "ResidencyOpened" for event in events)
     assert [(item.rules, item.residencies) for item in decided.residencies] == [("own-scope", opened)]
     assert 0 < decided.residencies[0].attached < opened
@@ -128,18 +129,20 @@ def test_a_sampled_receipt_that_read_nothing_verifies_nothing(
 ) -> None:
     reporting.fill([sampled(verified)(event) for event in world(5).run(60).events])
     report = reporting.report()
-    rows = {(row.scrub, row.level): row for row in report.read_back}
+    rows = {(row.scrub, row.level): row for row in report["read_back"]}
     custody, boot = rows["custody", "sampled"], rows["boot", "full"]
     assert boot.receipts_unread == 0 and boot.blocks_read == boot.blocks == 96
     assert boot.bytes_read == boot.bytes == 96 * 4096
     assert custody.blocks_read == verified * custody.receipts
     assert custody.bytes_read == verified * custody.receipts * 4096 < custody.bytes
-    assert (custody.receipts_unread, report.total.sampled_bytes > 0, report.total.retired_bytes > 0) == (
-        (0, True, False) if verified else (custody.receipts, False, True)
-    )
-    said = [text for text in report.limitations if "read none of their blocks" in text]
+    assert (
+        custody.receipts_unread,
+        report["total"].sampled_bytes > 0,
+        report["total"].retired_bytes > 0,
+    ) == ((0, True, False) if verified else (custody.receipts, False, True))
+    said = [text for text in report["limitations"] if "read none of their blocks" in text]
     assert len(said) == (0 if verified else 1)
-    assert report.recount is not None and report.recount.differences == ()
+    assert report["recount"] is not None and report["recount"].differences == ()
 
 
 def reused(at: int, reader: str, owner: str, blocks: int, rule: str = "labs-reads-acme") -> HitCounters:
@@ -158,14 +161,14 @@ def test_how_much_one_tenant_reused_of_another_has_one_answer(
     ]
     reporting.fill([*events, *crossed, counted(START + 7, START, 100, reader="tenant-1")])
     asked = START - 10, START + 1_000
-    whole = reporting.report(*asked).decided.crossed
+    whole = reporting.report(*asked)["decided"].crossed
     assert [(row.reader, row.owner, row.rule, row.blocks, row.tokens) for row in whole] == [
         ("tenant-1", "tenant-0", "labs-reads-acme", 12, 192),
         ("tenant-1", "tenant-0", "segment-1", 3, 48),
         ("tenant-2", "tenant-1", "labs-reads-acme", 1, 16),
     ]
     for party, rows in (("tenant-0", whole[:2]), ("tenant-1", whole), ("tenant-2", whole[2:])):
-        own = reporting.report(*asked, tenant=party).decided.crossed
+        own = reporting.report(*asked, tenant=party)["decided"].crossed
         assert sorted(row[2:] for row in own) == sorted(row[2:] for row in rows), party
         assert {name for row in own for name in row[:2]} == {party, "another tenant"}, "and names no other"
     leaf_query = (
@@ -179,6 +182,6 @@ def test_how_much_one_tenant_reused_of_another_has_one_answer(
         told = crossed_reuse(connection, *(OFFSET_US + at for at in asked))
     assert [(row.reader, row.owner, row.rule, row.blocks) for row in whole] == [*map(tuple, by_leaves)]
     assert tuple(told) == whole
-    assert reporting.report(START + 6, START + 1_000).decided.crossed == whole[1:], (
+    assert reporting.report(START + 6, START + 1_000)["decided"].crossed == whole[1:], (
         "and of another period less"
     )

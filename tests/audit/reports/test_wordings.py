@@ -12,14 +12,13 @@ from typer.testing import CliRunner
 
 from kvcustody.audit.evidence.coverage.summary import CoverageRow, CoverageSummary
 from kvcustody.audit.kinds import CustodyEnded, PolicyActivated, ReleaseStep, ResidencyOpened, WorkerStarted
-from kvcustody.audit.reports.model import EVIDENCE_PRESENT, Report
+from kvcustody.audit.reports.framework import EVIDENCE_PRESENT
+from kvcustody.audit.reports.model import Report
 from kvcustody.console.coverage import command as coverage_command
 from kvcustody.console.main import app
-from kvcustody.console.report.document import page_of
-from kvcustody.console.report.opinion_pages import share_text
-from kvcustody.console.report.render.page_model import Table
+from kvcustody.console.render.number_format import share
 from standins.audit.one_process import OneProcess, clean
-from standins.console.page_strings import strings_of
+from standins.console.read_page import Table, page_of, strings_of
 
 SECOND_US = 1_000_000
 
@@ -35,8 +34,11 @@ def text_of(report: Report) -> str:
 
 def table(report: Report, first_heading: str) -> Table:
     """The one table whose first column has this heading."""
-    blocks = [block for section in page_of(report).sections for block in section.blocks]
-    [found] = [block for block in blocks if isinstance(block, Table) and block.headings[0] == first_heading]
+    [found] = [
+        block
+        for block in page_of(report).blocks()
+        if isinstance(block, Table) and block.headings[0] == first_heading
+    ]
     return found
 
 
@@ -45,17 +47,17 @@ def test_a_rule_that_forbids_permits_nothing(made: OneProcess, world: Callable[.
     forbidden = ("no-restricted",)
     made.fill([e._replace(reasons=forbidden) if isinstance(e, ResidencyOpened) else e for e in clean(world)])
     report = made.report()
-    assert [item.rules for item in report.decided.residencies] == ["no-restricted"]
+    assert [item.rules for item in report["decided"].residencies] == ["no-restricted"]
     assert "permitted by" not in text_of(report) and "permitted them" not in text_of(report)
 
 
 def test_the_report_says_how_many_strata_have_a_draw(made: OneProcess, world: Callable[..., Any]) -> None:
     made.fill(clean(world))
     report = made.report(sample=2)
-    strata = {item[:4] for item in report.sampling.strata}
+    strata = {item[:4] for item in report["sampling"].strata}
     drawn = {
         (item.custody.tier, item.custody.tenant, item.custody.classification, item.custody.cause)
-        for item in report.sample
+        for item in report["sample"]
     }
     assert len(drawn) < len(strata), "void: fewer draws than strata"
     [cell] = [row[3] for row in table(report, "information").rows if row[0] == "sample"]
@@ -81,7 +83,7 @@ def test_custody_whose_ceiling_was_just_narrowed_is_within_its_limit(
     ]
     made.fill(cut)
     report = made.report()
-    [row] = report.storage
+    [row] = report["storage"]
     assert row.within_us_max == SECOND_US
     assert row.beyond_limit == (row.custodies if is_beyond else 0)
     assert "past ceiling and scrub.within" in text_of(report)
@@ -101,7 +103,7 @@ def test_a_change_is_evidenced_by_who_proposed_and_approved_it(
     ]
     made.fill([*events[:-1], activated, *(steps if is_recorded else []), events[-1]._replace(at_us=at + 9)])
     report = made.report("soc2")
-    [status] = [one for one in report.statuses if one.control == "CC8.1"]
+    [status] = [one for one in report["statuses"] if one.control == "CC8.1"]
     rows = table(report, "step of the policy's release").rows
     if is_recorded:
         assert status.status == EVIDENCE_PRESENT and "release" in status.sections
@@ -118,8 +120,8 @@ def test_the_command_and_the_report_round_a_share_alike(
     row = CoverageRow("acme", "internal", due=100_000, covered=99_946)
     coverage_command._units_and_bytes(CoverageSummary((row,), 0, 0, 0))
     printed = capsys.readouterr().out
-    opinion = made.report().opinion._replace(low_ppm=999_460, high_ppm=999_460, unknown=0)
-    assert share_text(opinion) == "99.94 %"
+    opinion = made.report()["opinion"]._replace(low_ppm=999_460, high_ppm=999_460, unknown=0)
+    assert share(opinion.low_ppm, opinion.high_ppm, opinion.unknown) == "99.94 %"
     assert "99.94" in printed and "99.95" not in printed
 
 
@@ -127,7 +129,7 @@ def test_no_exceptions_are_counted_beside_a_qualified_opinion(made: OneProcess, 
     """Nothing is uncovered, for nothing was due; the opinion is qualified by that, and by a pool without a scan."""
     made.fill([WorkerStarted(1, "worker-1", 64, 1, 4096, "cpu", "test")])
     report = made.report()
-    assert report.opinion.kind == "qualified" and report.total.due == 0
+    assert report["opinion"].kind == "qualified" and report["total"].due == 0
     assert "0 exceptions" not in text_of(report) and "that are exceptions" not in text_of(report)
     words = [
         "report",
@@ -141,6 +143,6 @@ def test_no_exceptions_are_counted_beside_a_qualified_opinion(made: OneProcess, 
     ]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    said, exceptions = " ".join(done.output.split()), len(report.opinion.exceptions)
+    said, exceptions = " ".join(done.output.split()), len(report["opinion"].exceptions)
     assert "the opinion is qualified" in said and exceptions == 2
     assert f"0 are not covered; {exceptions} exceptions in the opinion" in said and "0 exceptions" not in said

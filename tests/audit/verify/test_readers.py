@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("audit", "governance", "console", "lab", "integrations", "testkit")
 EVIDENCE = {table.name for table in projections()} | {"events"}
 JOINED = {"read", "read_opened"}  # of `evidence_columns`: each row with its leaf
-CONDITIONS = {"has_leaf", "is_leaf_of", *JOINED}
+OF_ITS_TABLE = {"has_leaf", "of_own_log", "within"}  # the latter two are a report's reading's
+CONDITIONS = {*OF_ITS_TABLE, "is_leaf_of", *JOINED}
 QUESTIONS = {"select", "exists", *JOINED}
 
 COMPARED = "`fsck` itself, which looks for such rows and compares the others with their leaves"
 CONDITION = "a condition, not a question: the query that takes it asks for the leaf"
-HANDED = "the caller hands in the condition"
 PLACES = (
     "leaves at places that it takes from the log's own size: it hands their bytes on and draws no verdict"
 )
@@ -45,8 +45,6 @@ EXEMPT = {
         "evidence_size",
     ): "what evidence takes on disk, strays included",
     ("audit/evidence/erasure/requests_and_answers.py", "_ANSWERED"): CONDITION,
-    ("audit/reports/activity.py", "_erasures"): HANDED,
-    ("audit/reports/activity.py", "_findings"): HANDED,
     ("audit/keep/drop_leaves.py", "_dropped_tiles"): PLACES,
     ("audit/keep/purge_and_legal_hold.py", "_next_there"): PLACES,
     (
@@ -73,7 +71,7 @@ EXEMPT = {
     ("audit/verify/ledger/fsck_log.py", "_standing"): COMPARED,
     ("audit/verify/ledger/life_rows.py", "silent_processes"): COMPARED,
     ("audit/verify/ledger/register_rows.py", "_nobody"): COMPARED,
-    ("audit/verify/report/figures_again.py", "_seal"): COMPARED,
+    ("audit/verify/documents/made_again.py", "_seal"): COMPARED,
     ("audit/verify/ledger/sequence_rows.py", "wrong_spans"): COMPARED,
     ("audit/verify/ledger/stated_times.py", "_rows"): PLACES,
     ("audit/verify/ledger/stray_rows.py", "stray_rows"): COMPARED,
@@ -109,7 +107,7 @@ class _Unit:
             self.asks_of_any |= not of
             if called == "read_opened":
                 self.asked.add("residencies")
-            if called != "has_leaf":
+            if called not in OF_ITS_TABLE:
                 self.asked.add("events")  # the leaf itself
         if self.asks_of_any:
             self.asked |= self.named
@@ -130,9 +128,9 @@ class _Unit:
 
 
 def _called(function: ast.expr) -> str:
-    """The name of a function, or of a method of the same object."""
+    """The name of a function, or of a method of the same object, or of what a report reads."""
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-        return function.attr if function.value.id == "self" else ""
+        return function.attr if function.value.id in ("self", "reading") else ""
     return function.id if isinstance(function, ast.Name) else ""
 
 
@@ -210,6 +208,7 @@ HEAD = "from kvcustody.audit.store.schema.ledger import receipts, releases\n"
         "def ask(c):\n    return c.scalars(select(receipts.c.idx).where(has_leaf({})))\n",
         "QUERY = select(func.count()).select_from(receipts).where(has_leaf({}))\n",
         "class Reader:\n    def ask(self):\n        return exists().where(receipts.c.idx == 1, has_leaf({}))\n",
+        "def ask(reading):\n    return select(receipts.c.idx).where(reading.within({}))\n",
         "def ask(c):\n    return read(c, {}, (receipts.c.idx,), receipts.c.idx > 1)\n",
         "def of(t):\n    return select(t.c.idx).where(has_leaf(t))\nQUERY = exists(of({}), receipts.c.idx)\n",
     ],

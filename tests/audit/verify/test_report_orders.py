@@ -15,20 +15,21 @@ from kvcustody.audit.evidence.processes.orders import orders_to_sign
 from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.reports.document import Document
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.verify.report.figures_again import MadeAgain, again_from_export, again_from_ledger
-from kvcustody.audit.verify.report.verify_report import ORDERS_NOT_CHECKED, ReportCheck, verify_report
+from kvcustody.audit.verify.documents.document_check import DocumentCheck, MadeAgain
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
 from kvcustody.console.policy.orders import order_signature
 from kvcustody.governance.processing.build_record import RecordRequest, build_record, signed_record
-from kvcustody.governance.processing.record import CONTROLLER, ControllerStatement, ProcessingRecord
-from kvcustody.governance.processing.verify_record import verify_record
+from kvcustody.governance.processing.record import CONTROLLER, ControllerStatement
 from kvcustody.governance.release.trust import write_trust
 from kvcustody.policies.reading.load_policy import load_policy
 from standins import builders
 from standins.audit import falsified
+from standins.audit.documents import report_again, says_orders_unchecked, verify_record, verify_report
 from standins.audit.ledgers import report_ledger
 from standins.erasure.signing import EVE, OLGA, opened_as, orders, put
 
@@ -62,7 +63,7 @@ class Reported:
             asked = ReportParameters("cc-fdp-rip", size, *times, sample=4, tenant=tenant)
             return report_ledger.signed(connection, build_report(connection, asked))
 
-    def record(self) -> ProcessingRecord:
+    def record(self) -> Document:
         with self.store.connect() as connection:
             size = newest_checkpoint(connection)
             asked = RecordRequest(
@@ -71,20 +72,20 @@ class Reported:
             made = build_record(connection, asked, given=load_policy(POLICY, name="given"))
             return signed_record(connection, made, report_ledger.REPORT_KEY)
 
-    def check_record(self, source: str, record: ProcessingRecord, *, trusted: bool) -> ReportCheck:
+    def check_record(self, source: str, record: Document, *, trusted: bool) -> DocumentCheck:
         how: dict[str, Any] = {"given": load_policy(POLICY, name="given")}
         how["orders"] = READERS if trusted else None
         if source == "export":
-            return verify_record(record.to_bytes(), self.vkeys, export=self.export, **how)
+            return verify_record(record.to_bytes(), self.vkeys, source=self.export, **how)
         with self.store.connect() as connection:
-            return verify_record(record.to_bytes(), self.vkeys, connection=connection, **how)
+            return verify_record(record.to_bytes(), self.vkeys, source=connection, **how)
 
     def again(self, source: str, report: Report, *, trusted: bool) -> MadeAgain:
         signed = READERS if trusted else None
         if source == "export":
-            return again_from_export(self.export, report, self.vkeys, signed)
+            return report_again(self.export, report, self.vkeys, signed)
         with self.store.connect() as connection:
-            return again_from_ledger(connection, report, signed)
+            return report_again(connection, report, self.vkeys, signed)
 
 
 @pytest.mark.parametrize("source", ["export", "ledger"])
@@ -102,11 +103,11 @@ def test_an_order_that_no_trusted_key_signed_is_a_problem(
     report = ledger.report()
     data = report.to_bytes()
     later = 0 if signer is None else 1
-    assert f"Of 1 order on record 0 carry a signature, and {later} more" in report.boundary.orders
-    blind = verify_report(data, ledger.vkeys, again=ledger.again(source, report, trusted=False))
-    assert blind.ok and ORDERS_NOT_CHECKED in blind.unchecked, blind.problems
-    found = verify_report(data, ledger.vkeys, again=ledger.again(source, report, trusted=True))
-    assert ORDERS_NOT_CHECKED not in found.unchecked
+    assert f"Of 1 order on record 0 carry a signature, and {later} more" in report["boundary"].orders
+    blind = verify_report(data, ledger.vkeys, source=ledger.again(source, report, trusted=False))
+    assert blind.ok and says_orders_unchecked(blind), blind.problems
+    found = verify_report(data, ledger.vkeys, source=ledger.again(source, report, trusted=True))
+    assert not says_orders_unchecked(found)
     assert found.ok is counts, found.problems
     named = {problem.partition(" (")[0] for problem in found.problems}
     forged = {NOT_COUNTED.replace("erasure-requested", "order-signed")} if signer is EVE else set()
@@ -126,11 +127,11 @@ def test_a_record_of_processing_rests_on_the_same_orders(
     """Control: without a trust the same record is sound, and says that the orders were not checked."""
     ledger = Reported(any_store, tmp_path, world_class, signer)
     record = ledger.record()
-    assert record.orders == ledger.report().boundary.orders != ""
+    assert record.facts["orders"] == ledger.report()["boundary"].orders != ""
     blind = ledger.check_record(source, record, trusted=False)
-    assert blind.ok and "orders" in [one.path for one in blind.unchecked], blind.problems
+    assert blind.ok and says_orders_unchecked(blind), blind.problems
     found = ledger.check_record(source, record, trusted=True)
-    assert "orders" not in [one.path for one in found.unchecked]
+    assert not says_orders_unchecked(found)
     assert [problem.partition(" (")[0] for problem in found.problems] == ([] if counts else [NOT_COUNTED])
 
 
@@ -139,17 +140,17 @@ def test_a_tenants_own_report_counts_the_orders_of_its_own_log(
 ) -> None:
     ledger = Reported(any_store, tmp_path, world_class, None)
     own, other = ledger.report("tenant-1"), ledger.report("tenant-2")
-    assert "Of 1 order" in own.boundary.orders and "on record" not in other.boundary.orders
+    assert "Of 1 order" in own["boundary"].orders and "on record" not in other["boundary"].orders
     for report, counts in ((own, False), (other, True)):
         again = ledger.again("ledger", report, trusted=True)
-        assert verify_report(report.to_bytes(), ledger.vkeys, again=again).ok is counts
+        assert verify_report(report.to_bytes(), ledger.vkeys, source=again).ok is counts
 
 
 def test_a_report_alone_shows_no_order(
     any_store: Engine, tmp_path: Path, world_class: Callable[..., Any]
 ) -> None:
     ledger = Reported(any_store, tmp_path, world_class, None)
-    assert ORDERS_NOT_CHECKED in verify_report(ledger.report().to_bytes(), ledger.vkeys).unchecked
+    assert says_orders_unchecked(verify_report(ledger.report().to_bytes(), ledger.vkeys))
 
 
 @pytest.mark.parametrize("document", ["report.json", "ropa.json"])

@@ -100,7 +100,9 @@ def test_a_report_is_written_verified_and_made_again(ledger: Path, tmp_path: Pat
     assert "sound, but for what was not checked" in run(*check, "--ledger", ledger)
     for against in (("--ledger", tmp_path / "none.db"), ("--export", tmp_path / "none")):
         unknown = run(*check, *against, code=2)  # that says nothing of the report
-        assert "the report cannot be checked against" in unknown and "not sound" not in unknown.split(":")[0]
+        assert (
+            "the document cannot be checked against" in unknown and "not sound" not in unknown.split(":")[0]
+        )
         assert unknown.count("\n") == 1
     (out / "report.json").write_bytes(data.replace(b'"covered":true', b'"covered":false'))
     unsound = run("report", "verify", out / "report.json", "--key", key, "--digest", first["digest"], code=1)

@@ -28,6 +28,7 @@ HERE = "here"
 PUBLIC = {"policy key": (f"file-{ODD}.pub",), "policy schema": (f"out-{ODD}",)}  # nobody's secret, by command
 LASTING = {row.name for row in rows() if row.lasting} | {"up", "demo"}
 SECONDS_MAX = 60
+SMALL = {"replay": ["--limit", "1"]}  # what a command would do at length where its paths are right
 COMMANDS = dict(every_command())
 
 
@@ -81,7 +82,7 @@ def words_of(name: str, command: Any, odd: Path, *, ledger: str) -> list[str]:
             arguments.append(value)
         else:
             words += [flag, value]
-    return [*words, *arguments]
+    return [*words, *SMALL.get(name, []), *arguments]
 
 
 def entries(folder: Path) -> dict[Path, int]:

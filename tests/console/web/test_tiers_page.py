@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
-from kvcustody.console.report.render.number_format import size, time_text
+from kvcustody.console.render.number_format import size, time_text
 from kvcustody.governance.observability.serving_summary import TierServing, tier_servings
 from standins.console.page_tables import rows_of
 from standins.console.web_world import World, running

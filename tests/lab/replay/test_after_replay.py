@@ -5,7 +5,6 @@ The replay is the command's own, in a fresh folder, with fewer requests; nothing
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import subprocess
@@ -22,15 +21,13 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 import kvcustody
-from kvcustody.audit.evidence.erasure.certificate import statement_text
 from kvcustody.audit.evidence.processes.marked_processes import marked_processes
 from kvcustody.audit.kinds import GENERATED, REPLAYED, WorkerStarted
 from kvcustody.audit.reports.framework import NAMES
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.signing_key import read_signing_key, sign_statement
-from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
+from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.console.api.operation_commands import read_commands
@@ -43,7 +40,7 @@ from kvcustody.lab.replay.run.job import run_job
 from kvcustody.lab.replay.run.virtual_clock import ReplayClock
 from kvcustody.lab.replay.run.workload_from_options import Choice, load_workload
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.signed_document import encode_ascii
+from standins.audit.documents import signed_certificate, verify_certificate
 
 KEY = "kvcustody-signing.key"
 
@@ -439,15 +436,14 @@ def test_a_certificate_says_it_on_its_page_and_where_it_is_verified(here: Path, 
     )
     assert SAID in page.read_text()
     document = json.loads(certificate.read_bytes())
-    assert [one["origin"] for one in document["body"]["marked"]] == [GENERATED]
+    assert [one["origin"] for one in document["marked"]] == [GENERATED]
     assert SAID in CliRunner().invoke(app, ["erasure", "verify", str(certificate), "--key", vkey()]).stderr
-    key, body = read_signing_key(here / KEY), document["body"] | {"marked": []}
-    again = sign_statement(key, statement_text(key.name, encode_ascii(body)))
-    signature = document["signature"] | {"data": base64.b64encode(again.data).decode()}
-    forged = verify_certificate(orjson.dumps({"body": body, "signature": signature}), [vkey()])
-    assert forged.problems == [
-        "the processes that it calls replayed or generated are not those of its leaves"
-    ]
+    facts = {name: value for name, value in document.items() if name not in ("schema", "signature")}
+    key, false = read_signing_key(here / KEY), facts | {"marked": []}
+    forged = verify_certificate(signed_certificate(false, key).to_bytes(), [vkey()])
+    assert forged.problems == (
+        "the processes that it calls replayed or generated are not those of its leaves",
+    )
 
 
 def test_the_summary_and_the_answer_of_a_replay_say_what_it_was(here: Path) -> None:

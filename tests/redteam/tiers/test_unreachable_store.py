@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.audit.evidence.erasure.certificate import issue, new_opening
+from kvcustody.audit.reports.erasure.certificate import issue, new_opening
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -125,7 +125,7 @@ def certificate(world: World, erasure: str) -> dict[str, dict[str, int]]:
     with engine.connect() as connection:
         document = issue(connection, erasure, KEY, new_opening(ADA.text()), now_us=world.clock.utc_us())
     engine.dispose()
-    found: dict[str, dict[str, int]] = document["body"]["figures"]["copies"]
+    found: dict[str, dict[str, int]] = document.facts["figures"]["copies"]
     return found
 
 

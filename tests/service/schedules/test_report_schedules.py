@@ -15,7 +15,7 @@ from sqlalchemy import event, select, update
 
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import service_jobs, service_report_schedules, service_reports
-from kvcustody.audit.verify.report.verify_report import open_report
+from kvcustody.audit.verify.documents.report_rules import read_report
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
@@ -338,10 +338,10 @@ def test_a_forged_report_in_the_place_of_the_signed_one_has_no_verdict(
     move_back(world.service, schedule["schedule"], 31)
     [real] = world.settled(schedule)
     [path] = (world.service.settings.state_path / "jobs").glob(f"{real['job']}/{DOCUMENT}")
-    report = open_report(path.read_bytes())
+    report = read_report(path.read_bytes())
     assert report.signature is not None and real["opinion"] == "adverse"
-    forged = report._replace(
-        opinion=report.opinion._replace(kind="unqualified"), signature=report.signature if signed else None
+    forged = report.replace(
+        opinion=report["opinion"]._replace(kind="unqualified"), signature=report.signature if signed else None
     )
     path.write_bytes(forged.to_bytes())
     set_rows(world.service, digest=forged.digest(), schedule=None)

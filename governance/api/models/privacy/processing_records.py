@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.audit.reports.signing.report_signature import KeyEnrolment, ReportSignature
+from kvcustody.audit.verify.documents.record_agreement import RECORD
 from kvcustody.governance.api.models.base import Model, TenantName, example
 from kvcustody.governance.api.models.policies import Source
-from kvcustody.governance.api.models.shown import shown
+from kvcustody.governance.api.models.shown import SignedDocument, of_document, shown
 from kvcustody.governance.cases.recipients import GrantedRecipient
 from kvcustody.governance.processing import record as ropa
 from kvcustody.governance.service.operations.parameters import LARGE
@@ -68,10 +68,7 @@ _CONTROL = {
     "status": "evidence present",
     "sections": ["decisions"],
 }
-_ENROLMENT = KeyEnrolment("{…}", "…")._asdict()
-_SIGNATURE = {"key": "kvcustody.example/ledger/report+0a1b2c3d+…", "key_id": "0a1b2c3d", "data": "…"}
 _RECORD = {
-    "schema_name": ropa.SCHEMA,
     "version": "1.0",
     "role": "controller",
     "checkpoint": 41,
@@ -100,15 +97,7 @@ _RECORD = {
     "covered": 400,
     "history": "",
     "orders": "Orders are authenticated: every worker states that it follows those of its control plane.",
-    "signature": _SIGNATURE | {"enrolments": [_ENROLMENT]},
 }
-_KEYS = list[shown(KeyEnrolment, "KeyEnrolmentModel", _ENROLMENT)]  # type: ignore[misc,valid-type]
-_SIGNED = shown(
-    ReportSignature,
-    "ReportSignatureModel",
-    _SIGNATURE | {"enrolments": [_ENROLMENT]},
-    parts={"enrolments": _KEYS},
-)
 _PARTS = {
     "controllers": list[shown(ropa.ServedController, "ServedControllerModel")],  # type: ignore[misc]
     "categories": list[shown(ropa.ProcessedCategory, "ProcessedCategoryModel", _CATEGORY)],  # type: ignore[misc]
@@ -116,6 +105,11 @@ _PARTS = {
     "recipients": list[shown(GrantedRecipient, "GrantedRecipientModel", _RECIPIENT)],  # type: ignore[misc]
     "time_limits": list[shown(ropa.TimeLimit, "TimeLimitModel", _TIME_LIMIT)],  # type: ignore[misc]
     "controls": list[shown(ropa.MeasuredControl, "MeasuredControlModel", _CONTROL)],  # type: ignore[misc]
-    "signature": Optional[_SIGNED],  # noqa: UP045
 }
-ProcessingRecordModel = shown(ropa.ProcessingRecord, "ProcessingRecordModel", _RECORD, parts=_PARTS)
+ProcessingRecordFacts = shown(ropa.ProcessingRecord, "ProcessingRecordFacts", _RECORD, parts=_PARTS)
+
+
+class ProcessingRecordModel(ProcessingRecordFacts, SignedDocument):  # type: ignore[misc,valid-type]
+    """A record of processing as `kvcustody report verify` checks it; without a signature where nothing is signed."""
+
+    model_config = of_document(_RECORD, RECORD, "kvcustody.example/ledger/report+0a1b2c3d+…")

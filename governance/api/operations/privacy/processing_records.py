@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcustody.audit.evidence.coverage.custody_units import last_event_us
 from kvcustody.audit.evidence.query.known_names import check_tenant
@@ -26,6 +26,7 @@ from kvcustody.governance.api.operations.policy_workbench import policy_of
 from kvcustody.governance.processing.build_record import RecordRequest, build_record, signed_record
 from kvcustody.governance.processing.record import ControllerStatement, ServedController
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.reports import report_key
@@ -48,7 +49,7 @@ def add_processing_records(api: Declarations) -> None:
     api.add(recording, processing_record, answers=ProcessingRecordModel, problems=("conflict", "not-found"))
 
 
-def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRequest) -> dict[str, Any]:
+def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRequest) -> Content:
     """The record of processing activities (GDPR 30): every policy in effect in the period, limits and recipients.
 
     It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
@@ -69,9 +70,8 @@ def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRe
             record = build_record(connection, asked, given=given, release=service.policies.released())
         except ConfigError as error:
             raise ProblemError("conflict", f"{error.message}; send the policy of the record") from None
-        if key is not None and size:
-            record = signed_record(connection, record, key)
-    return record.facts()
+        document = record.document() if key is None or not size else signed_record(connection, record, key)
+    return Content(document.to_bytes())
 
 
 def _bounds(service: Service, what: ProcessingRequest) -> tuple[int, int, int]:

@@ -33,24 +33,22 @@ from kvcustody.audit.kinds import (
 from kvcustody.audit.kinds.block_runs import Run
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint
 from kvcustody.audit.reports.framework import Framework
-from kvcustody.audit.reports.model import Report, ReportParameters
-from kvcustody.audit.reports.signing.report_signature import sign_digest
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.leaf_tables import case_steps, cases
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.audit.verify.report.figures_again import again_from_export
-from kvcustody.audit.verify.report.verify_report import verify_report
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
-from kvcustody.console.report.document import page_of, render_all
-from kvcustody.console.report.render.page_model import Table
+from kvcustody.console.render.document_forms import render_all
 from kvcustody.errors import ConfigError
 from kvcustody.governance.cases.show_case import summary_of
 from kvcustody.times import DAY_US, moment_us
 from standins import builders
-from standins.console.page_strings import strings_of
+from standins.audit.documents import report_again, signed_by_reports_key, verify_report
+from standins.console.read_page import Table, page_of, strings_of
 
 DAY_0 = moment_us("2026-05-05T09:00:00Z")
 DIGEST = "ab" * 32
@@ -122,7 +120,7 @@ class Told:
         )
         with self.store.connect() as connection:
             made = build_report(connection, asked)
-            return made._replace(signature=sign_digest(connection, made.digest(), REPORT_KEY))
+            return signed_by_reports_key(connection, made, REPORT_KEY)
 
 
 def problems(connection: Connection) -> list[str]:
@@ -203,7 +201,7 @@ def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_p
     told.opened("later", 45)
     size = told.sign()
     report = told.report(size, 55)
-    states = {case.case_id: case.state for case in report.activity.cases}
+    states = {case.case_id: case.state for case in report["activity"].cases}
     assert states == {
         "missed": "missed",
         "late": "late",
@@ -211,40 +209,41 @@ def test_a_report_is_qualified_by_who_was_not_answered_in_time(told: Told, tmp_p
         "near": "open",
         "later": "open",
     }
-    qualifying = {one.id: one for one in report.opinion.exceptions}
+    qualifying = {one.id: one for one in report["opinion"].exceptions}
     assert {"case:missed", "case:late"} <= qualifying.keys() and not {
         "case:near",
         "case:answered",
     } & qualifying.keys()
     assert "answered 2026-06-14" in qualifying["case:late"].cause
-    assert "later" not in {case.case_id for case in told.report(early, 55).activity.cases}
-    assert {case.state for case in told.report(size, 25).activity.cases} == {"near", "answered"}
+    assert "later" not in {case.case_id for case in told.report(early, 55)["activity"].cases}
+    assert {case.state for case in told.report(size, 25)["activity"].cases} == {"near", "answered"}
     told.step("near", 53, "identity", "asked", "", "", "", "")
     soon = told.report(told.sign(), 54)
-    assert {case.case_id: case.state for case in soon.activity.cases}["near"] == "near"
-    assert not any(one.id == "case:near" for one in soon.opinion.exceptions), (
+    assert {case.case_id: case.state for case in soon["activity"].cases}["near"] == "near"
+    assert not any(one.id == "case:near" for one in soon["opinion"].exceptions), (
         "near is listed, and no exception"
     )
     page = render_all(soon, ["html"])["report.html"].decode()
     assert "are to be answered within a week, or were not answered in time" in page
     write_export(tmp_path / "export", LedgerSource(told.store), made_at_us=1)
     vkeys = [str(told.key.verifier)]
-    again = again_from_export(tmp_path / "export", soon, vkeys)
-    assert verify_report(soon.to_bytes(), vkeys, again=again).problems == ()
+    again = report_again(tmp_path / "export", soon, vkeys)
+    assert verify_report(soon.to_bytes(), vkeys, source=again).problems == ()
     false = [
-        case._replace(state="answered") if case.case_id == "missed" else case for case in soon.activity.cases
+        case._replace(state="answered") if case.case_id == "missed" else case
+        for case in soon["activity"].cases
     ]
-    forged = soon._replace(activity=soon.activity._replace(cases=tuple(false)))
+    forged = soon.replace(activity=soon["activity"]._replace(cases=tuple(false)))
     with told.store.connect() as connection:
-        forged = forged._replace(signature=sign_digest(connection, forged.digest(), REPORT_KEY))
-    wrong = verify_report(forged.to_bytes(), vkeys, again=again).problems
+        forged = signed_by_reports_key(connection, forged, REPORT_KEY)
+    wrong = verify_report(forged.to_bytes(), vkeys, source=again).problems
     assert any("cases" in problem for problem in wrong), "signed by who holds the key, and found"
 
 
 def deadlines_in(report: Report) -> list[str]:
     """What a report says of the time in which a person is answered."""
     text = " ".join(
-        (*strings_of(page_of(report)), *(f"{one.id} {one.risk}" for one in report.opinion.exceptions))
+        (*strings_of(page_of(report)), *(f"{one.id} {one.risk}" for one in report["opinion"].exceptions))
     )
     words = ("due before 2026", "in the time that", "within a week", "case:missed", "GDPR 12", "GDPR 18")
     tables = [
@@ -266,7 +265,7 @@ def test_only_a_framework_with_the_month_of_an_answer_says_it(
     size = told.sign()
     assert {"case:missed", "within a week", "late", "missed"} <= {*deadlines_in(told.report(size, 55))}
     report = told.report(size, 55, framework)
-    assert len(report.activity.cases) >= 4 and deadlines_in(report) == []
+    assert len(report["activity"].cases) >= 4 and deadlines_in(report) == []
     monkeypatch.setattr(
         Framework, "has_answer_deadline", True
     )  # the control: a framework that has it would say it
@@ -280,7 +279,7 @@ def test_a_report_says_whose_processing_was_restricted_then(told: Told) -> None:
     size = told.sign()
 
     def restricted(until: float) -> set[str]:
-        return {case.case_id for case in told.report(size, until).activity.cases if case.restricted}
+        return {case.case_id for case in told.report(size, until)["activity"].cases if case.restricted}
 
     assert [restricted(day) for day in (9, 20, 32, 50)] == [set(), {"missed"}, {"missed", "near"}, {"missed"}]
     page = render_all(told.report(size, 50), ["html"])["report.html"].decode()
@@ -406,7 +405,7 @@ def test_a_case_of_a_zone_that_this_machine_lacks_ends_no_list(
         far = next(one for one in found if one.unread)
         assert "`Nowhere/Land`" in far.unread and far.extended and far.restricted
         assert [one.case_id for one in restrictions_in_force(connection)] == ["afar"]
-    assert any(one.case_id == "afar" for one in told.report(told.sign(), 60).activity.cases)
+    assert any(one.case_id == "afar" for one in told.report(told.sign(), 60)["activity"].cases)
     url = told.store.url.render_as_string(hide_password=False)
     url = f"sqlite:///{told.folder}/ledger.db" if told.store.dialect.name == "sqlite" else url
     listed = CliRunner().invoke(app, ["case", "list", "--ledger", url])

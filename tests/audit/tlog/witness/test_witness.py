@@ -20,7 +20,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.kinds import KeyEvent
 from kvcustody.audit.leaf.merkle import TreeHead, leaf_hashes
 from kvcustody.audit.reports.build_report import build_report, period
-from kvcustody.audit.reports.model import ReportParameters
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.proofs import MemoryTiles, consistency_proof
@@ -389,6 +389,6 @@ def test_status_and_report_say_how_old_the_witnesses_word_is(
     [seen] = status.witnesses
     assert (seen.name, seen.size, seen.age_us) == ("witness.example", made[0].size, 90_000_000)
     assert status.warning == "no witness has signed what was written since"
-    told = report.boundary.witnessed
+    told = report["boundary"].witnessed
     assert (told.witnesses, told.size, told.age_us) == (("witness.example",), made[0].size, 60_000_000)
     assert "unwitnessed" in told.warning

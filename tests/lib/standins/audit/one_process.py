@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 from kvcustody.audit.kinds import OrphanScanned, WorkerStopped
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.reports.model import Report, ReportParameters
+from kvcustody.audit.reports.model import Report
+from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey

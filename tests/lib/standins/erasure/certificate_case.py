@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import orjson
 from sqlalchemy import Engine
 
-from kvcustody.audit.evidence.erasure.certificate import issue, new_opening
 from kvcustody.audit.kinds import ReceiptRecorded
+from kvcustody.audit.reports.document import Document
+from kvcustody.audit.reports.erasure.certificate import issue, new_opening
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.governance.erasure.selector import Selector
@@ -72,11 +71,11 @@ class Case:
         signer = CheckpointSigner(self.store, [KEY], memory=self.folder / "signed", clock=self.world.clock)
         signer.sign_once()
 
-    def issue(self) -> dict[str, Any]:
+    def issue(self) -> Document:
         """The certificate as it stands."""
         with self.store.connect() as connection:
             return issue(connection, self.done.erasure, KEY, self.opening, now_us=self.world.clock.utc_us())
 
     @property
     def data(self) -> bytes:
-        return orjson.dumps(self.document)
+        return self.document.to_bytes()

@@ -26,7 +26,6 @@ from kvcustody.audit.kinds import (
 )
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.reports.model import Report
-from kvcustody.audit.reports.signing.report_signature import sign_digest
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
@@ -34,6 +33,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.write.append_leaves import Appender
 from kvcustody.clock import VirtualClock
 from standins.audit import falsified
+from standins.audit.documents import signed_by_reports_key
 
 ORIGIN = "ledger.example/kvcustody"
 REPORT_KEY = SigningKey.from_seed(f"{ORIGIN}/report", KeyKind.ED25519, bytes([7]) * 32)
@@ -97,7 +97,7 @@ def fill_with(
 
 def signed(connection: Connection, report: Report) -> Report:
     """The report, signed by the key that the ledger names."""
-    return report._replace(signature=sign_digest(connection, report.digest(), REPORT_KEY))
+    return signed_by_reports_key(connection, report, REPORT_KEY)
 
 
 def sign(store: Engine, key: SigningKey, folder: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.evidence.erasure.certificate import issue, new_opening
+from kvcustody.audit.reports.erasure.certificate import issue, new_opening
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey
@@ -75,7 +75,7 @@ def certificate(engine: Any, erasure: str, tenant: str, subject: str) -> dict[st
             try:
                 with store.connect() as connection:
                     made = issue(connection, erasure, key, opening, now_us=CLOCK.utc_us())
-                body: dict[str, Any] = made["body"]
+                body = dict(made.facts)
                 if body["outcome"] == "complete":
                     return body
             except (LedgerError, ProofError):

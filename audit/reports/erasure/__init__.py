@@ -1,0 +1,1 @@
+"""The certificate of an erasure: its facts, and the page beside them."""

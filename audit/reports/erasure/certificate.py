@@ -1,0 +1,290 @@
+"""The certificate of an erasure: what was asked, what every worker did, and the leaves that show it, signed.
+
+1. It says nothing that its leaves do not show: every figure is computed from the leaves that it carries, here when it
+   is issued and again by whoever checks it (`verify_certificate`).
+2. It names no subject and no session: pseudonyms, and a commitment to the selector's text that the requester opens.
+3. A block counts as destroyed only where every shard of its process has a receipt for that block and generation. What
+   has none is listed: kept for other holders, or unproven.
+4. A copy off the device is waiting until a leaf proves its end: its bytes are gone, or a key that it needs is. What is
+   unlinked later is in a later certificate.
+5. It is `complete` only where every worker that owes an answer has given it, as the leaves that it carries say: the
+   request, the start and end of every process that was at work then, and the answers (`who_owes`).
+6. It says when any process did not enforce its policy for everybody, as its issuer's word: the leaves that show it
+   name other tenants.
+7. Where orders are signed (`signed_orders`), it is not `complete` where nobody follows its request, and
+   says why.
+8. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from sqlalchemy import Connection, and_, exists, func, or_, select, union
+
+from kvcustody.audit.evidence.copies.copy_rows import DESTROYED, ENDED
+from kvcustody.audit.evidence.erasure.erasure_holds import hold_leaves, holds_among
+from kvcustody.audit.evidence.erasure.figures_from_leaves import ErasureFigures, figures_of, waiting_copies
+from kvcustody.audit.evidence.erasure.requests_and_answers import Status, status
+from kvcustody.audit.evidence.erasure.who_owes import without_answer
+from kvcustody.audit.evidence.processes.enforcement import monitored_periods, unnamed
+from kvcustody.audit.evidence.processes.marked_processes import marked_processes
+from kvcustody.audit.evidence.processes.work_periods import about, life_leaves, work_periods
+from kvcustody.audit.evidence.query.evidence_columns import read
+from kvcustody.audit.evidence.subjects.subject_filter import of_subjects, of_tenant
+from kvcustody.audit.kinds import KINDS, SYSTEM, ErasureRequested
+from kvcustody.audit.reports.document import Document, DocumentKind
+from kvcustody.audit.reports.signing.document_signature import sign_document
+from kvcustody.audit.store.database.signed_orders import SIGNED_LATER, orders_of
+from kvcustody.audit.store.schema.all_tables import has_leaf, is_leaf_of
+from kvcustody.audit.store.schema.leaf_tables import (
+    copy_steps,
+    erasure_effects,
+    erasure_remains,
+    erasure_rereads,
+    erasure_results,
+    erasures,
+    receipts,
+    residencies,
+)
+from kvcustody.audit.store.schema.ledger import events, incarnations, logs
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.signing_key import SigningKey
+
+CERTIFICATE = DocumentKind(
+    "certificate", "kvcustody/erasure-certificate@1", "log", ("ledger", "checkpoint_size")
+)
+REQUESTED = KINDS[ErasureRequested].name
+SALT_BYTES = 32
+LIMITS = (
+    "it covers memory and tiers that the named workers manage; not copies outside of them",
+    "`sampled` and `retired` blocks were overwritten and not all read back; only `full` ones were",
+    "a process whose start is not carried here is not shown: an export of the system log has them all",
+    "a copy whose key is destroyed opens for nobody; its bytes are gone where it is `unlinked` or `zeroed`",
+    "custody of a process that died is unproven: its memory went back to the driver and was not re-read",
+    "while a worker monitors, requests that its policy would refuse may read a block before it ends: "
+    "`request-monitored` leaves say how much",
+)
+
+
+class SelectorOpening(NamedTuple):
+    """What opens the commitment: the salt and the selector's text. It belongs to the requester."""
+
+    salt: str
+    selector: str
+
+    def commitment(self) -> str:
+        """SHA-256 over salt and text."""
+        return hashlib.sha256(bytes.fromhex(self.salt) + self.selector.encode()).hexdigest()
+
+
+def new_opening(selector: str) -> SelectorOpening:
+    """An opening with a fresh random salt."""
+    return SelectorOpening(secrets.token_hex(SALT_BYTES), selector)
+
+
+def issue(
+    connection: Connection, erasure: str, key: SigningKey, opening: SelectorOpening, *, now_us: int
+) -> Document:
+    """The signed certificate of an erasure as it stands at `now_us` (UTC).
+
+    `key` is the ledger's own. Raises `LedgerError` for an unknown erasure and `ProofError` where a leaf is not under a
+    signed checkpoint yet: ask again after the next one.
+    """
+    facts = certificate_facts(connection, erasure, opening.commitment(), now_us)
+    return sign_document(connection, CERTIFICATE.document(facts), key)
+
+
+def certificate_facts(
+    connection: Connection, erasure: str, commitment: str, now_us: int, *, is_proved: bool = True
+) -> dict[str, Any]:
+    """What a certificate says; raises as `issue`. Not `is_proved`: its leaves carry no proofs."""
+    found = status(connection, erasure, now_us)
+    places = _places(connection, erasure, found)
+    proofs = LedgerProofs(connection)
+    note = proofs.signed()
+    carried: list[dict[str, Any]] = []
+    heads: dict[str, str] = {}
+    for log, idx in sorted(places):
+        heads.setdefault(log, "")
+        path: list[str] = []
+        if is_proved:
+            shown = proofs.inclusion(log, idx, as_of=note.size)
+            heads[log] = shown.head.to_bytes().decode()
+            path = [base64.b64encode(hash_).decode() for hash_ in shown.path]
+        leaf = proofs.leaf(log, idx)
+        carried.append({"log": log, "idx": idx, "leaf": leaf.decode(), "path": path})
+    bodies = [orjson.loads(one["leaf"]) for one in carried]
+    figures = figures_of(bodies, erasure)
+    why = _not_followed(connection, carried, erasure)
+    is_shown = not (
+        why or figures.unproven or waiting_copies(figures.as_dict()) or without_answer(bodies, erasure)
+    )
+    facts = {
+        "erasure": erasure,
+        "issued_us": now_us,
+        "outcome": found.outcome if is_shown else "partial",
+        "request": found.request._asdict() | {"commitment": commitment},
+        "marked": [one._asdict() for one in marked_processes(bodies)],
+        "workers": [answer._asdict() for answer in found.answers],
+        "waiting": list(found.waiting),
+        "unreachable": list(found.unreachable),
+        "monitored": [one._asdict() for one in unnamed(monitored_periods(connection, 0, now_us))],
+        "holds": [one._asdict() for one in holds_among(bodies, found.request.tenant, found.request.subject)],
+        "population": _population(connection, found, figures),
+        "figures": figures.as_dict(),
+        "ledger": {"checkpoint_size": note.size, "heads": heads},
+        "leaves": carried,
+        "limits": list(LIMITS),
+    }
+    if why:
+        facts["order"] = why
+    return facts
+
+
+def _not_followed(connection: Connection, carried: list[dict[str, Any]], erasure: str) -> str:
+    """Why nobody follows the request of an erasure; empty where it counts."""
+    signed = orders_of(connection)
+    for leaf in [] if signed is None else [one["leaf"].encode() for one in carried]:
+        body = orjson.loads(leaf)
+        if body["kind"] == REQUESTED and body["erasure"] == erasure:
+            refused = signed.refusal(leaf) if signed is not None else None
+            if refused is not None:
+                return refused.why
+    return ""
+
+
+def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
+    """How many residencies of the selector the ledger knows from before the request, by the query that says so."""
+    asked, column = found.request, residencies.c
+    where = [column.part == 1, column.opened_us <= asked.at_us, has_leaf(residencies)]
+    text = "residencies with part = 1 and opened_us <= requested"
+    if asked.tenant is not None:
+        text += " and tenant = requested"
+    if asked.selector in ("subject", "session"):
+        text += f" and {asked.selector} = pseudonym"
+    if asked.selector == "subject" and asked.tenant is not None and asked.subject is not None:
+        where += of_subjects(connection, asked.tenant, [asked.subject])
+    else:
+        if asked.tenant is not None:
+            where.append(of_tenant(asked.tenant))
+        if asked.selector in ("subject", "session"):
+            where.append(column[asked.selector] == getattr(asked, asked.selector))
+    known = asked.selector in ("tenant", "subject", "session")
+    count = connection.scalar(select(func.count()).select_from(residencies).where(*where)) if known else None
+    return {
+        "residencies": count,
+        "query": text if known else "domains and models are in no residency's row",
+        "units": figures.units,
+    }
+
+
+def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[str, int]]:
+    """Every leaf that the certificate carries: the request, what each process said, its start, and its receipts."""
+    made: set[tuple[str, int]] = set()
+    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
+    made |= _lives(connection, erasure, found)
+    made |= {*_signed_later(connection, erasure)}
+    held = (connection, found.request.tenant, found.request.subject)
+    made |= {(leaf.log, leaf.idx) for leaf in hold_leaves(*held)}
+    for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
+        query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure, has_leaf(table))
+        made |= {(names[row.log], row.idx) for row in connection.execute(query)}
+    effect = read(
+        connection, erasure_effects, (erasure_effects.c.incarnation,), erasure_effects.c.erasure == erasure
+    )
+    life = effect.column("incarnation")[effect.owner]
+    for incarnation in np.unique(life).tolist():
+        generations = effect.pairs.generations[life == incarnation]
+        made |= _receipts(connection, incarnation, np.unique(generations), names)
+    return made | _copies(connection, erasure, names)
+
+
+def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, int]]:
+    """Leaves that sign its request later (`signed_orders`, 5)."""
+    leaf = events.c.leaf
+    asked = (
+        select(leaf)
+        .select_from(events)
+        .join(erasures, is_leaf_of(erasures))
+        .where(erasures.c.erasure == erasure)
+    )
+    digests = {hashlib.sha256(bytes(data)).hexdigest() for data in connection.scalars(asked)}
+    query = (
+        select(logs.c.name, events.c.idx, leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.kind == SIGNED_LATER, has_leaf(events))
+    )
+    for log, idx, data in connection.execute(query):
+        if orjson.loads(bytes(data))["digest"] in digests:
+            yield log, idx
+
+
+def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
+    """The leaves that end copies for it, and those that prove the end of any of these."""
+    made: set[tuple[str, int]] = set()
+    destroyed = copy_steps.alias("destroyed")
+    column, of = copy_steps.c, destroyed.c
+    ended = and_(column.step == ENDED, column.erasure == erasure, has_leaf(copy_steps))
+    proving = and_(
+        of.incarnation == column.incarnation,
+        of.tier == column.tier,
+        of.step == DESTROYED,
+        of.high >= column.low,
+        of.low <= column.high,
+    )
+    for query in (
+        select(column.log, column.idx).where(ended),
+        select(of.log, of.idx).where(has_leaf(destroyed), exists(select(column.idx).where(ended, proving))),
+    ):
+        made |= {(names[log], idx) for log, idx in connection.execute(query)}
+    return made
+
+
+def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str, int]]:
+    """Starts and ends of the processes that were at work when it was requested, that had something to say of it, or
+    that replayed or generated what they recorded.
+    """
+    leaves = life_leaves(connection)
+    periods = work_periods(leaf.body for leaf in leaves)
+    query = [
+        select(table.c.incarnation).where(table.c.erasure == erasure, has_leaf(table))
+        for table in (erasure_effects, erasure_results)
+    ]
+    chosen = set(
+        connection.scalars(select(incarnations.c.uuid).where(incarnations.c.id.in_(union(*query))))
+    ) | {life for life, period in periods.items() if period.at_work(found.request.at_us)}
+    chosen |= {one.incarnation for one in marked_processes(leaf.body for leaf in leaves)}
+    return {(SYSTEM, leaf.idx) for leaf in leaves if about(leaf.body) in chosen}
+
+
+def _receipts(
+    connection: Connection, incarnation: int, generations: Any, names: dict[int, str]
+) -> set[tuple[str, int]]:
+    """The receipts that name any of these generations."""
+    if not len(generations):
+        return set()
+    column = receipts.c
+    spans = _spans(generations)
+    made: set[tuple[str, int]] = set()
+    for start in range(0, len(spans), 50):
+        some = [and_(column.high >= low, column.low <= high) for low, high in spans[start : start + 50]]
+        where = and_(column.incarnation == incarnation, column.high > 0, or_(*some))
+        found = read(connection, receipts, (column.log, column.idx), where)
+        for place in np.unique(found.owner[np.isin(found.pairs.generations, generations)]).tolist():
+            made.add((names[int(found.column("log")[place])], int(found.column("idx")[place])))
+    return made
+
+
+def _spans(generations: Any) -> list[tuple[int, int]]:
+    """Consecutive generations as (first, last)."""
+    cuts = np.flatnonzero(np.diff(generations) > 1)
+    firsts = generations[np.concatenate(([0], cuts + 1))]
+    lasts = generations[np.concatenate((cuts, [len(generations) - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

@@ -1,0 +1,14 @@
+"""What the text names in short: incarnations, policies, erasures, cases and pseudonyms, each in full."""
+
+from __future__ import annotations
+
+from kvcustody.audit.reports.section import PagePart, Section, no_facts
+
+SECTION = Section(
+    "identifiers",
+    "Annex: identifiers",
+    no_facts,
+    order=205,
+    about="what stands short in the text, in full",
+    part=PagePart.ANNEX,
+)

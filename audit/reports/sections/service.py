@@ -1,0 +1,14 @@
+"""What the service is, in the terms that the tests use."""
+
+from __future__ import annotations
+
+from kvcustody.audit.reports.section import PagePart, Section, no_facts
+
+SECTION = Section(
+    "service",
+    "Description of the service",
+    no_facts,
+    order=40,
+    about="what it does, in the words of the tests; processes, software, policies, tiers, logs",
+    part=PagePart.FRONT,
+)

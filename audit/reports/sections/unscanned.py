@@ -1,0 +1,36 @@
+"""Workers that were at work in the period, and whose pools no scan for orphans looked at in it."""
+
+from __future__ import annotations
+
+from kvcustody.audit.reports.section import ReportReading, Section
+
+
+def unscanned(reading: ReportReading) -> tuple[str, ...]:
+    """These workers, by name and the beginning of the process's id."""
+    if reading.asked.tenant is not None:
+        return ()  # scans are in the system log, and no tenant's
+    scanned = {
+        item.incarnation
+        for item in reading.counts.counted
+        if item.kind == "orphan-scanned" and item.in_period
+    }
+    return tuple(
+        sorted(
+            f"{period.worker} {life[:8]}"
+            for life, period in reading.periods.items()
+            if life not in scanned
+            and period.started_us < reading.until_us
+            and (period.ended_us is None or period.ended_us >= reading.since_us)
+        )
+    )
+
+
+SECTION: Section[tuple[str, ...]] = Section(
+    "unscanned",
+    "Pools not scanned",
+    unscanned,
+    order=131,
+    about="workers at work in the period, whose pools no scan for orphans looked at",
+    part=None,
+    fields={"unscanned": "which pools were not scanned"},
+)

@@ -1,0 +1,78 @@
+"""A PDF of a document's HTML, by WeasyPrint (the extra `reports`) in a process of its own.
+
+1. The bytes are a function of the HTML, of the fonts in `fonts/` and of the versions of WeasyPrint, fontTools, Pango
+   and HarfBuzz: fontconfig sees no font of the system, and the only date is the document's.
+2. Nothing is fetched: the HTML holds all that it shows, and an address in it ends the making.
+3. A character that no font here draws is refused by name; nothing is dropped or written another way.
+4. The memory that a PDF takes is the process's, and goes with it.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvcustody.errors import ConfigError
+
+_HERE = Path(__file__).parent
+_FONTS = _HERE / "fonts" / "fonts.conf"
+_MAKER = _HERE / "pdf_process.py"
+_DEADLINE_SECONDS = 300.0  # a page of the most rows takes 6 s of processor time
+_PANGO = (
+    "a PDF needs Pango: install libpango-1.0-0 and libpangoft2-1.0-0 (Debian, Ubuntu) or pango (Fedora, Alpine, "
+    "Homebrew); HTML and JSON need neither"
+)
+_WEASYPRINT = "a PDF needs `weasyprint`: install kvcustody with the extra `reports`"
+
+
+@cache
+def can_make_pdf() -> bool:
+    """Whether WeasyPrint and Pango are installed."""
+    return find_spec("weasyprint") is not None and ctypes.util.find_library("pango-1.0") is not None
+
+
+def pdf_of(html: str) -> bytes:
+    """The PDF of an HTML document (tagged, for A4).
+
+    Raises `ConfigError` where WeasyPrint or Pango is missing, and as rules 2 and 3 say.
+    """
+    if find_spec("weasyprint") is None:
+        raise ConfigError(_WEASYPRINT, missing="weasyprint")
+    try:
+        made = subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, "-I", str(_MAKER)],
+            input=html.encode(),
+            capture_output=True,
+            env={**os.environ, "FONTCONFIG_FILE": str(_FONTS), "SOURCE_DATE_EPOCH": "0"},
+            check=False,
+            timeout=_DEADLINE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"the PDF was not made within {_DEADLINE_SECONDS:g} s: it is given up") from None
+    if made.returncode == 0:
+        return made.stdout
+    raise _refusal(made.stderr.decode(errors="replace"))
+
+
+def _refusal(said: str) -> ConfigError:
+    """The error that the process told of, in its last line."""
+    last = said.strip().rpartition("\n")[2]
+    try:
+        told = json.loads(last)
+    except ValueError:
+        return ConfigError(f"the PDF could not be made: {last or 'its process ended without a word'}")
+    if "library" in told:
+        return ConfigError(f"{_PANGO} ({told['library']})", missing="pango")
+    if "urls" in told:
+        first = told["urls"][0][:200]
+        return ConfigError(f"a PDF fetches nothing, and the document names `{first}`", urls=told["urls"])
+    return ConfigError(
+        f"a PDF cannot print `{told['word']}`: no font here has U+{told['code']:04X}; the HTML form has it",
+        word=told["word"],
+    )

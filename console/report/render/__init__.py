@@ -1,1 +1,0 @@
-"""A page as HTML and PDF: its parts, charts and numbers, and what sets them."""
