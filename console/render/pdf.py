@@ -1,7 +1,7 @@
 """A PDF of a document's HTML, by WeasyPrint (the extra `reports`) in a process of its own.
 
 1. The bytes are a function of the HTML, of the fonts in `fonts/` and of the versions of WeasyPrint, fontTools, Pango
-   and HarfBuzz: fontconfig sees no font of the system, and the only date is the document's.
+   and HarfBuzz: fontconfig sees no font of the system, and the only date is the document's. The last line says them.
 2. Nothing is fetched: the HTML holds all that it shows, and an address in it ends the making.
 3. A character that no font here draws is refused by name; nothing is dropped or written another way.
 4. The memory that a PDF takes is the process's, and goes with it.
@@ -35,6 +35,12 @@ _WEASYPRINT = "a PDF needs `weasyprint`: install kvcustody with the extra `repor
 def can_make_pdf() -> bool:
     """Whether WeasyPrint and Pango are installed."""
     return find_spec("weasyprint") is not None and ctypes.util.find_library("pango-1.0") is not None
+
+
+def makers_of(pdf: bytes) -> str:
+    """The versions that made a PDF, as it says of itself; empty where it does not."""
+    last = pdf.rstrip().rpartition(b"\n")[2]
+    return last[2:].decode(errors="replace") if last.startswith(b"% ") else ""
 
 
 def pdf_of(html: str) -> bytes:

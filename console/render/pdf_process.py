@@ -6,11 +6,13 @@ nothing of kvcustody, so it starts in the time that WeasyPrint takes.
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import logging
 import sys
 import unicodedata
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +56,19 @@ def words_of(element: Any) -> Iterator[str]:
             yield from unicodedata.normalize("NFC", each.tail).split()
 
 
+def makers() -> str:
+    """The programs whose versions decide the bytes: a comment, the PDF's last line, says them."""
+    said = [f"WeasyPrint {version('weasyprint')}", f"fontTools {version('fonttools')}"]
+    for name, library, function in (
+        ("Pango", "pango-1.0", "pango_version_string"),
+        ("HarfBuzz", "harfbuzz", "hb_version_string"),
+    ):
+        found = getattr(ctypes.CDLL(ctypes.util.find_library(library)), function)
+        found.restype = ctypes.c_char_p
+        said.append(f"{name} {found().decode()}")
+    return ", ".join(said)
+
+
 def main() -> None:
     """Read HTML, write a PDF."""
     try:
@@ -79,7 +94,7 @@ def main() -> None:
     made = document.write_pdf(pdf_tags=True)
     if refused:
         refuse(urls=refused)
-    sys.stdout.buffer.write(made)
+    sys.stdout.buffer.write(made.rstrip() + b"\n% " + makers().encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from kvcustody.console.render.number_format import count, percent, share
 from kvcustody.console.report import keys as key_commands
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report import schedules as schedule_commands
-from kvcustody.console.report.check_files import differing_files, document_file
+from kvcustody.console.report.check_files import compare_files, document_file
 from kvcustody.console.report.package import command as package_command
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.report_signing_key import (
@@ -276,8 +276,9 @@ def verify(
         raise LedgerError(f"the document cannot be checked against {against}: {found.source_rejected}")
     compared: tuple[str, ...] = ()
     if folder is not None and found.ok:
-        compared, wrong = differing_files(folder, read_document(data, [each.kind for each in rules]))
-        found = replace(found, problems=tuple(wrong))
+        files = compare_files(folder, read_document(data, [each.kind for each in rules]))
+        unchecked = (*found.unchecked, *files.unchecked)
+        compared, found = files.compared, replace(found, problems=tuple(files.problems), unchecked=unchecked)
     _tell(found, compared, as_json)
     if not found.ok:
         raise typer.Exit(EXIT_NO)

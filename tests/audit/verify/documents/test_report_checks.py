@@ -29,7 +29,7 @@ from kvcustody.audit.verify.documents import report_rules
 from kvcustody.audit.verify.documents.document_check import MadeAgain, is_unchecked
 from kvcustody.audit.verify.documents.report_rules import read_report
 from kvcustody.console.render.document_forms import render_all
-from kvcustody.console.report.check_files import differing_files
+from kvcustody.console.report.check_files import compare_files
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit.documents import UNSIGNED, report_again, signed_again, verify_report
 from standins.audit.ledgers import report_ledger, tiered_ledger
@@ -273,16 +273,19 @@ def test_a_file_beside_the_report_that_says_something_else_is_found(signed: Sign
     files = signed.files
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    assert differing_files(tmp_path, signed.report.document()) == (
-        ("oscal.json", "report.html", "report.json", "report.pdf"),
-        [],
-    )
+    names = ("oscal.json", "report.html", "report.json", "report.pdf")
+    assert compare_files(tmp_path, signed.report.document()) == (names, [], ())
     covered = str(signed.report["total"].covered).encode()
     (tmp_path / "report.html").write_bytes(files["report.html"].replace(covered, b"1" + covered))
     (tmp_path / "oscal.json").write_bytes(files["oscal.json"].replace(covered, b"1" + covered))
-    (tmp_path / "report.pdf").write_bytes(files["report.pdf"][:-9] + b"forged\n%%")
-    wrong = differing_files(tmp_path, signed.report.document())[1]
+    (tmp_path / "report.pdf").write_bytes(files["report.pdf"].replace(b"endobj", b"endobi", 1))
+    wrong = compare_files(tmp_path, signed.report.document()).problems
     assert {text.split("`")[1] for text in wrong} == {"oscal.json", "report.html", "report.pdf"}
+    body, _, makers = files["report.pdf"].rstrip().rpartition(b"\n")
+    (tmp_path / "report.pdf").write_bytes(body + b"\n" + makers.replace(b"Pango 1", b"Pango 9") + b"\n")
+    found = compare_files(tmp_path, signed.report.document())
+    assert [each.path for each in found.unchecked] == ["report.pdf"] and "Pango 9" in found.unchecked[0].why
+    assert "report.pdf" not in (*found.compared, *found.problems), "nothing is said of it"
 
 
 def test_one_digest_and_signature_in_every_format(signed: Signed) -> None:
