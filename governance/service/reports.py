@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.reports.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.section import sections
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -25,6 +26,7 @@ from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.deadline_clock import DeadlineClock
+from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
 from kvcustody.governance.keys.report_signing_key import open_report_key, signed_report
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
@@ -34,6 +36,9 @@ from kvcustody.governance.service.render_protocol import DocumentRenderer
 from kvcustody.governance.service.schedules.made_reports import Verdict, add_report
 from kvcustody.governance.service.schedules.signed_verdicts import DOCUMENT
 from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.logger import get_logger
+
+_LOG = get_logger("kvcustody.service")
 
 _ENROLLING = threading.Lock()  # two first reports at once make one key
 
@@ -119,7 +124,7 @@ def start_report(
             report = build_report(connection, asked, progress=tell)
             if key is not None:
                 report = signed_report(connection, report, key)
-        files = service.documents.report(report, formats)
+        files, not_made = _rendered(service, report, formats)
         for name, data in {
             DOCUMENT: report.to_bytes(),
             **files,
@@ -132,6 +137,7 @@ def start_report(
             add_report(service.engine, job, principal, asked, formats, verdict, now_us)
         return {
             "files": [_file(name, data) for name, data in sorted(files.items())],
+            "not_made": not_made,
             "checkpoint": asked.checkpoint,
             **verdict._asdict(),
             "as_expected": None if expects is None else digest == expects,
@@ -143,6 +149,22 @@ def start_report(
     return service.jobs.start(
         "report", work, principal=principal, tenant=asked.tenant, parameters=parameters, party=party
     )
+
+
+def _rendered(
+    service: ReportingService, report: Report, formats: Sequence[str]
+) -> tuple[dict[str, bytes], list[dict[str, str]]]:
+    """The files of a report, and each format that could not be made, with the reason; raises where none could be."""
+    files, not_made = dict[str, bytes](), list[dict[str, str]]()
+    for name in formats:
+        try:
+            files |= service.documents.report(report, [name])
+        except ConfigError as problem:
+            _LOG.error("a report lacks a format", format=name, reason=problem.message)
+            not_made.append({"format": name, "why": problem.message})
+            if len(not_made) == len(formats):
+                raise
+    return files, not_made
 
 
 def report_key(service: ReportingService) -> SigningKey | None:

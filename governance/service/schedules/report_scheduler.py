@@ -213,8 +213,14 @@ class ReportScheduler:
             return
         try:
             asked = report_parameters(
-                service, row.framework, tenant, since_us=row.since_us, until_us=row.until_us, as_of=row.checkpoint
-            )  # fmt: skip
+                service,
+                row.framework,
+                tenant,
+                since_us=row.since_us,
+                until_us=row.until_us,
+                as_of=row.checkpoint,
+                zone=schedule.zone,
+            )
             formats = [name for name in row.formats.split(",") if name]
             job = start_report(
                 service, schedule.principal, asked, formats, party=caller.party, schedule=schedule.schedule

@@ -106,6 +106,18 @@ def test_a_report_verifies_and_is_made_again_by_its_digest(client, people, worke
     assert verdicts == [True, False]
 
 
+def test_a_format_that_cannot_be_made_costs_no_other(client, people, worker) -> None:
+    """No font has the preparer's mark: the PDF is refused by name, and the page is made."""
+    asked = {"framework": "soc2", "sample": 0, "recount": False, "prepared_by": "Ada \U0001f9ff"}
+    job = client("POST", "/v1/reports", people["auditor"], json=asked | {"formats": ["html", "pdf"]}).json()
+    result = finished(client, people["auditor"], job)["result"]
+    assert [item["name"] for item in result["files"]] == ["report.html"]
+    [lacking] = result["not_made"]
+    assert lacking["format"] == "pdf" and "U+1F9FF" in lacking["why"]
+    alone = client("POST", "/v1/reports", people["auditor"], json=asked | {"formats": ["pdf"]}).json()
+    assert finished(client, people["auditor"], alone)["state"] == "failed"
+
+
 def test_a_tenants_report_names_no_other(client, people, worker) -> None:
     found = {}
     for who in ("tenant-viewer@acme", "auditor"):
