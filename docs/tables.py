@@ -199,11 +199,13 @@ def _router_carriers() -> str:
 
 def _router_placement() -> str:
     routers = [_probed(name) for name in ("smg", "vllm-router")]
-    columns = [
-        (f"{found['router']} {found['version']}, {place}", found[key])
-        for found in routers
-        for place, key in (("alone", "placement"), ("behind the door", "placement_behind_the_door"))
-    ]
+    columns = []
+    for found in routers:
+        columns.append((f"{found['router']} {found['version']}, alone", found["placement"]))
+        columns += [
+            (f"behind the door, `--affinity {affinity}`", placed)
+            for affinity, placed in found["placement_behind_the_door"].items()
+        ]
     rows = [
         f"| second request | {' | '.join(head for head, _ in columns)} |",
         "|---|" + "---|" * len(columns),

@@ -1,4 +1,4 @@
-"""What routers and their indexers know a tenant by: a name that only the deployment's own processes can make.
+"""What routers and their indexers know a requester by: a name that only the deployment's own processes can make.
 
 The door puts it into the header that a router takes its namespace from, and the engine into the events that the
 router's index is made of. Equal for the same tenant in every process with the scope token secret; nobody else can make
@@ -23,8 +23,14 @@ class RouterNamespaces:
     def __init__(self, secret: KeyBuffer) -> None:
         self._state = keyed_state(secret, "router-namespace", _NAMESPACE_BYTES)
 
-    def of(self, issuer: str, tenant: str) -> str:
-        """The tenant's namespace: 32 lower-case hexadecimal digits. Equal ids of two issuers have two."""
+    def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> str:
+        """The namespace of a tenant, or of a subject or session in it: 32 lower-case hexadecimal digits.
+
+        Equal ids of two issuers have two, and a subject has another than a session of its name.
+        """
+        fields: dict[int, tlv.Value] = {1: issuer, 2: tenant}
+        if subject is not None or session is not None:
+            fields |= {3: subject, 4: session}
         state = self._state.copy()
-        state.update(tlv.encode("kvcustody/router-namespace", 1, {1: issuer, 2: tenant}))
+        state.update(tlv.encode("kvcustody/router-namespace", 1, fields))
         return state.hexdigest()

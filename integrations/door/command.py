@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 import typer
@@ -69,6 +69,13 @@ class TokenOptions(ParameterGroup):
         int, typer.Option(min=0, max=16, help="How often the router may present one request again.")
     ] = 2
     group: Annotated[str, typer.Option(help="The group of workers that its tokens are for.")] = GROUP
+    affinity: Annotated[
+        Literal["subject", "tenant"],
+        typer.Option(
+            help="Whose namespace routers get: the subject's (else the session's), or the tenant's, so that subjects "
+            "share a worker for a common prompt and can tell so."
+        ),
+    ] = "subject"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +182,7 @@ def _run(
             token_seconds=tokens.token_seconds,
             retries=tokens.retries,
             group=tokens.group,
+            affinity=tokens.affinity,
         )
     certificate, key_file, authority = transport.tls_certificate, transport.tls_key, transport.client_ca
     if (certificate is None) != (key_file is None) or (authority and certificate is None):

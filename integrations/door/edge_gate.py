@@ -5,8 +5,9 @@
 1. Identity is established as at an engine's own door: the same document, the same credentials, the same answers.
 2. The client's credential ends here. The engine gets a door's token (`door_token`) in its place, in `Authorization`.
    Every router passes this header on, also to where prompts are rendered.
-3. Routers know the requester by a namespace in `cache_salt` (`router_namespace`). It is made from verified identity.
-   What a client says of salts, of transfers and of a router's own fields goes no further.
+3. Routers know the requester by a namespace in `cache_salt` (`router_namespace`). It is made from verified identity:
+   of the subject, else of the session, else of the tenant; or of the tenant alone (`affinity`). What a client says of
+   salts, of transfers and of a router's own fields goes no further.
 4. A client's salt can only narrow: its keyed digest travels in the token.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
@@ -46,6 +47,7 @@ STRIPPED_HEADERS: Final = (
 # Prefixes of response headers that say which worker answered.
 TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
+Affinity = Literal["subject", "tenant"]
 
 
 class Forwarded(NamedTuple):
@@ -69,6 +71,7 @@ class EdgeGate:
         token_seconds: int = 30,
         retries: int = 2,
         group: str = GROUP,
+        affinity: Affinity = "subject",
         server: EngineServer = VLLM_SERVER,
     ) -> None:
         """Admit under a document, a key and a secret.
@@ -88,6 +91,7 @@ class EdgeGate:
         self._token_seconds = token_seconds
         self._presentations = 1 + retries
         self._group = group
+        self._affinity = affinity
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -114,7 +118,12 @@ class EdgeGate:
         return Forwarded(headers, write_body(body))
 
     def _namespace(self, admitted: AdmittedRequest) -> str:
-        return self._namespaces.of(admitted.principal.issuer, admitted.principal.tenant)
+        of = admitted.principal
+        if self._affinity == "tenant":
+            return self._namespaces.of(of.issuer, of.tenant)
+        return self._namespaces.of(
+            of.issuer, of.tenant, of.subject, of.session if of.subject is None else None
+        )
 
     def _headers(self, admitted: AdmittedRequest, hints: Hints, salt: bytes, uses: int) -> dict[str, str]:
         request_id = admitted.ids[REQUEST_ID] or f"{admitted.owner}-{secrets.token_hex(16)}"

@@ -28,8 +28,10 @@ from running_router import FOLDER, Router, environment_of, running
 
 def measure(name: str, pairs: int, workers: int, seconds: int) -> dict[str, Any]:
     """Every probe of one HTTP router."""
-    with running(name, workers, with_door=True) as router:
-        governed = placements(router, pairs)
+    governed = {}
+    for affinity in ("subject", "tenant"):
+        with running(name, workers, with_door=affinity) as router:
+            governed[affinity] = placements(router, pairs)
     with running(name, workers) as router:
         placed = placements(router, pairs)
         return {
@@ -41,8 +43,11 @@ def measure(name: str, pairs: int, workers: int, seconds: int) -> dict[str, Any]
             "renders": renders(router)._asdict(),
             "residue": residue(router, seconds)._asdict(),
             "placement": {question: found._asdict() for question, found in placed.items()},
-            "placement_behind_the_door": {question: found._asdict() for question, found in governed.items()},
-            "is_void": any(is_void(each["control"], workers) for each in (placed, governed)),
+            "placement_behind_the_door": {
+                affinity: {question: found._asdict() for question, found in each.items()}
+                for affinity, each in governed.items()
+            },
+            "is_void": any(is_void(each["control"], workers) for each in (placed, *governed.values())),
         }
 
 

@@ -199,10 +199,11 @@ def copies_in_memory(process: int, phrase: str) -> int:
 
 
 class Sender(NamedTuple):
-    """Who sends a request: the tenant whose credential it carries, and the salt that its body states."""
+    """Who sends a request: the tenant whose credential it carries, its subject, and the salt that its body states."""
 
     tenant: str
     salt: str | None
+    subject: str = "s"
 
 
 class Pairing(NamedTuple):
@@ -216,7 +217,8 @@ class Pairing(NamedTuple):
 A, B, UNSALTED = Sender("a", "salt-a"), Sender("b", "salt-b"), None
 PLACEMENTS: Final = {
     "own prompt": Pairing(A, A),
-    "segment across subjects": Pairing(Sender("a", "salt-a1"), Sender("a", "salt-a2"), "segment"),
+    "segment across subjects": Pairing(Sender("a", "salt-a1", "s1"), Sender("a", "salt-a2", "s2"), "segment"),
+    "prompt of another subject": Pairing(Sender("a", "salt-a1", "s1"), Sender("a", "salt-a2", "s2")),
     "foreign tenant, own salt": Pairing(A, B),
     "foreign tenant, no salt": Pairing(Sender("a", UNSALTED), Sender("b", UNSALTED)),
     "foreign tenant, forged salt": Pairing(A, Sender("b", A.salt)),
@@ -255,7 +257,7 @@ def _send(router: Router, sender: Sender, shares: str, shared: str, own: str) ->
         "segment": lambda: chat(own[:100], sender.salt, shared),
         "nothing": lambda: chat(own, sender.salt),
     }[shares]()
-    return router.ask(body, tenant=sender.tenant).worker
+    return router.ask(body, {"x-kvcustody-subject": sender.subject}, tenant=sender.tenant).worker
 
 
 def is_void(found: Placement, workers: int) -> bool:

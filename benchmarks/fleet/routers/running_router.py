@@ -115,10 +115,10 @@ def version_of(environment: Path, package: str) -> str:
 
 
 @contextlib.contextmanager
-def running(name: str, worker_count: int = 2, *, with_door: bool = False) -> Iterator[Router]:
+def running(name: str, worker_count: int = 2, *, with_door: str = "") -> Iterator[Router]:
     """Start recording workers, the router over them and, if asked, our door before it, as a reverse proxy.
 
-    Raises `RuntimeError` where one does not start.
+    `with_door`: the door's affinity, or empty for no door. Raises `RuntimeError` where one does not start.
     """
     environment = environment_of(name)
     ports = _free_ports(worker_count + 4)
@@ -144,7 +144,7 @@ def running(name: str, worker_count: int = 2, *, with_door: bool = False) -> Ite
         credentials = dict.fromkeys(TENANTS, "client-credential")
         if with_door:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            door, credentials = _start_door(start, folder, base, (ports[2], ports[3]))
+            door, credentials = _start_door(start, folder, base, (ports[2], ports[3]), with_door)
             base = f"http://127.0.0.1:{ports[2]}"
             _wait(client, f"{door}/ready", log)
         version = version_of(environment, name)
@@ -154,11 +154,14 @@ def running(name: str, worker_count: int = 2, *, with_door: bool = False) -> Ite
 
 
 def _start_door(
-    start: Callable[..., object], folder: Path, router: str, ports: tuple[int, int]
+    start: Callable[..., object], folder: Path, router: str, ports: tuple[int, int], affinity: str
 ) -> tuple[str, dict[str, str]]:
     """Start the door as a proxy; where its health is, and a client's key for each tenant."""
     keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in TENANTS}
-    (folder / "identity.yaml").write_text("schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n")
+    (folder / "identity.yaml").write_text(
+        "schema: kvcustody/identity@1\n"
+        "api_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
+    )
     environment = os.environ | {
         "KVCUSTODY_IDENTITY_PATH": str(folder / "identity.yaml"),
         "KVCUSTODY_SCOPE_TOKEN_KEY_PATH": str(folder / "scope.key"),
@@ -169,6 +172,7 @@ def _start_door(
     subprocess.run(made, env=environment, check=True, stdout=subprocess.DEVNULL)
     places = [f"127.0.0.1:{port}" for port in ports]
     command = [*ours, "proxy", "--router", router, "--listen", places[0], "--about", places[1], "--key", key]
+    command += ["--affinity", affinity]
     start(command, environment)
     return f"http://{places[1]}", keys
 

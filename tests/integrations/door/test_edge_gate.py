@@ -85,13 +85,30 @@ def test_a_header_that_clients_may_not_set_goes_no_further(header: str, spelling
     assert is_stripped(spelling(name)) and not is_stripped(f"not-{name}")
 
 
-def test_the_namespace_comes_from_identity(fleet: FleetEdge) -> None:
+@pytest.mark.parametrize("affinity", ["subject", "tenant"])
+def test_the_namespace_comes_from_identity(tmp_path: Path, signers: Signers, affinity: Any) -> None:
+    fleet = FleetEdge(tmp_path, signers, affinity=affinity)
     own = fleet.send(fleet.clients.acme).json["cache_salt"]
-    assert fleet.send(fleet.clients.alice).json["cache_salt"] == own, "one for the tenant"
-    assert fleet.send(fleet.clients.globex).json["cache_salt"] != own
+    named = {
+        "alice": fleet.send(fleet.clients.alice).json["cache_salt"],
+        "bob": fleet.send(fleet.clients.acme, headers={"x-kvcustody-subject": "bob"}).json["cache_salt"],
+        "session bob": fleet.send(fleet.clients.acme, headers={"x-kvcustody-session": "bob"}).json[
+            "cache_salt"
+        ],
+    }
+    assert len({own, *named.values()}) == (4 if affinity == "subject" else 1)
+    again = fleet.send(fleet.clients.alice, headers={"x-kvcustody-session": "another"}).json["cache_salt"]
+    assert again == named["alice"], "a subject's sessions share one"
     for forged in ({"cache_salt": own}, {"nvext": {"cache_salt": own}}):
         got = fleet.send(fleet.clients.globex, {"prompt": "p", **forged}).json["cache_salt"]
         assert got == fleet.send(fleet.clients.globex).json["cache_salt"] != own
+
+
+def test_a_subjects_conversation_has_the_namespace_that_its_token_states(fleet: FleetEdge) -> None:
+    sent = fleet.send(fleet.clients.alice)
+    assert engine_sees(fleet.workers[0], sent.forwarded).principal.subject == "alice"
+    other = json.dumps(sent.json | {"cache_salt": fleet.send(fleet.clients.acme).json["cache_salt"]}).encode()
+    assert fleet.workers[0].ask(fleet.send(fleet.clients.alice).forwarded._replace(body=other)).status == 400
 
 
 def test_a_clients_salt_narrows_and_never_reaches_a_router(fleet: FleetEdge) -> None:

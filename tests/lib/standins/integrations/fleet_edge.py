@@ -10,7 +10,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.credentials.scope_token import Rejected, ScopeTokens, VerifiedToken
-from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded, is_stripped
+from kvcustody.integrations.door.edge_gate import Affinity, EdgeGate, Forwarded, is_stripped
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 from kvcustody.integrations.identity.request_gate import RequestGate
@@ -63,7 +63,13 @@ class FleetEdge:
     """One clock, one secret, one identity document with clients' keys, and the doors' public keys in one file."""
 
     def __init__(
-        self, folder: Path, signers: Signers, *, doors: str = TRUSTS_DOORS, retries: int = 0
+        self,
+        folder: Path,
+        signers: Signers,
+        *,
+        doors: str = TRUSTS_DOORS,
+        retries: int = 0,
+        affinity: Affinity = "subject",
     ) -> None:
         self.folder = folder
         self.clients = Deployment(folder, signers)
@@ -71,7 +77,9 @@ class FleetEdge:
         self.key = door_key()
         self.trust(self.key)
         document = load_identity(folder / "identity.yaml")
-        self.edge = EdgeGate(document, folder, lambda: self.key, secret(), self.clock, retries=retries)
+        self.edge = EdgeGate(
+            document, folder, lambda: self.key, secret(), self.clock, retries=retries, affinity=affinity
+        )
         self.clock.advance(MICROSECONDS)
         self.workers = [WorkerDoor(folder, doors, self.clock) for _ in range(2)]
 
