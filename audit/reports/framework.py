@@ -67,7 +67,7 @@ class Control(NamedTuple):
 
     @property
     def supports(self) -> str:
-        """What there is."""
+        """What the sections that it cites show, whatever their figures say."""
         return " ".join(each.supports for each in self.shows)
 
     @property

@@ -29,6 +29,7 @@ class ReportParameters(NamedTuple):
     expected: int = 0
     threshold_ppm: int = THRESHOLD_PPM
     preparer: str = ""
+    organisation: str = ""  # whose report it is, as its preparer says
     zone: str = "UTC"  # IANA name; its times stand beside UTC
 
     def is_risk_whole(self) -> bool:
@@ -60,6 +61,8 @@ class ReportParameters(NamedTuple):
             parts.append(f"--threshold {self.threshold_ppm / 10_000:g}")
         if self.preparer:
             parts.append(f"--prepared-by {shlex.quote(self.preparer)}")
+        if self.organisation:
+            parts.append(f"--organisation {shlex.quote(self.organisation)}")
         if self.zone != "UTC":
             parts.append(f"--zone {shlex.quote(self.zone)}")
         return " ".join(parts)

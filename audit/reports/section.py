@@ -38,6 +38,7 @@ from kvcustody.audit.reports.given import PolicyProof, Response
 from kvcustody.audit.reports.leaf_counts import LeafCounts, first_leaf_us, read_leaf_counts
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.sampling.population import CustodyPopulation
+from kvcustody.audit.reports.short_ids import short_ids
 from kvcustody.audit.reports.trend import TrendPeriod, trend_of, trend_start_us
 from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
@@ -106,7 +107,8 @@ class Section(Generic[T_co]):
         about: what a reader finds in it, for the documentation.
         fields: its fields in the JSON, each with what of it nobody can check in the file alone (empty: all of it can
             be). With several, the facts are a named tuple of these fields; with none, the section has no facts.
-        part: where it is printed; None: templates of other sections print it.
+        part: where it is printed; None: the template of `printed_in` prints it.
+        printed_in: the name of the section that prints it, where it has no place of its own.
         stage: when its facts are made.
         cited: what controls may cite of it, by name.
         is_shown: whether a report prints it.
@@ -120,6 +122,7 @@ class Section(Generic[T_co]):
     about: str
     fields: Mapping[str, str] = field(default_factory=dict)
     part: PagePart | None = PagePart.BODY
+    printed_in: str = ""
     stage: FactStage = FactStage.LEDGER
     cited: Mapping[str, Citation] = field(default_factory=dict)
     is_shown: Callable[[ReportFacts], bool] = _is_always_shown
@@ -259,6 +262,14 @@ class ReportReading:
     def periods(self) -> dict[str, WorkPeriod]:
         """When each process was at work."""
         return work_periods(self.counts.of_kind(*LIVES))
+
+    def name_of(self, worker: str, incarnation: str) -> str:
+        """A worker's process, as texts of the report name it."""
+        return f"{worker} {self._short(incarnation)}"
+
+    @cached_property
+    def _short(self) -> Callable[[str], str]:
+        return short_ids(self.periods)
 
     @cached_property
     def marked(self) -> Marked:

@@ -14,7 +14,7 @@ from kvcustody.console.render.number_format import minute, second
 from kvcustody.times import DAY_US, MINUTE_US
 
 WIDTH = 960.0
-_LEFT, _RIGHT = 150.0, 90.0
+_LEFT, _RIGHT = 150.0, 230.0
 _ROW = 24.0
 _LETTER = 8.0  # width of a letter, rather more than it takes
 
@@ -56,15 +56,20 @@ def columns(
     values: Sequence[Sequence[int]],
     legend: Sequence[tuple[str, int]],
     unit: str,
+    counted: str,
 ) -> Figure:
-    """Stacked columns: `values[i]` are the parts of column i, one a legend entry."""
+    """Stacked columns: `values[i]` are the parts of column i, one a legend entry.
+
+    `unit` is that of the labels, `counted` what the height of a column counts.
+    """
     largest = max((sum(parts) for parts in values), default=0)
     if largest <= 0:
         return _empty(title)
-    base, left = 170.0, 90.0
+    base, top = 170.0, f"{largest:,} {counted}"
+    left = max(90.0, 8 + len(top) * _LETTER)
     step = (WIDTH - left) / len(values)
     bars: list[ChartRectangle] = []
-    texts = [Word(left - 8, 16, f"{largest:,}", "end"), Word(left - 8, base, "0", "end")]
+    texts = [Word(left - 8, 16, top, "end"), Word(left - 8, base, "0", "end")]
     every = max(1, -(-len(values) // 11))
     for place, parts in enumerate(values):
         x, y = left + place * step, base
@@ -123,7 +128,7 @@ def period_labels(starts_us: Sequence[int], period_us: int) -> list[str]:
     if period_us > 2 * DAY_US:
         return [minute(start)[:10] for start in starts_us]
     step_us = starts_us[1] - starts_us[0] if len(starts_us) > 1 else period_us
-    return [second(start)[11:19] if step_us < MINUTE_US else minute(start)[11:] for start in starts_us]
+    return [second(start)[11:19] if step_us < MINUTE_US else minute(start)[11:16] for start in starts_us]
 
 
 def without_values(title: str, why: str) -> Figure:

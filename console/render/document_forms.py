@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvcustody.audit.evidence.processes.enforcement import NotEnforced, unnamed_qualification
@@ -14,12 +14,16 @@ from kvcustody.audit.reports.document import Document, DocumentKind
 from kvcustody.audit.reports.erasure.certificate import CERTIFICATE
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.parameters import THRESHOLD_PPM
-from kvcustody.audit.reports.section import citations, sections
+from kvcustody.audit.reports.section import Section, sections
 from kvcustody.audit.reports.sections.board import threshold_verdict
+from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
 from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
 from kvcustody.audit.reports.sections.decided import MEANINGS
+from kvcustody.audit.reports.sections.opinion import ADVERSE_BELOW_PPM
 from kvcustody.audit.reports.sections.opinion import SECTION as OPINION
+from kvcustody.audit.reports.short_ids import short_ids
 from kvcustody.audit.reports.subject_access import SubjectPage
+from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.verify.documents.record_agreement import RECORD
 from kvcustody.console.case.letter import LETTER_FORMS, Letter
 from kvcustody.console.render.html import Rendered, render_template
@@ -46,17 +50,37 @@ class DocumentForms(NamedTuple):
 
 def _of_report(report: Report) -> Mapping[str, Any]:
     opinion, total = report[OPINION], report[COVERAGE].total
+    shown = [one for one in sections() if one.part is not None and one.is_shown(report)]
+    point = report[BOUNDARY].checkpoint
     return {
         "report": report,
         "zone": report.asked.zone,
-        "sections": [one for one in sections() if one.part is not None and one.is_shown(report)],
+        "sections": shown,
+        "cited_sections": cited_sections(shown),
+        "short_id": short_ids(worker.incarnation for worker in report[BOUNDARY].workers),
+        "log_keys": [
+            f"{each.name}+{each.key_id.hex()}"
+            for each in parse_note(point.note.encode()).signatures
+            if each.name == point.origin
+        ],
+        "adverse_below_ppm": ADVERSE_BELOW_PPM,
         "verdict": threshold_verdict(
             report.asked.threshold_ppm, opinion.low_ppm, opinion.high_ppm, total.due
         ),
         "default_threshold_ppm": THRESHOLD_PPM,
-        "citations": {name: one.title for name, one in citations().items()},
         "meanings": MEANINGS,
         "watermark": WATERMARK,
+    }
+
+
+def cited_sections(shown: Sequence[Section[Any]]) -> dict[str, str]:
+    """By the name that controls cite: the section that prints it, by the number and title that the contents have."""
+    titles = {one.name: f"{number}.\u00a0{one.title}" for number, one in enumerate(shown, 1)}
+    return {
+        name: titles[one.printed_in or one.name]
+        for one in sections()
+        for name in one.cited
+        if (one.printed_in or one.name) in titles
     }
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -24,6 +25,7 @@ from kvcustody.console.render.tables import FILES, table
 from kvcustody.plurals import several
 
 MACROS = "console/render/macros.html"
+_LINE = 90  # letters of a command that a line of a printed page holds
 
 
 class Rendered(NamedTuple):
@@ -46,11 +48,13 @@ def environment() -> Environment:
     )
     names = ("count", "percent", "moment", "second", "minute", "duration", "time_text", "size", "share")
     made.filters |= {name: getattr(number_format, name) for name in (*names, "ppm", "short", "coordinate")}
-    made.filters |= {"pick": _pick, "leaf_hash": _leaf_hash}
+    made.filters |= {"pick": _pick, "leaf_hash": _leaf_hash, "whole_words": _whole_words}
     made.globals |= {
         "table": table,
         "marked": _marked,
         "when": _when,
+        "period": _period,
+        "length": _length,
         "several": several,
         "columns": charts.columns,
         "bars": charts.rows,
@@ -88,6 +92,30 @@ def _when(context: Context, at_us: int, form: str = "second") -> Markup:
     local = number_format.local(at_us, context["zone"]) if at_us else ""
     made = Markup('<span class="time">{}</span>').format(text)
     return made + Markup(' (<span class="time">{}</span>)').format(local) if local else made
+
+
+@pass_context
+def _period(context: Context, since_us: int, until_us: int) -> Markup:
+    """A period's bounds and its length."""
+    return (
+        _when(context, since_us)
+        + " to "
+        + _when(context, until_us)
+        + f", {_length(context, since_us, until_us)}"
+    )
+
+
+@pass_context
+def _length(context: Context, since_us: int, until_us: int) -> str:
+    """The length of a period, in the calendar of UTC or of the document's zone."""
+    return number_format.period_length(since_us, until_us, context["zone"])
+
+
+def _whole_words(text: str) -> Markup:
+    """A command in which no line ends within a word, unless the word is longer than a line."""
+    whole = Markup('<span class="time">{}</span>')
+    parts = re.split(r"(\s+)", text)
+    return Markup("").join(whole.format(part) if 1 < len(part.strip()) <= _LINE else part for part in parts)
 
 
 def _leaf_hash(leaf: str) -> str:

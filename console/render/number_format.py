@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from zoneinfo import ZoneInfo
 
+from kvcustody.plurals import several
 from kvcustody.times import DAY_US, HOUR_US, MINUTE_US, SECOND_US, iso, utc
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -35,7 +37,7 @@ def second(at_us: int) -> str:
 
 def minute(at_us: int) -> str:
     """A UTC time to the minute."""
-    return iso(at_us)[:16]
+    return f"{iso(at_us)[:16]}Z"
 
 
 def duration(value_us: int) -> str:
@@ -83,5 +85,20 @@ def coordinate(value: float) -> str:
 
 
 def local(at_us: int, zone: str) -> str:
-    """A time to the minute in a zone of the IANA database, with the zone's short name; nothing for UTC."""
-    return "" if zone == "UTC" else utc(at_us).astimezone(ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M %Z")
+    """A time to the second in a zone of the IANA database, with the zone's short name; nothing for UTC."""
+    return "" if zone == "UTC" else utc(at_us).astimezone(ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def period_length(since_us: int, until_us: int, zone: str = "UTC") -> str:
+    """How long a period is: in whole months or days of the calendar (UTC, else the zone's), or as `duration`."""
+    for name in dict.fromkeys(("UTC", zone)):
+        first, last = (
+            utc(at_us).astimezone(ZoneInfo(name)).replace(tzinfo=None) for at_us in (since_us, until_us)
+        )
+        months = 12 * (last.year - first.year) + last.month - first.month
+        if months > 0 and (first.day, first.time()) == (last.day, last.time()):
+            return several(months, "month")
+        days = last - first
+        if days >= timedelta(days=1) and days == timedelta(days=days.days):
+            return several(days.days, "day")
+    return duration(until_us - since_us)

@@ -129,6 +129,7 @@ class EvidenceOptions(ParameterGroup):
         typer.Option(min=0, max=100, help="Percent of units in time that its reader asks for (first page)."),
     ] = 99.9
     prepared_by: Annotated[str, typer.Option(help="Who answers for the report: a name and a role.")] = ""
+    organisation: Annotated[str, typer.Option(help="The organisation that the report is of.")] = ""
     zone: Annotated[
         str, typer.Option(help="Time zone (IANA name) whose times the pages show beside UTC.")
     ] = "UTC"
@@ -199,6 +200,7 @@ def make(
             expected=drawn.expected,
             threshold_ppm=round(beside.threshold * 10_000),
             preparer=beside.prepared_by,
+            organisation=beside.organisation,
             zone=beside.zone,
         )
         report = build_report(

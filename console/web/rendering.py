@@ -57,7 +57,7 @@ def _coordinate(value: float) -> str:
 
 
 def _minute(at_us: int | None) -> str:
-    return words.minute(at_us).replace("T", " ") + " UTC" if at_us else "–"
+    return words.minute(at_us)[:16].replace("T", " ") + " UTC" if at_us else "–"
 
 
 def _second(at_us: int | None) -> str:

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from lives_oracle import short
+
 Body = dict[str, Any]
 VERDICTS = ("covered", "late", "open", "unproven", "disputed")
 EVIDENCE = ("zeroed", "unlinked", "key-destroyed")
@@ -234,11 +236,12 @@ def tier_balances(rows: Sequence[Body], workers: Sequence[Body], leaves: Sequenc
         if body["kind"] in ("copies-stored", "copies-ended", "copies-destroyed") and any(body["numbers"]):
             about = body.get("of_incarnation") or body["incarnation"]
             listed[about, body["tier"], body["kind"].removeprefix("copies-")] += body["numbers"]
+    lives = [worker["incarnation"] for worker in workers]
     for worker in workers:
         for tier in worker["tiers"]:
             for step in ("stored", "ended", "destroyed"):
                 numbers = listed[worker["incarnation"], tier["tier"], step]
-                who = f"{worker['name']} {worker['incarnation'][:8]}"
+                who = f"{worker['name']} {short(worker['incarnation'], lives)}"
                 yield {
                     "name": f"{who}: copies {step} in {tier['tier']} by its counter when it stopped = in leaves",
                     "left": tier[step],

@@ -252,13 +252,21 @@ def issuers(bodies: Iterable[Body]) -> list[Body]:
     ]
 
 
+def short(uuid: str, uuids: Iterable[str]) -> str:
+    """An id as texts have it: the shortest beginning from 8 to 15 letters that tells all apart, else its last 8."""
+    every = set(uuids)
+    apart = (size for size in range(8, 16) if len({one[:size] for one in every}) == len(every))
+    size = next(apart, 0)
+    return uuid[:size] if size else uuid[-8:]
+
+
 def unscanned(bodies: Iterable[Body], periods: dict[str, AtWork], period: Period) -> list[str]:
     """Workers that were at work in a period and whose pools no scan for orphans looked at."""
     scanned = {
         body["incarnation"] for body in bodies if body["kind"] == "orphan-scanned" and period.has(body)
     }
     return sorted(
-        f"{one.worker} {uuid[:8]}"
+        f"{one.worker} {short(uuid, periods)}"
         for uuid, one in periods.items()
         if uuid not in scanned and one.within(period)
     )
@@ -354,14 +362,16 @@ def losses(bodies: list[Body]) -> Body:
         spans = [(number, number) for number in numbers]
         spans += [(first, last) for of, first, last, _ in known if of == uuid and first <= max(numbers)]
         gaps += [(uuid, *hole, "no leaf under the checkpoint has these sequences") for hole in _holes(spans)]
+    outages = in_order(one for one in bodies if one["kind"] in ("spill-started", "replay-completed"))
     spills = [
         {
             "incarnation": body["incarnation"],
             "at_us": int(body["at_us"]),
             "kind": body["kind"],
             "detail": _spill(body),
+            "ended_us": _ended(body, outages),
         }
-        for body in in_order(one for one in bodies if one["kind"] in ("spill-started", "replay-completed"))
+        for body in outages
     ]
     names = ("incarnation", "first_sequence", "last_sequence", "cause")
     listed = [dict(zip(names, gap, strict=True)) for gap in sorted(gaps)]
@@ -397,6 +407,20 @@ def _holes(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         if first > reached + 1:
             yield reached + 1, first - 1
         reached = max(reached, last)
+
+
+def _ended(body: Body, outages: Iterable[Body]) -> int:
+    """When the process of a spill read it back; 0: that is not on record, or the event is no beginning of a spill."""
+    if body["kind"] != "spill-started":
+        return 0
+    later = {
+        int(one["sequence"]): int(one["at_us"])
+        for one in outages
+        if one["kind"] == "replay-completed"
+        and one["incarnation"] == body["incarnation"]
+        and int(one["sequence"]) > int(body["sequence"])
+    }
+    return later[min(later)] if later else 0
 
 
 def _spill(body: Body) -> str:

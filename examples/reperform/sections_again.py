@@ -111,7 +111,7 @@ def _conserved(facts: Facts) -> Iterator[Body]:
     workers = {worker["incarnation"]: worker for worker in facts.workers}
     for uuid in sorted(facts.history.lives.keys() & workers.keys()):
         life, worker = facts.history.lives[uuid], workers[uuid]
-        who = f"{worker['name']} {uuid[:8]}"
+        who = f"{worker['name']} {lives_oracle.short(uuid, facts.periods)}"
         uses = life.uses(facts.history.erasures)
         handed = {key for key, each in uses.items() if any(use.written for use in each)}
         ended = {key for key, _, _ in life.named("custody-ended")}
@@ -388,7 +388,7 @@ def size_of(runs: list[Any]) -> int:
 
 
 def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Period], list[Custody]]) -> Body:
-    """Which workers and tenants are covered, erasures on time, and the trend of four periods."""
+    """Workers scanned, tenants with units due, erasures on time and not due yet, and the trend of four periods."""
     since, until = facts.period
     at_work = [
         worker for worker in facts.workers if facts.periods[worker["incarnation"]].within(facts.period)
@@ -397,7 +397,8 @@ def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Perio
         worker
         for worker in at_work
         if not worker["end"].startswith("died")
-        and f"{worker['name']} {worker['incarnation'][:8]}" not in facts.unscanned
+        and f"{worker['name']} {lives_oracle.short(worker['incarnation'], facts.periods)}"
+        not in facts.unscanned
     ]
     due = {row["tenant"] for row in made["coverage"] if row["due"]}
     known = {name.removeprefix(PREFIX) for name in logs if name.startswith(PREFIX)}
@@ -413,11 +414,12 @@ def board(facts: Facts, made: Body, logs: Sequence[str], judged: Callable[[Perio
     asked = made["activity"]["erasures"]
     return {
         "workers": len(at_work),
-        "workers_covered": len(seen),
+        "workers_scanned": len(seen),
         "tenants": len(known | due),
-        "tenants_covered": len(due),
+        "tenants_due": len(due),
         "erasures": len(asked),
         "erasures_on_time": sum(lives_oracle.is_on_time(one) for one in asked),
+        "erasures_open": sum(one["state"] == "open" for one in asked),
         "trend": trend,
     }
 

@@ -53,11 +53,6 @@ class ReportedErasure(NamedTuple):
     state: str = ErasureState.OPEN.value  # as of the report's checkpoint
 
     @property
-    def is_on_time(self) -> bool:
-        """Everybody answered that all is gone, before it was due."""
-        return self.state == ErasureState.COMPLETE
-
-    @property
     def is_late(self) -> bool:
         """It was due, and not everybody had answered by then: the answer came later, or is still owed."""
         return self.state in (ErasureState.LATE, ErasureState.MISSED)
@@ -251,18 +246,15 @@ def _has_findings(report: ReportFacts) -> bool:
 
 SECTION: Section[Activity] = Section(
     "activity",
-    "Decisions, erasures, orphans, recorded events",
+    "Decisions, orphans, recorded events",
     read_activity,
     order=130,
     about=(
-        "what happened in the period: decisions, the steps of the policy's release, erasures, requests of "
-        "people, orphan findings, leaves by kind"
+        "what happened in the period: decisions, the steps of the policy's release, orphan findings, leaves by kind"
     ),
     fields={"activity": "erasures, findings and recorded events"},
     cited={
         "release": Citation("Steps of the policy's release", lambda report: bool(report[SECTION].release)),
-        "erasures": Citation("Erasures", lambda report: bool(report[SECTION].erasures)),
-        "cases": Citation("Requests of persons", lambda report: bool(report[SECTION].cases)),
         "findings": Citation("Orphan findings", _has_findings),
         "activity": Citation("Recorded events", lambda report: bool(recorded_kinds(report))),
         "keys": Citation(

@@ -1,19 +1,21 @@
 """What a board asks of a report first: its scope, the share beside a threshold, erasures on time, and the trend.
 
-1. A worker is covered where its pools were scanned and its process did not end without saying so. A tenant is covered
-   where it has a log under the checkpoint and custody of its was due.
-2. The threshold is the reader's: it is met where the least share of the range reaches it, missed where the greatest
+1. A worker was scanned where a scan for orphans looked at its pools in the period, and its process did not die.
+2. An erasure is on time, not due yet, or neither, as it stands at the report's checkpoint.
+3. The threshold is the reader's: it is met where the least share of the range reaches it, missed where the greatest
    does not, and otherwise nobody can say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from kvcustody.audit.evidence.erasure.erasure_state import ErasureState
 from kvcustody.audit.kinds import log_of, tenant_of
 from kvcustody.audit.reports.section import PagePart, ReportFacts, ReportReading, Section
 from kvcustody.audit.reports.sections.activity import SECTION as ACTIVITY
+from kvcustody.audit.reports.sections.activity import ReportedErasure
 from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
 from kvcustody.audit.reports.sections.boundary import ReportedLog
 from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
@@ -26,16 +28,18 @@ MET, MISSED, UNKNOWN, NOTHING_DUE = "met", "missed", "not known", "nothing was d
 class BoardFacts(NamedTuple):
     """The figures of the first page.
 
-    `workers` were at work in the period, `tenants` have a log; erasures were asked for in the period, and those on time
-    were answered complete by everybody before they were due.
+    `workers` were at work in the period; `tenants` have a log or units due, `tenants_due` have units due. Erasures were
+    asked for in the period: those on time were answered complete by everybody before they were due, those open are
+    not due yet.
     """
 
     workers: int
-    workers_covered: int
+    workers_scanned: int
     tenants: int
-    tenants_covered: int
+    tenants_due: int
     erasures: int
     erasures_on_time: int
+    erasures_open: int
     trend: tuple[TrendPeriod, ...]
 
 
@@ -54,7 +58,8 @@ def board_facts(reading: ReportReading) -> BoardFacts:
     seen = [
         worker
         for worker in at_work
-        if not worker.end.startswith("died") and f"{worker.name} {worker.incarnation[:8]}" not in unscanned
+        if not worker.end.startswith("died")
+        and reading.name_of(worker.name, worker.incarnation) not in unscanned
     ]
     known = tenants_of(boundary.logs)
     due = {row.tenant for row in reading[COVERAGE].coverage if row.due}
@@ -64,9 +69,15 @@ def board_facts(reading: ReportReading) -> BoardFacts:
         len(known | due),
         len(due),
         len(erasures),
-        sum(one.is_on_time for one in erasures),
+        *_standing(erasures),
         tuple(reading.trend),
     )
+
+
+def _standing(erasures: Iterable[ReportedErasure]) -> tuple[int, int]:
+    """How many were on time, and how many are not due yet."""
+    states = [each.state for each in erasures]
+    return states.count(ErasureState.COMPLETE), states.count(ErasureState.OPEN)
 
 
 def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
@@ -75,7 +86,7 @@ def tenants_of(logs: Sequence[ReportedLog]) -> set[str]:
 
 
 def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int) -> str:
-    """Rule 2."""
+    """Rule 3."""
     if not due:
         return NOTHING_DUE
     if low_ppm >= threshold_ppm:
@@ -86,20 +97,20 @@ def threshold_verdict(threshold_ppm: int, low_ppm: int, high_ppm: int, due: int)
 def _disagreements(report: ReportFacts) -> Iterator[str]:
     """What the first page says follows from the sections behind it, but for when workers were at work."""
     board, erasures = report[SECTION], report[ACTIVITY].erasures
-    if (board.erasures, board.erasures_on_time) != (len(erasures), sum(one.is_on_time for one in erasures)):
+    if (board.erasures, board.erasures_on_time, board.erasures_open) != (len(erasures), *_standing(erasures)):
         yield "the first page has other erasures than the report"
     due = {row.tenant for row in report[COVERAGE].coverage if row.due}
-    if (board.tenants, board.tenants_covered) != (len(due | tenants_of(report[BOUNDARY].logs)), len(due)):
+    if (board.tenants, board.tenants_due) != (len(due | tenants_of(report[BOUNDARY].logs)), len(due)):
         yield "the first page has other tenants than logs and coverage"
     seen = [one for one in report[BOUNDARY].workers if not one.end.startswith("died")]
-    if not 0 <= board.workers_covered <= min(board.workers, len(seen)):
-        yield "the first page covers more workers than did not die"
-    if not board.workers_covered <= board.workers <= len(report[BOUNDARY].workers):
+    if not 0 <= board.workers_scanned <= min(board.workers, len(seen)):
+        yield "the first page has more workers scanned than did not die"
+    if not board.workers_scanned <= board.workers <= len(report[BOUNDARY].workers):
         yield "the first page has more workers than the boundary"
-    if report.asked.tenant is None and board.workers - len(report[UNSCANNED]) > board.workers_covered + len(
+    if report.asked.tenant is None and board.workers - len(report[UNSCANNED]) > board.workers_scanned + len(
         report[BOUNDARY].workers
     ) - len(seen):
-        yield "the first page covers fewer workers than were scanned and did not die"
+        yield "the first page has fewer workers scanned than were and did not die"
     if board.trend and board.trend[-1] != (
         report.asked.since_us, report.asked.until_us, report[COVERAGE].total.due, report[COVERAGE].total.covered
     ):  # fmt: skip
@@ -112,10 +123,10 @@ SECTION: Section[BoardFacts] = Section(
     board_facts,
     order=10,
     about=(
-        "one page: workers and tenants covered; the covered share beside the threshold that its reader asks "
-        "for (`--threshold 98`; 99.9 % where nobody says): met, missed, or not known where the range holds "
-        "it; three sentences; the first exceptions with owner and date; erasures answered on time; four "
-        "periods as long as the report's; the decision that is asked"
+        "one page: workers that were scanned, tenants with units due; the covered share beside the threshold that "
+        "its reader asks for (`--threshold 98`; 99.9 % where nobody says): met, missed, or not known where the "
+        "range holds it; three sentences; the first exceptions with owner and date; erasures on time and not due yet; "
+        "four periods as long as the report's; the decision that is asked"
     ),
     part=PagePart.FRONT,
     fields={

@@ -81,6 +81,7 @@ SECTION: Section[tuple[Change, ...]] = Section(
     order=52,
     about=("where the report extends an earlier one: figures of the period that later records changed"),
     part=None,
+    printed_in="boundary",
     fields={"changes": "what the figures were at the earlier checkpoint"},
     is_shown=lambda report: report.asked.extends is not None,
     disagreements=_disagreements,

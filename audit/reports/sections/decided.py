@@ -166,6 +166,7 @@ SECTION: Section[Decided] = Section(
         "their leaves name"
     ),
     part=None,
+    printed_in="activity",
     fields={"decided": "decisions and residencies by rule"},
     cited={
         "decisions": Citation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
@@ -29,12 +29,16 @@ class MissingSequences(NamedTuple):
 
 
 class SpillPeriod(NamedTuple):
-    """Events that went to a worker's local spill, or came back from it."""
+    """Events that went to a worker's local spill, or came back from it.
+
+    `ended_us`: of a spill that began, when its process had read it back; 0: that is not on record.
+    """
 
     incarnation: str
     at_us: int
     kind: str
     detail: str
+    ended_us: int
 
 
 class GapsAndSpills(NamedTuple):
@@ -121,15 +125,27 @@ def _holes_of(
 
 
 def _spills(overview: LeafCounts) -> list[SpillPeriod]:
-    made = []
+    made, replays = [], list(overview.of_kind("replay-completed"))
     for body in overview.of_kind("spill-started", "replay-completed"):
+        ended_us = 0
         if body["kind"] == "spill-started":
             detail = f"{body['cause']}, from sequence {body['first_sequence']} on"
+            ended_us = _read_back_us(body, replays)
         else:
             added, torn = several(body["added"], "leaf"), several(body["torn_bytes"], "torn byte")
             detail = f"{added} added, {body['duplicates']} there already, {torn}"
-        made.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail))
+        made.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail, ended_us))
     return made
+
+
+def _read_back_us(started: dict[str, Any], replays: Sequence[dict[str, Any]]) -> int:
+    """When the process of a spill first said after its beginning that it read the spill back; 0: it did not."""
+    later = [
+        (int(body["sequence"]), int(body["at_us"]))
+        for body in replays
+        if body["incarnation"] == started["incarnation"] and int(body["sequence"]) > int(started["sequence"])
+    ]
+    return min(later)[1] if later else 0
 
 
 SECTION: Section[GapsAndSpills] = Section(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 from kvcustody.audit.evidence.coverage.custody_units import LifeUnits
 from kvcustody.audit.evidence.processes.sequence_gaps import lacks_leaves
@@ -21,7 +21,6 @@ from kvcustody.audit.reports.section import Citation, ReportFacts, ReportReading
 from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
 from kvcustody.audit.reports.sections.boundary import ReportedWorker
 from kvcustody.audit.reports.sections.coverage import SECTION as COVERAGE
-from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import receipts
 from kvcustody.times import iso
@@ -94,16 +93,14 @@ def reconcile(reading: ReportReading) -> tuple[Balance, ...]:
     for each in reading.lives:
         worker = workers.get(each.life.uuid)
         if worker is not None:
-            made += _of_life(reading.connection, each, worker, reading.state)
+            made += _of_life(reading, each, worker)
     return tuple(made)
 
 
-def _of_life(
-    connection: Connection, each: LifeUnits, worker: ReportedWorker, state: AsOf
-) -> Iterator[Balance]:
-    account, who = each.account, f"{worker.name} {worker.incarnation[:8]}"
+def _of_life(reading: ReportReading, each: LifeUnits, worker: ReportedWorker) -> Iterator[Balance]:
+    account, who = each.account, reading.name_of(worker.name, worker.incarnation)
     growth = account.unlisted
-    if growth and lacks_leaves(connection, each.life.id, state):
+    if growth and lacks_leaves(reading.connection, each.life.id, reading.state):
         growth = 0
     yield Balance(
         f"{who}: generations up to the highest on record = listed as handed out + growth",
@@ -129,9 +126,10 @@ def _of_life(
         "leaves of openings and releases",
     )
     query = select(receipts.c.shard, func.sum(receipts.c.blocks)).where(
-        receipts.c.incarnation == each.life.id, state.has(receipts), has_leaf(receipts)
+        receipts.c.incarnation == each.life.id, reading.state.has(receipts), has_leaf(receipts)
     )
-    wiped = {shard: int(blocks) for shard, blocks in connection.execute(query.group_by(receipts.c.shard))}
+    rows = reading.connection.execute(query.group_by(receipts.c.shard))
+    wiped = {shard: int(blocks) for shard, blocks in rows}
     for shard, counter in enumerate(worker.scrubbed):
         yield Balance(
             f"{who}: blocks zeroized on shard {shard} = blocks in its receipts",

@@ -27,6 +27,7 @@ SECTION: Section[PolicyProof | None] = Section(
     order=51,
     about="the proof of the policy that was supplied, and whether the ledger activated that policy",
     part=None,
+    printed_in="boundary",
     fields={"proof": "the policy's proof"},
     cited={"proof": Citation("Policy proof", _carries)},
 )

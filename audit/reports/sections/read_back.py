@@ -69,6 +69,7 @@ SECTION: Section[tuple[ReadBack, ...]] = Section(
     order=81,
     about="receipts of the period by what was really read back",
     part=None,
+    printed_in="coverage",
     fields={"read_back": "what was read back"},
     cited={
         "read_back": Citation("Read-back", lambda report: any(row.blocks_read for row in report[SECTION]))

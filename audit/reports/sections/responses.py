@@ -18,5 +18,6 @@ SECTION: Section[tuple[Response, ...]] = Section(
     order=21,
     about="what people answered to exceptions",
     part=None,
+    printed_in="opinion",
     fields={"responses": "what people answered"},
 )

@@ -1,4 +1,4 @@
-"""The command that makes the report again, its digest, its signature, and lines for people to sign."""
+"""How the report is made again and verified, its digest, its signature, and lines for people to sign."""
 
 from __future__ import annotations
 
@@ -9,5 +9,8 @@ SECTION = Section(
     "Sign-off and re-run",
     no_facts,
     order=180,
-    about="the command and the SHA-256 that it has to give",
+    about=(
+        "the command and the SHA-256 that it has to give; what a reader needs to verify the report, and which "
+        "command shows what"
+    ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverage, CopyCoverageRow
 from kvcustody.audit.evidence.copies.copy_rows import CopyTotals, copy_totals
@@ -18,7 +18,6 @@ from kvcustody.audit.reports.section import Citation, ReportFacts, ReportReading
 from kvcustody.audit.reports.sections.boundary import SECTION as BOUNDARY
 from kvcustody.audit.reports.sections.boundary import ReportedWorker
 from kvcustody.audit.reports.sections.population import Balance
-from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.leaf_tables import transfer_decisions
 from kvcustody.audit.store.schema.ledger import incarnations
 
@@ -57,7 +56,7 @@ def read_tiers(reading: ReportReading) -> TierFacts:
     balances = [*_verdicts(copies)]
     if reading.asked.tenant is None:
         for worker in reading[BOUNDARY].workers:
-            balances += _of_worker(reading.connection, worker, reading.state)
+            balances += _of_worker(reading, worker)
     return TierFacts(copies.rows, copies.digest, tuple(balances), _decisions(reading))
 
 
@@ -72,11 +71,13 @@ def _verdicts(copies: CopyCoverage) -> Iterator[Balance]:
         )
 
 
-def _of_worker(connection: Connection, worker: ReportedWorker, state: AsOf) -> Iterator[Balance]:
-    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == worker.incarnation))
+def _of_worker(reading: ReportReading, worker: ReportedWorker) -> Iterator[Balance]:
+    query = select(incarnations.c.id).where(incarnations.c.uuid == worker.incarnation)
+    life = reading.connection.scalar(query)
     if life is None or not worker.tiers:
         return
-    totals, who = copy_totals(connection, life, state), f"{worker.name} {worker.incarnation[:8]}"
+    totals = copy_totals(reading.connection, life, reading.state)
+    who = reading.name_of(worker.name, worker.incarnation)
     for tier in worker.tiers:
         said = totals.get(tier.tier, CopyTotals())
         for step in ("stored", "ended", "destroyed"):

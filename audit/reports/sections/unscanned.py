@@ -6,7 +6,7 @@ from kvcustody.audit.reports.section import ReportReading, Section
 
 
 def unscanned(reading: ReportReading) -> tuple[str, ...]:
-    """These workers, by name and the beginning of the process's id."""
+    """These workers, by name and the short id of the process."""
     if reading.asked.tenant is not None:
         return ()  # scans are in the system log, and no tenant's
     scanned = {
@@ -16,7 +16,7 @@ def unscanned(reading: ReportReading) -> tuple[str, ...]:
     }
     return tuple(
         sorted(
-            f"{period.worker} {life[:8]}"
+            reading.name_of(period.worker, life)
             for life, period in reading.periods.items()
             if life not in scanned
             and period.started_us < reading.until_us
@@ -32,5 +32,6 @@ SECTION: Section[tuple[str, ...]] = Section(
     order=131,
     about="workers at work in the period, whose pools no scan for orphans looked at",
     part=None,
+    printed_in="opinion",
     fields={"unscanned": "which pools were not scanned"},
 )

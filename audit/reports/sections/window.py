@@ -115,6 +115,7 @@ SECTION: Section[SignatureWindow] = Section(
     order=22,
     about="the longest time between a leaf and the signature that covers it",
     part=None,
+    printed_in="opinion",
     fields={"window": "the longest time between a leaf and its signature"},
     disagreements=_disagreements,
 )

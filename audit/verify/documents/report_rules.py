@@ -63,6 +63,10 @@ NOT_IN_LEAVES = (
 SAID_BY_PEOPLE = (
     Unchecked("responses", "what people answered to exceptions is in no leaf"),
     Unchecked("asked.preparer", "who prepared it is in no leaf: the signature says whose key signed"),
+    Unchecked(
+        "asked.organisation",
+        "of which organisation it is stands in no leaf: the signature says whose key signed",
+    ),
     Unchecked("asked.threshold_ppm", "which share its reader asked for is in no leaf"),
     Unchecked("asked.zone", "in which zone its reader asked for times is in no leaf"),
 )

@@ -62,7 +62,7 @@ def upload_folders(report: Report) -> dict[str, bytes]:
         rows = [
             ("field", "value"),
             ("statement", report.statement(control.id)),
-            ("what there is", control.supports),
+            ("what the sections show", control.supports),
             (
                 "sections of the report",
                 ", ".join(dict.fromkeys(citations()[name].title for name in each.sections)),

@@ -142,7 +142,7 @@ def _histogram(counted: dict[str, Any]) -> Figure:
         size = "an hour" if hours == 1 else f"{hours} hours" if hours < 48 else f"{hours // 24} days"
     unit = f"UTC, columns of {size}"
     legend = [("events", 1), ("denied, failed or partial", 4)]
-    return columns("Events over time", labels, values, legend, unit)
+    return columns("Events over time", labels, values, legend, unit, "events")
 
 
 def _export_link(visit: PageRequest, form: str) -> str:

@@ -79,4 +79,5 @@ def _ages(found: Sequence[Live], now_us: int) -> Figure:
         bins,
         legend,
         "of the time until the deadline",
+        "residencies",
     )

@@ -56,4 +56,4 @@ def _over_time(
         rows: Any = coverage_by_period(connection, since_us, until_us, step_us, tenant=tenant)
     labels = [readable(start, form) for start, _ in rows]
     values = [[row.covered, row.due - row.covered] for _, row in rows]
-    return columns("Units due for deletion, by when they were due", labels, values, _LEGEND, "UTC")
+    return columns("Units due for deletion, by when they were due", labels, values, _LEGEND, "UTC", "units")

@@ -109,6 +109,7 @@ _MEANINGS = {
     "schedule": "The schedule's id.",
     "scope": "How widely the block is shared.",
     "seconds": "The window that the counts are of.",
+    "organisation": "The organisation that the report is of.",
     "prepared_by": "Who answers for the report: a name and a role.",
     "threshold": "Percent of units in time that the report's reader asks for.",
     "seed": "What the sample is drawn with: the same gives the same sample.",

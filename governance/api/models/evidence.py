@@ -49,6 +49,7 @@ class ReportRequest(Model):
     recount: bool = True
     threshold: Annotated[float, Field(ge=0, le=100, description="Percent in time that is asked for.")] = 99.9
     prepared_by: Annotated[str, Field(max_length=200, description="Who answers for the report.")] = ""
+    organisation: Annotated[str, Field(max_length=200, description="The organisation that it is of.")] = ""
     zone: Annotated[
         str,
         Field(min_length=1, max_length=64, description="The time zone whose times pages show beside UTC."),

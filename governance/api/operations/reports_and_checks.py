@@ -126,7 +126,8 @@ def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> 
         asked = report_parameters(
             service, what.framework, mine, since_us=what.since, until_us=what.until, as_of=what.as_of,
             seed=what.seed, sample=what.sample, extends=what.extends, recount=what.recount,
-            threshold_ppm=round(what.threshold * 10_000), preparer=what.prepared_by, zone=what.zone,
+            threshold_ppm=round(what.threshold * 10_000), preparer=what.prepared_by,
+            organisation=what.organisation, zone=what.zone,
         )  # fmt: skip
     except ConfigError as error:
         raise ProblemError("invalid", error.message) from None

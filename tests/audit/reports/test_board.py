@@ -21,6 +21,7 @@ from kvcustody.audit.reports.given import Response
 from kvcustody.audit.reports.model import Report
 from kvcustody.audit.reports.parameters import ReportParameters
 from kvcustody.audit.reports.sections.board import NOTHING_DUE, threshold_verdict
+from kvcustody.audit.reports.sections.board import SECTION as BOARD
 from kvcustody.audit.reports.trend import TrendPeriod
 from kvcustody.console.render.document_forms import render
 from kvcustody.console.render.number_format import second
@@ -51,6 +52,12 @@ def board(report: Report) -> Section:
     return page_of(report).section("For the board")
 
 
+def facts_of(report: Report) -> tuple[tuple[str, str], ...]:
+    """The figures of the board's page."""
+    [facts] = [block.items for block in board(report).blocks if isinstance(block, Facts)]
+    return facts
+
+
 def sentences(report: Report) -> tuple[str, ...]:
     """The sentences of the board's page."""
     [items] = [block.items for block in board(report).blocks if isinstance(block, Items)]
@@ -76,25 +83,38 @@ def erased(events: list[Any], *, answered_after: int | None) -> list[Any]:
     return [*events[:-1], asked, *told, events[-1]._replace(at_us=at + 9_000)]
 
 
-@pytest.mark.parametrize(("answered_after", "on_time"), [(4_000, 1), (6_000, 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("answered_after", "more_time_us", "on_time", "not_due"),
+    [(4_000, 0, 1, 0), (6_000, 0, 0, 0), (None, 0, 0, 0), (None, 9_000, 0, 1), (6_000, 9_000, 1, 0)],
+)
 def test_an_erasure_is_on_time_by_its_last_answer(
     made: OneProcess,
     world: Callable[..., Any],
     answered_after: int | None,
+    more_time_us: int,
     on_time: int,
+    not_due: int,
 ) -> None:
-    made.fill(erased(clean(world), answered_after=answered_after))
-    board = made.report()["board"]
-    assert (board.erasures, board.erasures_on_time) == (1, on_time)
+    """One that is not due yet is neither on time nor missed, and the page says so."""
+    events = erased(clean(world), answered_after=answered_after)
+    asked = next(event for event in events if isinstance(event, ErasureRequested))
+    events[events.index(asked)] = asked._replace(deadline_us=asked.deadline_us + more_time_us)
+    made.fill(events)
+    report = made.report()
+    board = report["board"]
+    assert (board.erasures, board.erasures_on_time, board.erasures_open) == (1, on_time, not_due)
+    said = f"{on_time} of {1 - not_due} that were due or answered; {not_due} not due yet"
+    assert ("erasures answered on time", said) in facts_of(report)
+    better = report.replace(board=board._replace(erasures_open=1 - not_due))
+    assert [*BOARD.problems(better)], "a changed count is found in the file alone"
 
 
 def test_the_scope_leaves_out_who_was_not_scanned(made: OneProcess, world: Callable[..., Any]) -> None:
     made.fill(clean(world, scanned=False))
     report = made.report()
-    assert (report["board"].workers, report["board"].workers_covered) == (1, 0)
-    assert report["board"].tenants == report["board"].tenants_covered > 1
-    facts = next(block for block in page_of(report).sections[0].blocks if isinstance(block, Facts))
-    assert ("workers covered", "0 of 1 at work in the period") in facts.items
+    assert (report["board"].workers, report["board"].workers_scanned) == (1, 0)
+    assert report["board"].tenants == report["board"].tenants_due > 1
+    assert ("workers that were scanned and did not die", "0 of 1 at work in the period") in facts_of(report)
 
 
 def test_the_control_a_pool_that_was_scanned(made: OneProcess, world: Callable[..., Any]) -> None:
@@ -273,9 +293,7 @@ def test_what_is_late_is_an_exception_with_its_deadline_and_what_is_not_due_yet_
         due, answered = second(one.due_us), second(one.completed_us) or "not answered"
         assert iso(one.due_us) in found[0].cause and state in found[0].cause
         assert "nobody knows" not in found[0].risk
-        activity = next(
-            part for part in page_of(report).sections if part.title.startswith("Decisions, erasures")
-        )
+        activity = next(part for part in page_of(report).sections if part.title.startswith("Erasures"))
         rows = [row for block in activity.blocks if isinstance(block, Table) for row in block.rows]
         (row,) = [row for row in rows if row[0] == "e-1"]
         assert row[5] == due and row[7] == state and (answered in row[6] or row[6].startswith("not by"))

@@ -31,6 +31,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
 from standins.audit.documents import report_again, verify_report
 from standins.audit.ledgers import report_ledger
+from standins.console.read_page import Table, page_of
 
 OWN = """
 id = "our-rules"
@@ -86,6 +87,26 @@ def test_every_edition_says_where_its_ids_are_from_and_every_showing_is_used() -
             and set(each.needs + each.also) <= citations().keys()
             and not refused_words(each.supports)
         )
+
+
+@pytest.mark.parametrize("name", sorted(showings()))
+def test_a_showing_says_what_sections_show_and_nothing_of_what_happened(name: str) -> None:
+    sentences = showings()[name].supports.removesuffix(".").split(". ")
+    assert sentences[0].startswith("Shows ")
+    assert max(len(each.split()) for each in sentences) <= 25
+
+
+def test_a_control_names_its_sections_as_the_contents_do(ledger: Ledger) -> None:
+    page = page_of(ledger.report("soc2"))
+    titles = [f"{number}. {section.title}" for number, section in enumerate(page.sections, 1)]
+    (table,) = [
+        block
+        for block in page.section("Controls").blocks
+        if isinstance(block, Table) and block.headings[0] == "control"
+    ]
+    cited = {row[0].split()[0]: row[3].split("; ") for row in table.rows if row[3]}
+    assert len(cited) > 5 and {title for each in cited.values() for title in each} <= {*titles}
+    assert "8. Coverage and timeliness" in cited["C1.2"], "what is read back is printed there"
 
 
 SOURCES = (

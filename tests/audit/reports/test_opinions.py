@@ -26,12 +26,12 @@ from kvcustody.audit.reports.erasure.certificate import CERTIFICATE
 from kvcustody.audit.reports.framework import NAMES, load_framework
 from kvcustody.audit.reports.given import read_responses
 from kvcustody.audit.reports.model import Report
-from kvcustody.audit.reports.sections.opinion import opinion_of
+from kvcustody.audit.reports.sections.opinion import QualifyingException, opinion_of
 from kvcustody.console.render.document_forms import WATERMARK, render, render_all
 from kvcustody.errors import ConfigError
 from standins.audit.documents import verify_report
 from standins.audit.one_process import KEY, OneProcess, clean
-from standins.console.read_page import page_of
+from standins.console.read_page import Items, Paragraph, page_of
 
 
 @pytest.fixture
@@ -140,6 +140,32 @@ owner = "olive"
 date = "2026-12-01"
 response = "scans run daily from then on"
 """
+
+
+def test_the_opinion_says_who_gives_it_and_what_makes_it_adverse(
+    made: OneProcess, world: Callable[..., Any]
+) -> None:
+    made.fill(clean(world))
+    report = made.report()
+    opinion = report["opinion"]
+    exceptions = (
+        QualifyingException("uncovered", True, 9, "much is late", *("",) * 5),
+        QualifyingException("unscanned", False, 1, "a pool was not scanned", *("",) * 5),
+    )
+    worse = report.replace(opinion=opinion._replace(kind="adverse", exceptions=exceptions))
+    blocks = page_of(worse).section("Opinion").blocks
+    lists = [block.items for block in blocks if isinstance(block, Items)]
+    assert lists[0] == ("much is late",), "the exceptions that make it adverse, and no others"
+    assert [item.partition(":")[0] for item in lists[1]] == [
+        "Unqualified",
+        "Qualified",
+        "Adverse",
+        "Adverse too",
+    ]
+    assert any("not of an auditor" in block.text for block in blocks if isinstance(block, Paragraph))
+    better = page_of(report.replace(opinion=opinion._replace(kind="unqualified", exceptions=())))
+    lists = [block.items for block in better.section("Opinion").blocks if isinstance(block, Items)]
+    assert len(lists) == 1, "control: the rules alone"
 
 
 def test_people_answer_for_exceptions(made: OneProcess, world: Callable[..., Any]) -> None:

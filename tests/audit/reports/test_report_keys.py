@@ -26,6 +26,7 @@ from kvcustody.governance.keys.report_signing_key import (
     signed_report,
 )
 from standins.audit.documents import verify_report
+from standins.console.read_page import Literal, read_page
 
 ORIGIN = "ledger.example/keys"
 CLOCK = SystemClock()
@@ -138,6 +139,16 @@ def test_the_commands_from_a_key_to_a_report_that_was_changed(
     assert "not checked: total" in run(*verify), "without an export"
     assert "every figure made again from the ledger" in run(*verify, *ledger)
     page = tmp_path / "report" / "report.html"
+    given = {"FOLDER": out, "ledger.vkey": str(key), "EXPORT": str(tmp_path / "again"), "LEDGER": ledger[1]}
+    blocks = read_page(page.read_text()).section("Sign-off and re-run").blocks
+    lines = [line for block in blocks if isinstance(block, Literal) for line in block.text.splitlines()]
+    as_printed = [line for line in lines if line.startswith(("kvcustody audit", "kvcustody report verify"))]
+    assert len(as_printed) == 5, "what the report says of itself is so"
+    for line in as_printed:
+        words = [
+            word.replace("FOLDER", out) if "/" in word else given.get(word, word) for word in line.split()
+        ]
+        run(*words[1:], *(ledger if "export" in words[:3] else ()))
     page.write_text(page.read_text().replace("Limitations", "Limits", 1))
     assert "`report.html` is not what the signed report gives" in run(*verify, code=1)
     run("report", "rotate-key", "--signing-key", file, "--actor", "dana", *ledger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +84,13 @@ def test_a_service_without_renderer_gives_no_page(client, people, worker, servic
 
 
 def test_a_report_verifies_and_is_made_again_by_its_digest(client, people, worker, vkey) -> None:
-    asked = {"framework": "soc2", "sample": 3, "recount": True}
+    asked = {
+        "framework": "soc2",
+        "sample": 3,
+        "recount": True,
+        "organisation": "Example AG",
+        "prepared_by": "Ada",
+    }
     job = client("POST", "/v1/reports", people["auditor"], json=asked).json()
     result = finished(client, people["auditor"], job)["result"]
     assert {item["name"] for item in result["files"]} == {
@@ -96,6 +103,8 @@ def test_a_report_verifies_and_is_made_again_by_its_digest(client, people, worke
         if item["name"] == "report.json":
             found = verify_report(data, [vkey], expected_digest=result["digest"])
             assert found.ok and found.leaves > 0, found.problems
+            stated = json.loads(data)["asked"]
+            assert (stated["organisation"], stated["preparer"]) == ("Example AG", "Ada")
     about = client("GET", f"/v1/jobs/{job['job']}", people["auditor"]).json()["parameters"]
     same = asked | {"as_of": result["checkpoint"], "since": about["since_us"], "until": about["until_us"]}
     verdicts = []

@@ -125,7 +125,7 @@ def test_a_report_is_made_again_from_an_export_and_from_the_ledger_field_by_fiel
     with signed.engine.connect() as connection:
         whole = report_again(connection, signed.report, [signed.vkey])
     found = verify_report(signed.data, [signed.vkey], source=whole)
-    by_people = ["responses", "asked.preparer", "asked.threshold_ppm", "asked.zone"]
+    by_people = ["responses", "asked.preparer", "asked.organisation", "asked.threshold_ppm", "asked.zone"]
     assert found.ok and {each.path for each in found.unchecked} == {"version", "boundary.orders", *by_people}
 
 
@@ -185,7 +185,7 @@ def test_an_export_shows_which_checkpoint_was_extended(
     assert verify_report(report.to_bytes(), vkeys, source=made).ok
     assert {each.path for each in made.unchecked} == {
         *("boundary.witnessed", "boundary.checkpoint.at_us", "boundary.checkpoint.signed_us", "window"),
-        *("responses", "asked.preparer", "asked.threshold_ppm", "asked.zone"),
+        *("responses", "asked.preparer", "asked.organisation", "asked.threshold_ppm", "asked.zone"),
     }
     assert report["changes"], "void: nothing came later"
     for forged in (

@@ -17,7 +17,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Paragraph(NamedTuple):
-    """Running text; `mark` is "", "good", "bad" or "quiet"."""
+    """Running text, or the heading of a part; `mark` is "", "good", "bad", "quiet" or "heading"."""
 
     text: str
     mark: str = ""
@@ -161,6 +161,8 @@ def _blocks(elements: Iterator[Element] | Sequence[Element]) -> Iterator[Block]:
         match element.tag:
             case "p":
                 yield Paragraph(_text(element), kind)
+            case "h3":
+                yield Paragraph(_text(element), "heading")
             case "pre":
                 yield Literal("".join(element.itertext()))
             case "ul":
