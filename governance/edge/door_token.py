@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from kvcustody.audit.tlog.signed_note import KeyKind, VerifierKey
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.credentials.scope_token import FUTURE_MS_MAX, USES_MAX
 from kvcustody.governance.credentials.scope_token_bytes import (
     SALTED,
@@ -48,6 +49,7 @@ PREFIX: Final = "kvd1."
 GROUP: Final = "default"  # of workers that are in no named group
 SECONDS_MAX: Final = 60
 _VERSION: Final = b"\x01"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,160}")  # a client's id of 128 behind its owner's tag fits
 _HEAD = struct.Struct(">c4sBHHHI8s")  # issued: 48 bits, high and low
 _SIGNATURE_BYTES: Final = 64
 _SIGNED: Final = b"kvcustody/door-token/1\x00"  # a NUL, which no note has: a signature has one meaning
@@ -114,8 +116,10 @@ class DoorTokenIssuer:
                 f"door token: a life of `{ttl_seconds}` s must be 1 to {SECONDS_MAX}", ttl_seconds=ttl_seconds
             )
         names = (claims.group, claims.request_id, claims.namespace)
-        for field, name in zip(("group", "request_id", "namespace"), names, strict=True):
-            check_identifier(field, name)
+        check_identifier("group", claims.group)
+        check_identifier("namespace", claims.namespace)
+        if _REQUEST_ID.fullmatch(claims.request_id) is None:
+            raise IdentityError("request_id: is malformed", field="request_id", reason="is malformed")
         hint = claims.hints.classification
         if hint is not None:
             check_identifier("classification", hint)

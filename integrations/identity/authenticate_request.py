@@ -103,9 +103,8 @@ class Authentication:
         owner = self._tags.tag(principal)
         if stored is not None and not owns_response(owner, stored[1]) and not proven.operator:
             raise not_found()
-        given = headers.one(REQUEST_ID)
         ids = {
-            REQUEST_ID: None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}",
+            REQUEST_ID: _request_id(proven, headers, owner),
             SESSION_ID: bound_session(SESSION_ID, headers.one(SESSION_ID), owner),
             NAMESPACE_HEADER: self._namespaces.of(principal.issuer, principal.tenant),
         }
@@ -123,6 +122,14 @@ class Authentication:
         except IdentityError as error:
             raise unauthenticated(error.operands.get("reason", "malformed credential")) from None
         raise unauthenticated("no authenticator accepts this kind of credential")
+
+
+def _request_id(proven: Authenticated, headers: RequestHeaders, owner: str) -> str | None:
+    """The id of the request: the one in a door's token, whatever a router made of the header, else the client's."""
+    if proven.token is not None:
+        return proven.token.claims.request_id
+    given = headers.one(REQUEST_ID)
+    return None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}"
 
 
 def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders) -> Principal:

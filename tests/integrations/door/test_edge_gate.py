@@ -154,6 +154,19 @@ def test_declared_retries_are_more_uses(tmp_path: Path, signers: Signers) -> Non
     assert [fleet.workers[0].ask(sent.forwarded).status for _ in range(4)] == [200, 200, 200, 401]
 
 
+@pytest.mark.parametrize("chosen", ["r", "a" * 128])
+def test_a_clients_request_id_goes_on_behind_its_owners_tag(fleet: FleetEdge, chosen: str) -> None:
+    sent = fleet.send(fleet.clients.acme, headers={"x-request-id": chosen})
+    other = fleet.send(fleet.clients.globex, headers={"x-request-id": chosen})
+    ids = [each.forwarded.headers["x-request-id"] for each in (sent, other)]
+    assert all(each.endswith(f"-{chosen}") for each in ids) and len(set(ids)) == 2
+    changed = sent.forwarded._replace(headers=sent.forwarded.headers | {"x-request-id": "a router's own"})
+    for worker, forwarded in zip(fleet.workers, (sent.forwarded, changed), strict=True):
+        assert worker.ask(forwarded).passed.headers["x-request-id"] == ids[0], "the token's counts"
+    made = [fleet.send(fleet.clients.acme).forwarded.headers["x-request-id"] for _ in range(2)]
+    assert len(set(made)) == 2, "a request without one gets one"
+
+
 def test_a_render_spends_no_use(fleet: FleetEdge) -> None:
     sent = fleet.send(fleet.clients.acme)
     worker = fleet.workers[0]
