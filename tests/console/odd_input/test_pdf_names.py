@@ -42,7 +42,7 @@ PAGE = """{% extends "console/render/base.html" %}
 
 def html_of(name: str) -> str:
     """A document with a name in each of its parts."""
-    figure = environment().globals["columns"](name, [], [], [], "")
+    figure = environment().globals["columns"](name, [], [], [], "", "")
     return environment().from_string(PAGE).render(name=name, empty=figure, at_us=0)
 
 
