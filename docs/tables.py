@@ -249,6 +249,20 @@ def _dynamo_overlaps() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _door_latency() -> str:
+    found = json.loads((FOLDER.parent / "benchmarks/results/door-cpu.json").read_text())["sizes"]
+    ways = ("envoy and door", "door as proxy")
+    rows = [
+        f"| body | requests a second | Envoy alone, ms | {' | '.join(f'{way} adds, ms' for way in ways)} |"
+    ]
+    rows.append("|---|---|---|---|---|")
+    for name, row in found.items():
+        alone = f"{row['envoy']['p50_ms']} / {row['envoy']['p99_ms']}"
+        added = " | ".join(f"{row[way]['added_p50_ms']} / {row[way]['added_p99_ms']}" for way in ways)
+        rows.append(f"| {name} | {row['rate']:g} | {alone} | {added} |")
+    return "\n".join(rows) + "\n"
+
+
 def _marked(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"
 
@@ -271,6 +285,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router-placement": _router_placement,
     "router-habits": _router_habits,
     "router-overlaps": _dynamo_overlaps,
+    "door-latency": _door_latency,
     "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }

@@ -177,10 +177,14 @@ class ProxyDoor(DoorProcess):
 @contextlib.asynccontextmanager
 async def served(application: Callable[..., Any], place: ListenPlace, **more: Any) -> AsyncIterator[None]:
     """Serve an ASGI application at a place; raises `ConfigError` where it is taken."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    # Named TCP: asyncio asks a socket of no named protocol to wait for more before it sends, up to 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-        listening = socket.create_server((place.host, place.port), family=family, backlog=2048)
+        listening.bind((place.host, place.port))
     except OSError:
+        listening.close()
         raise _taken(place) from None
     server = uvicorn.Server(uvicorn.Config(application, log_level="warning", **more))
     task = asyncio.ensure_future(server._serve(sockets=[listening]))  # `serve` would take the door's signals
