@@ -226,15 +226,15 @@ def _board(report: Facts) -> Iterator[str]:
     due = {row["tenant"] for row in report["coverage"] if row["due"]}
     logs = [log["name"] for log in report["boundary"]["logs"]]
     own = {tenant_of(name) for name in logs if name.startswith(log_of(""))}
-    if (board["tenants"], board["tenants_covered"]) != (len(due | own), len(due)):
+    if (board["tenants"], board["tenants_due"]) != (len(due | own), len(due)):
         yield "the first page has other tenants than logs and coverage"
     seen = [one for one in workers if not one["end"].startswith("died")]
-    if not 0 <= board["workers_covered"] <= min(board["workers"], len(seen)):
+    if not 0 <= board["workers_scanned"] <= min(board["workers"], len(seen)):
         yield "the first page covers more workers than did not die"
-    if not board["workers_covered"] <= board["workers"] <= len(workers):
+    if not board["workers_scanned"] <= board["workers"] <= len(workers):
         yield "the first page has more workers than the boundary"
     scanned = board["workers"] - len(report["unscanned"])
-    if report["asked"]["tenant"] is None and scanned > board["workers_covered"] + len(workers) - len(seen):
+    if report["asked"]["tenant"] is None and scanned > board["workers_scanned"] + len(workers) - len(seen):
         yield "the first page covers fewer workers than were scanned and did not die"
     if board["trend"] and [board["trend"][-1][name] for name in _TREND] != [
         *(report["asked"][name] for name in _TREND[:2]),

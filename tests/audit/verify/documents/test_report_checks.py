@@ -244,11 +244,11 @@ def test_the_file_alone_agrees_with_itself_on_tiers_workers_and_ages(
             due=made["tiers"]["rows"][0]["due"] - 1, covered=made["tiers"]["rows"][0]["covered"] - 1
         ),
         "identities of copies": lambda made: made["tiers"]["balances"][0].update(left=7, right=7),
-        "other tenants": lambda made: made["board"].update(tenants_covered=1),
+        "other tenants": lambda made: made["board"].update(tenants_due=1),
         "other erasures": lambda made: made["board"].update(erasures_on_time=99),
-        "more workers": lambda made: made["board"].update(workers_covered=3),
+        "more workers": lambda made: made["board"].update(workers_scanned=3),
         "fewer workers": lambda made: (
-            made["board"].update(workers_covered=0, workers=3) or made.update(unscanned=[])
+            made["board"].update(workers_scanned=0, workers=3) or made.update(unscanned=[])
         ),
         "last period of the trend": lambda made: made["board"]["trend"][-1].update(covered=1),
         "custodies of the population": lambda made: made["storage"][0].update(
