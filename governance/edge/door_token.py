@@ -11,7 +11,7 @@
 5. Several keys verify at once, so that a door's key can be replaced while its tokens are under way.
 
     token  := "kvd1." base64url(record, signature)
-    record := version, key id, flags, uses, life (s), issued (ms), nonce, group, request id, namespace, identity
+    record := version, key id, flags, uses, life (s), issued (ms), nonce, epochs, group, request id, namespace, identity
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from kvcustody.governance.credentials.scope_token_bytes import (
     write_text,
 )
 from kvcustody.governance.credentials.spent_tokens import SpentTokens
+from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs
 from kvcustody.governance.identity.principal import Principal, check_identifier
 from kvcustody.governance.request import Hints
 
@@ -50,7 +51,7 @@ GROUP: Final = "default"  # of workers that are in no named group
 SECONDS_MAX: Final = 60
 _VERSION: Final = b"\x01"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,160}")  # a client's id of 128 behind its owner's tag fits
-_HEAD = struct.Struct(">c4sBHHHI8s")  # issued: 48 bits, high and low
+_HEAD = struct.Struct(">c4sBHHHI8s3Q")  # issued: 48 bits, high and low
 _SIGNATURE_BYTES: Final = 64
 _SIGNED: Final = b"kvcustody/door-token/1\x00"  # a NUL, which no note has: a signature has one meaning
 
@@ -68,7 +69,10 @@ Reason: TypeAlias = Literal[
 
 
 class DoorClaims(NamedTuple):
-    """What a door says of one request. `namespace` is what routers know the requester by."""
+    """What a door says of one request. `namespace` is what routers know the requester by.
+
+    `epochs`: of fleet, tenant and the scope of the namespace, as the door knew them (`erase_epochs`).
+    """
 
     principal: Principal
     hints: Hints
@@ -76,6 +80,7 @@ class DoorClaims(NamedTuple):
     group: str
     request_id: str
     uses: int
+    epochs: Epochs = NO_EPOCHS
 
 
 class PresentedToken(NamedTuple):
@@ -132,7 +137,14 @@ class DoorTokenIssuer:
         issued_ms = self._clock.utc_us() // 1000
         issued = (issued_ms >> 32, issued_ms & 0xFFFFFFFF)
         head = _HEAD.pack(
-            _VERSION, key.verifier.key_id, flags, claims.uses, ttl_seconds, *issued, os.urandom(8)
+            _VERSION,
+            key.verifier.key_id,
+            flags,
+            claims.uses,
+            ttl_seconds,
+            *issued,
+            os.urandom(8),
+            *claims.epochs,
         )
         record = head + b"".join(map(write_text, names)) + identity + salt
         return PREFIX + encoded(record + self._key.sign(_SIGNED + record))
@@ -179,7 +191,7 @@ class DoorTokens:
 
     def _read(self, record: bytes, door: str) -> PresentedToken | RejectedToken:
         """What an authentic record says, if it is in time and for this group."""
-        _, _, flags, uses, life_s, high, low, _ = _HEAD.unpack_from(record)
+        _, _, flags, uses, life_s, high, low, _, *epochs = _HEAD.unpack_from(record)
         issued_ms = high << 32 | low
         expires_ms = issued_ms + 1000 * life_s
         now_ms = self._now_ms()
@@ -197,7 +209,7 @@ class DoorTokens:
         if group != self._group:
             return RejectedToken("other-group")
         principal, hints = read_identity(flags, record[at:])
-        claims = DoorClaims(principal, hints, namespace, group, request_id, uses)
+        claims = DoorClaims(principal, hints, namespace, group, request_id, uses, Epochs(*epochs))
         return PresentedToken(claims, door, record, 1000 * issued_ms, 1000 * expires_ms)
 
     def spend(self, token: PresentedToken, uses: int) -> RejectedToken | None:

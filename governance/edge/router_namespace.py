@@ -1,20 +1,34 @@
 """What routers and their indexers know a requester by: a name that only the deployment's own processes can make.
 
-The door puts it into the header that a router takes its namespace from, and the engine into the events that the
-router's index is made of. Equal for the same tenant in every process with the scope token secret; nobody else can make
-one, or tell whose it is. It is a place to look in, never an authority: what an engine may reuse, the engine decides.
+1. The door puts it where a router takes its namespace from, and the engine into the events that the router's index is
+   made of. It is equal in every process with the scope token secret; nobody else can make one, or tell whose it is.
+2. It is a place to look in, never an authority: what an engine may reuse, the engine decides.
+3. It ends with each erase epoch of its scope (`erase_epochs`), and after `days`, so that no name lives on. Names of
+   one deployment change on different days.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvcustody.governance.credentials.scope_token_secret import keyed_state
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.times import DAY_US
 
 NAMESPACE_HEADER: Final = "x-tenant-id"
 _NAMESPACE_BYTES: Final = 16
+
+
+class NamespaceAge(NamedTuple):
+    """What ends a name: the epochs of its scope, and the moment where names are replaced every `days` (0: never)."""
+
+    epochs: tuple[int, ...] = ()
+    at_utc_us: int = 0
+    days: int = 0
+
+
+_AGELESS = NamespaceAge()
 
 
 class RouterNamespaces:
@@ -23,7 +37,14 @@ class RouterNamespaces:
     def __init__(self, secret: KeyBuffer) -> None:
         self._state = keyed_state(secret, "router-namespace", _NAMESPACE_BYTES)
 
-    def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> str:
+    def of(
+        self,
+        issuer: str,
+        tenant: str,
+        subject: str | None = None,
+        session: str | None = None,
+        age: NamespaceAge = _AGELESS,
+    ) -> str:
         """The namespace of a tenant, or of a subject or session in it: 32 lower-case hexadecimal digits.
 
         Equal ids of two issuers have two, and a subject has another than a session of its name.
@@ -33,4 +54,9 @@ class RouterNamespaces:
             fields |= {3: subject, 4: session}
         state = self._state.copy()
         state.update(tlv.encode("kvcustody/router-namespace", 1, fields))
+        if age.days:
+            phase_us = int.from_bytes(state.digest()[:8], "big") % (age.days * DAY_US)
+            state.update(tlv.encode("period", 1, {1: (age.at_utc_us + phase_us) // (age.days * DAY_US)}))
+        if any(age.epochs):
+            state.update(tlv.encode("epochs", 1, dict(enumerate(age.epochs, 1))))
         return state.hexdigest()
