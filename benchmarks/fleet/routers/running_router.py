@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -43,11 +44,15 @@ class RecordedRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the client got. A worker says its name in the message; `worker` is empty where none answered."""
+    """What the client got. A worker says its name in the message; `worker` is empty where none answered.
+
+    `shown` is all that the client can see, but for dates, ids and workers' names.
+    """
 
     status: int
     worker: str
     headers: tuple[str, ...]
+    shown: str
 
 
 class Router(NamedTuple):
@@ -71,7 +76,7 @@ class Router(NamedTuple):
         given = {"authorization": f"Bearer {self.credentials[tenant]}", **(headers or {})}
         reply = self.client.post(f"{self.url}{CHAT}", json=body, headers=given)
         said = reply.json()["choices"][0]["message"]["content"] if reply.status_code == 200 else ""
-        return Answer(reply.status_code, said, tuple(reply.headers))
+        return Answer(reply.status_code, said, tuple(reply.headers), _shown(reply))
 
     def recorded(self) -> list[RecordedRequest]:
         """Every request that reached a worker since the last call, without the router's own health checks."""
@@ -89,9 +94,22 @@ class Router(NamedTuple):
             self.client.post(f"{url}/fail/{count}")
 
 
-def _command(name: str, environment: Path, port: int, workers: Sequence[str], metrics: int) -> list[str]:
-    """How a router is started with its cache-aware policy, over the workers' addresses."""
-    urls = ["--worker-urls", *workers, "--policy", "cache_aware", "--host", "127.0.0.1", "--port", str(port)]
+_MOMENTARY = re.compile(r'(?i)("(id|created)": *)("[^"]*"|[0-9]+)|^((date|x-request-id): ).*$', re.MULTILINE)
+_WORKER = re.compile(r"\bw[0-9]+\b")
+
+
+def _shown(reply: httpx.Response) -> str:
+    """Status, headers and body as text, without dates, ids and workers' names."""
+    headers = "\n".join(f"{name}: {value}" for name, value in sorted(reply.headers.items()))
+    text = f"{reply.status_code}\n{headers}\n\n{reply.text}"
+    return _WORKER.sub("WORKER", _MOMENTARY.sub(r"\1\4", text))
+
+
+def _command(
+    name: str, environment: Path, policy: str, port: int, workers: Sequence[str], metrics: int
+) -> list[str]:
+    """How a router is started with one of its policies, over the workers' addresses."""
+    urls = ["--worker-urls", *workers, "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
     program = {"smg": ["smg", "launch"], "vllm-router": ["vllm-router"]}[name]
     more = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--log-level", "error"]
     return [str(environment / "bin" / program[0]), *program[1:], *urls, *more]
@@ -115,10 +133,13 @@ def version_of(environment: Path, package: str) -> str:
 
 
 @contextlib.contextmanager
-def running(name: str, worker_count: int = 2, *, with_door: str = "") -> Iterator[Router]:
+def running(
+    name: str, worker_count: int = 2, *, with_door: str = "", policy: str = "cache_aware"
+) -> Iterator[Router]:
     """Start recording workers, the router over them and, if asked, our door before it, as a reverse proxy.
 
-    `with_door`: the door's affinity, or empty for no door. Raises `RuntimeError` where one does not start.
+    `with_door`: the door's affinity, or empty for no door. `policy`: the router's own word for how it places requests.
+    Raises `RuntimeError` where one does not start.
     """
     environment = environment_of(name)
     ports = _free_ports(worker_count + 4)
@@ -138,7 +159,7 @@ def running(name: str, worker_count: int = 2, *, with_door: str = "") -> Iterato
             start([sys.executable, str(FOLDER / "recording_worker.py"), worker, url.rpartition(":")[2]])
         for url in workers.values():
             _wait(client, f"{url}/health", log)
-        command = _command(name, environment, ports[0], list(workers.values()), ports[1])
+        command = _command(name, environment, policy, ports[0], list(workers.values()), ports[1])
         process, base = start(command), f"http://127.0.0.1:{ports[0]}"
         _wait(client, f"{base}/v1/models", log)
         credentials = dict.fromkeys(TENANTS, "client-credential")

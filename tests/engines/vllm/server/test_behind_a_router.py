@@ -1,146 +1,40 @@
-"""Two governed servers behind a real router (SMG), with the door before it: affinity for one's own, nothing foreign."""
+"""Two governed vLLM servers behind a real router (SMG), with the door before it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
-import httpx
 import pytest
 
-from standins.engines.vllm.http_server import MODEL, HttpServer, Reply
-from standins.engines.vllm.local_engine import BLOCK
-from standins.engines.vllm.tiny_model import words
+from standins.engines.behind_a_router import (
+    Edge,
+    opened,
+    test_a_foreign_tenant_finds_nothing_whatever_it_sends,
+    test_a_worker_takes_nobody_without_a_token_of_the_door,
+    test_ones_own_conversation_returns_to_its_cache,
+    test_where_a_worker_dies_the_other_serves,
+)
+from standins.engines.vllm.deployment import Deployment
+from standins.engines.vllm.http_server import HttpServer
 
-ROOT = Path(__file__).resolve().parents[4]
-WORKERS_IDENTITY = """\
-schema: kvcustody/identity@1
-doors: {keys: doors.vkeys}
-open_paths: [/health, /ping, /version, /v1/models]
-"""
-BLOCKS_ASKED = 3
-
-
-class Edge(NamedTuple):
-    """What clients see: the door's address, and keys by tenant; behind it the router and two servers."""
-
-    url: str
-    keys: dict[str, str]
-    servers: list[HttpServer]
-    client: httpx.Client
-
-    def ask(self, tenant: str, tokens: list[int], **more: object) -> Reply:
-        """One completion through door and router."""
-        body = {"model": MODEL, "prompt": words(tokens), "max_tokens": 4, "temperature": 0, **more}
-        headers = {"authorization": f"Bearer {self.keys[tenant]}", "x-kvcustody-subject": "s"}
-        got = self.client.post(f"{self.url}/v1/completions", json=body, headers=headers)
-        return Reply(got.status_code, got.text)
+__all__ = [
+    "test_a_foreign_tenant_finds_nothing_whatever_it_sends",
+    "test_a_worker_takes_nobody_without_a_token_of_the_door",
+    "test_ones_own_conversation_returns_to_its_cache",
+    "test_where_a_worker_dies_the_other_serves",
+]
 
 
 @pytest.fixture(scope="module")
 def edge(model, site, new_deployment, tmp_path_factory) -> Iterator[Edge]:
-    made = subprocess.run(
-        [str(ROOT / "benchmarks/routers_env.sh"), "smg"], stdout=subprocess.PIPE, cwd=ROOT, check=False
-    )
-    if made.returncode:
-        pytest.skip("SMG cannot be installed here")
-    router = ROOT / made.stdout.decode().strip() / "bin/smg"
     folder = tmp_path_factory.mktemp("edge")
-    clients = new_deployment()
-    keys = {tenant: clients.api_key(tenant) for tenant in ("alpha", "beta")}
-    ours = [sys.executable, "-m", "kvcustody.console.main", "door"]
-    environment = os.environ | clients.environment()
-    said = subprocess.check_output(
-        [*ours, "key", "door-1.example", "--key", str(folder / "door.key")], env=environment
-    )
-    with contextlib.ExitStack() as stack:
-        servers = []
-        for _ in range(2):
-            deployment = new_deployment(identity=WORKERS_IDENTITY)
-            (deployment.folder / "doors.vkeys").write_bytes(said)
-            servers.append(HttpServer(model, site, folder, deployment=deployment))
-            stack.callback(servers[-1].close)
+
+    def start(stack: contextlib.ExitStack, deployments: list[Deployment]) -> list[HttpServer]:
+        servers = [HttpServer(model, site, folder, deployment=one) for one in deployments]
         for server in servers:
-            server.wait()
-        door, about, behind, metrics = _free_ports(4)
-        urls = [f"http://127.0.0.1:{server.port}" for server in servers]
-        places = ["--host", "127.0.0.1", "--port", str(behind), "--prometheus-port", str(metrics)]
-        _start(
-            stack, [str(router), "launch", "--worker-urls", *urls, "--policy", "cache_aware", *places], folder
-        )
-        proxy = ["--router", f"http://127.0.0.1:{behind}", "--listen", f"127.0.0.1:{door}", "--retries", "4"]
-        more = ["--about", f"127.0.0.1:{about}", "--key", str(folder / "door.key")]
-        _start(stack, [*ours, "proxy", *proxy, *more], folder, environment)
-        client = stack.enter_context(httpx.Client(timeout=180))
-        found = Edge(f"http://127.0.0.1:{door}", keys, servers, client)
-        until = time.monotonic() + 120
-        while time.monotonic() < until:
-            with contextlib.suppress(httpx.HTTPError):
-                if found.ask("alpha", [20, 21]).status == 200:
-                    break
-            time.sleep(0.5)
-        else:
-            raise AssertionError((folder / "log").read_text()[-4000:])
+            stack.callback(server.close)
+        return [server.wait() for server in servers]
+
+    with opened(new_deployment, folder, start, "/health, /ping, /version, /v1/models") as found:
         yield found
-
-
-def _start(
-    stack: contextlib.ExitStack, command: list[str], folder: Path, variables: dict[str, str] | None = None
-) -> None:
-    log = stack.enter_context((folder / "log").open("ab"))
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, cwd=folder)
-    stack.callback(process.wait, 30)
-    stack.callback(process.terminate)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in held]
-
-
-def prompt(number: int) -> list[int]:
-    """A prompt of three whole blocks and a token, which shares no block with another number's."""
-    return [(number * 37 + at * (number % 7 + 1)) % 450 + 30 for at in range(BLOCKS_ASKED * BLOCK + 1)]
-
-
-def test_ones_own_conversation_returns_to_its_cache(edge: Edge) -> None:
-    for number in range(6):
-        assert edge.ask("alpha", prompt(number)).cached_tokens == 0
-    found = [edge.ask("alpha", prompt(number)).cached_tokens for number in range(6)]
-    assert found == [BLOCKS_ASKED * BLOCK] * 6
-
-
-def test_a_foreign_tenant_finds_nothing_whatever_it_sends(edge: Edge) -> None:
-    for number, more in enumerate(({}, {"cache_salt": "s"}, {"kv_transfer_params": {"kvcustody": "x"}}), 20):
-        tokens = prompt(number)
-        assert [edge.ask("alpha", tokens).cached_tokens for _ in range(2)] == [0, BLOCKS_ASKED * BLOCK]
-        foreign = edge.ask("beta", tokens, **more)
-        assert (foreign.status, foreign.cached_tokens) == (200, 0)
-
-
-def test_a_worker_takes_nobody_without_a_token_of_the_door(edge: Edge) -> None:
-    body = {"prompt": words(prompt(30)), "max_tokens": 1}
-    for server in edge.servers:
-        for headers in ({}, {"authorization": f"Bearer {edge.keys['alpha']}"}):
-            assert server.post("/v1/completions", body, **headers).status == 401
-
-
-def test_where_a_worker_dies_the_other_serves(edge: Edge) -> None:
-    """The last test: kill -9 of the first server's processes."""
-    os.killpg(edge.servers[0]._process.pid, signal.SIGKILL)
-    until, statuses = time.monotonic() + 120, list[int]()
-    while time.monotonic() < until and statuses[-4:] != [200] * 4:
-        statuses.append(edge.ask("alpha", prompt(40 + len(statuses))).status)
-    assert statuses[-4:] == [200] * 4
-    number = 40 + len(statuses) - 1
-    assert edge.ask("alpha", prompt(number)).cached_tokens == BLOCKS_ASKED * BLOCK
-    assert edge.ask("beta", prompt(number)).cached_tokens == 0

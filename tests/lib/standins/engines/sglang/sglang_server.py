@@ -16,6 +16,7 @@ import httpx
 
 from standins.engines.sglang.sglang_engine import CPU_SETTINGS, OPTIONS
 from standins.engines.vllm.deployment import Deployment
+from standins.engines.vllm.http_server import MODEL
 
 START_SECONDS = 180
 _FLAGS = ("disable_cuda_graph", "disable_overlap_schedule", "skip_server_warmup")
@@ -30,6 +31,7 @@ class SglangServer:
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--enable-cache-report"]
+        command += ["--served-model-name", MODEL]
         for name, value in OPTIONS.items():
             flag = "--" + name.replace("_", "-")
             command += [flag] if name in _FLAGS else [flag, str(value)]

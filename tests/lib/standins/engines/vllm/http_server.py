@@ -93,7 +93,7 @@ class HttpServer:
             command += ["--shutdown-timeout", "20"]  # vLLM's default kills the engine at once
             settings |= {**deployment.environment(), "VLLM_PLUGINS": "probe,kvcustody"}
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 env=os.environ | settings,
                 stdout=log,
@@ -105,7 +105,7 @@ class HttpServer:
     def wait(self) -> HttpServer:
         """Until it serves; raises with the end of its log if it does not."""
         until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until and self._process.poll() is None:
+        while time.monotonic() < until and self.process.poll() is None:
             try:
                 if self._client.get("/health").status_code == 200:
                     return self
@@ -146,11 +146,11 @@ class HttpServer:
     def close(self) -> str:
         """Stop it, and return everything that it printed."""
         self._client.close()
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(30)
+                self.process.wait(30)
             except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(10)
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(10)
         return self.log.read_text(errors="replace")
