@@ -250,7 +250,7 @@ def _dynamo_overlaps() -> str:
 
 
 def _door_latency() -> str:
-    found = json.loads((FOLDER.parent / "benchmarks/results/door-cpu.json").read_text())["sizes"]
+    found = _kept("door-cpu")["sizes"]
     ways = ("envoy and door", "door as proxy")
     rows = [
         f"| body | requests a second | Envoy alone, ms | {' | '.join(f'{way} adds, ms' for way in ways)} |"
@@ -261,6 +261,37 @@ def _door_latency() -> str:
         added = " | ".join(f"{row[way]['added_p50_ms']} / {row[way]['added_p99_ms']}" for way in ways)
         rows.append(f"| {name} | {row['rate']:g} | {alone} | {added} |")
     return "\n".join(rows) + "\n"
+
+
+def _two_worlds() -> str:
+    rows = ["| router | its policy | pairs | answers that differ | AUC of placement, and its interval |"]
+    rows.append("|---|---|---|---|---|")
+    for name in ("smg", "vllm-router"):
+        found = _kept(f"two-worlds-{name}")
+        worlds = {f"`{policy}`, behind the door": one for policy, one in found["behind_the_door"].items()}
+        for policy, one in (worlds | {"control: `cache_aware`, alone": found["control_alone"]}).items():
+            rows.append(
+                f"| {name} {found['version']} | {policy} | {one['pairs']:,} | {one['answers_that_differ']:,} "
+                f"| {one['auc']:.3f} ({one['low']:.3f} to {one['high']:.3f}) |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def _erasures_and_hits() -> str:
+    found = _kept("erasures-and-hits")["found"]
+    rates = list(next(iter(next(iter(found.values())).values())))
+    rows = [f"| trace | the name that ends | {' | '.join(f'{rate} a day' for rate in rates)} |"]
+    rows.append("|---|---|" + "---|" * len(rates))
+    for trace, namings in found.items():
+        for naming, by_rate in namings.items():
+            cells = " | ".join(f"{by_rate[rate]['to_none']:.3f}" for rate in rates)
+            rows.append(f"| {trace.removesuffix('.jsonl.gz')} | of the {naming} | {cells} |")
+    return "\n".join(rows) + "\n"
+
+
+def _kept(name: str) -> Any:
+    """A result that a benchmark kept."""
+    return json.loads((FOLDER.parent / f"benchmarks/results/{name}.json").read_text())
 
 
 def _marked(names: list[str]) -> str:
@@ -286,6 +317,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "router-habits": _router_habits,
     "router-overlaps": _dynamo_overlaps,
     "door-latency": _door_latency,
+    "two-worlds": _two_worlds,
+    "erasures-and-hits": _erasures_and_hits,
     "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }

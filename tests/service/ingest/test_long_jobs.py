@@ -52,15 +52,17 @@ def finished(client: Any, key: str, job: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.01)
 
 
-def held_by(job: str, service: Any, client: Any, people: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a job holds the log in the middle of what takes it long."""
+def held_by(
+    job: str, service: Any, client: Any, people: Any, monkeypatch: pytest.MonkeyPatch, tries: int = 100
+) -> bool:
+    """Whether a job holds the log in the middle of what takes it long, each of `tries` times that it is looked at."""
     room, name, path, body = JOBS[job]
     module = importlib.import_module(f"kvcustody.governance.{room}")
     long_work, seen, ledger = getattr(module, name), [], file_of(service.engine)
 
     def work(connection: Any, *given: Any, **more: Any) -> Any:
         connection.execute(text("SELECT count(*) FROM logs")).scalar()
-        seen.append(is_held(ledger, tries=100))
+        seen.append(is_held(ledger, tries=tries))
         return long_work(connection, *given, **more)
 
     monkeypatch.setattr(module, name, work)
@@ -90,4 +92,4 @@ def test_control_without_its_copy_it_does(
     job: str, worked: None, service: Any, client: Any, people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvcustody.governance.service.service.at_rest", nullcontext)
-    assert held_by(job, service, client, people, monkeypatch)
+    assert held_by(job, service, client, people, monkeypatch, tries=8)
