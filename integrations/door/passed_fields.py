@@ -91,7 +91,10 @@ _SCORING: Final = (
 )
 PASSED_FIELDS: Final[Mapping[Body, frozenset[str]]] = {
     Body.COMPLETION: frozenset(
-        (*_STREAMED, *_SAMPLING, *_RETURNED, *_OWN, "prompt", "prompt_embeds", "suffix", "add_special_tokens")
+        (
+            *(*_STREAMED, *_SAMPLING, *_RETURNED, *_OWN, "prompt", "prompt_embeds", "suffix"),
+            *("add_special_tokens", "images_config", "mm_processor_kwargs"),
+        )
     ),
     Body.CHAT: frozenset(_CHAT),
     Body.CHAT_BATCH: frozenset(_CHAT),
@@ -112,7 +115,10 @@ PASSED_FIELDS: Final[Mapping[Body, frozenset[str]]] = {
         )
     ),
     Body.GENERATE: frozenset(
-        (*_STREAMED, *_OWN, "token_ids", "token_offsets", "content_parts", "sampling_params")
+        (
+            *(*_STREAMED, *_OWN, "token_ids", "token_offsets", "content_parts", "sampling_params"),
+            *("reasoning_ended", "reasoning_parser_kwargs", "return_token_ids", "output_mode"),
+        )
     ),
     Body.SGLANG_GENERATE: frozenset(
         (
