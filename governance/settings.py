@@ -280,6 +280,12 @@ class Settings(LayeredSettings):
         description="Most live scope tokens that an engine remembers as spent; a quarter for one tenant. Beyond it "
         "requests reuse nothing.",
     )
+    namespace_days: int = Field(
+        30,
+        ge=0,
+        le=3650,
+        description="Days after which routers know a requester by another name; equal at doors and workers, 0: never.",
+    )
     request_bytes_max: ByteSize = Field(
         ByteSize(32 << 20), description="Largest request body that the middleware reads; larger ones get 413."
     )

@@ -101,6 +101,30 @@ class BoundOptions(ParameterGroup):
     ] = 30.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions(ParameterGroup):
+    """What clients may set."""
+
+    pass_field: Annotated[
+        list[str] | None,
+        typer.Option(help="A field of bodies that goes on besides those that are listed.", metavar="NAME"),
+    ] = None
+    pass_header: Annotated[
+        list[str] | None,
+        typer.Option(help="A header that goes on besides those that are listed.", metavar="NAME"),
+    ] = None
+    hint_priority: Annotated[
+        str, typer.Option(help="The range that `priority` is clipped to.", metavar="MIN:MAX")
+    ] = "0:0"
+    hint_retain_seconds: Annotated[
+        int, typer.Option(min=0, help="Seconds that hints may ask a cache to keep blocks.")
+    ] = 0
+    hint_action: Annotated[
+        list[str] | None,
+        typer.Option(help="A type of action in `kv_hints` that goes on, as `prefetch`.", metavar="TYPE"),
+    ] = None
+
+
 _About = Annotated[str, typer.Option(help="Where `/ready`, `/live` and `/metrics` are.", metavar="HOST:PORT")]
 _ABOUT = "127.0.0.1:18139"
 
@@ -115,6 +139,7 @@ def serve(
     ext_proc: _Door = _DOOR,
     about: _About = _ABOUT,
     tokens: TokenOptions,
+    clients: ClientOptions,
     transport: TransportOptions,
     bounds: BoundOptions,
 ) -> None:
@@ -124,7 +149,7 @@ def serve(
     `scope_token_key_path`, `request_bytes_max`). Engines behind the router have the same secret, and the door's public
     key in the file that `doors` of their identity document names. Key files are read again when they change.
     """
-    _run(lambda door, *given: door.EnvoyDoor(*given), (ext_proc, about), tokens, transport, bounds)
+    _run(lambda door, *given: door.EnvoyDoor(*given), (ext_proc, about), tokens, clients, transport, bounds)
 
 
 @app.command(
@@ -140,6 +165,7 @@ def proxy(
     ] = "127.0.0.1:18130",
     about: _About = _ABOUT,
     tokens: TokenOptions,
+    clients: ClientOptions,
     transport: TransportOptions,
     bounds: BoundOptions,
 ) -> None:
@@ -150,7 +176,12 @@ def proxy(
     if not router.startswith(("http://", "https://")):
         raise ConfigError(f"--router `{router}` is no URL; write it as http://127.0.0.1:30000")
     _run(
-        lambda door, *given: door.ProxyDoor(*given, router=router), (listen, about), tokens, transport, bounds
+        lambda door, *given: door.ProxyDoor(*given, router=router),
+        (listen, about),
+        tokens,
+        clients,
+        transport,
+        bounds,
     )
 
 
@@ -158,6 +189,7 @@ def _run(
     make: Callable[..., Any],
     places: tuple[str, str],
     tokens: TokenOptions,
+    clients: ClientOptions,
     transport: TransportOptions,
     bounds: BoundOptions,
 ) -> None:
@@ -168,7 +200,9 @@ def _run(
         from kvcustody.integrations.door import server
     except ImportError as error:
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[door]'") from None
+    from kvcustody.integrations.door.client_hints import HintBounds
     from kvcustody.integrations.door.edge_gate import EdgeGate
+    from kvcustody.integrations.door.passed_fields import PassedFields
 
     clock = SystemClock()
     watched = WatchedFile(tokens.key, read_signing_key, clock)
@@ -183,6 +217,13 @@ def _run(
             retries=tokens.retries,
             group=tokens.group,
             affinity=tokens.affinity,
+            namespace_days=settings.namespace_days,
+            passed=PassedFields(clients.pass_field or (), clients.pass_header or ()),
+            hints=HintBounds(
+                _range(clients.hint_priority),
+                clients.hint_retain_seconds,
+                frozenset(clients.hint_action or ()),
+            ),
         )
     certificate, key_file, authority = transport.tls_certificate, transport.tls_key, transport.client_ca
     if (certificate is None) != (key_file is None) or (authority and certificate is None):
@@ -234,6 +275,17 @@ def _place(text: str) -> ListenPlace:
         return ListenPlace.parse(text)
     except ValueError as problem:
         raise ConfigError(str(problem)) from None
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, _, most = text.partition(":")
+    try:
+        found = int(least), int(most)
+    except ValueError:
+        found = (1, 0)
+    if found[0] > found[1]:
+        raise ConfigError(f"--hint-priority `{text}` is not MIN:MAX, as -10:0")
+    return found
 
 
 def _print_json(document: dict[str, Any]) -> None:

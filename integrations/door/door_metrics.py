@@ -1,8 +1,10 @@
-"""What a door counts: requests passed on, refusals by status, and the time that it adds to each message."""
+"""What a door counts: requests passed on, refusals by status, hints clipped, epochs, and the time that it adds."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.05, 0.1)
 
@@ -23,6 +25,17 @@ class DoorMetrics:
             "Requests whose client left before the answer ended.",
             registry=self.registry,
         )
+        self._clipped = Counter(
+            "kvcustody_door_hints_clipped",
+            "Hints of clients that went on with less than they asked for, by hint.",
+            ("hint",),
+            registry=self.registry,
+        )
+        self._past_lease = Counter(
+            "kvcustody_door_past_lease",
+            "Requests that found nothing, because the door's lease on erase epochs was over.",
+            registry=self.registry,
+        )
         self._seconds = Histogram(
             "kvcustody_door_seconds",
             "Seconds that the door took for one message of a request.",
@@ -30,6 +43,16 @@ class DoorMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def show_epochs(self, version: Callable[[], float], age_seconds: Callable[[], float]) -> None:
+        """Show the version of the erase epochs that the door knows, and the seconds since it was last confirmed."""
+        shown = (
+            ("version", "Newest erase epoch that the door knows.", version),
+            ("age_seconds", "Seconds since the control plane last confirmed it; -1: never.", age_seconds),
+        )
+        for name, said, read in shown:
+            gauge = Gauge(f"kvcustody_door_epochs_{name}", said, registry=self.registry)
+            gauge.set_function(read)
 
     def passed(self) -> None:
         """One request went on to the router."""
@@ -42,6 +65,14 @@ class DoorMetrics:
     def left(self) -> None:
         """One client left before its answer ended."""
         self._left.inc()
+
+    def clipped(self, hint: str) -> None:
+        """One hint went on with less than its client asked for."""
+        self._clipped.labels(hint).inc()
+
+    def past_lease(self) -> None:
+        """One request came past the door's lease on erase epochs."""
+        self._past_lease.inc()
 
     def took(self, message: str, seconds: float) -> None:
         """One message of a request took so long."""

@@ -5,10 +5,12 @@
 1. Identity is established as at an engine's own door: the same document, the same credentials, the same answers.
 2. The client's credential ends here. The engine gets a door's token (`door_token`) in its place, in `Authorization`.
    Every router passes this header on, also to where prompts are rendered.
-3. Routers know the requester by a namespace in `cache_salt` (`router_namespace`). It is made from verified identity:
-   of the subject, else of the session, else of the tenant; or of the tenant alone (`affinity`). What a client says of
-   salts, of transfers and of a router's own fields goes no further.
-4. A client's salt can only narrow: its keyed digest travels in the token.
+3. Routers know the requester by a namespace in `cache_salt` (`current_namespaces`). It is made from verified identity:
+   of the subject, else of the session, else of the tenant; or of the tenant alone (`affinity`). It ends with each
+   erase epoch of its scope. Past its lease on epochs, the door gives each request a name of its own: nothing is found.
+4. Of a client's fields and headers, those go on that are listed (`passed_fields`), and hints within the operator's
+   bounds (`client_hints`).
+5. A client's salt can only narrow: its keyed digest travels in the token.
 """
 
 from __future__ import annotations
@@ -22,39 +24,50 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.credentials.scope_token import USES_MAX, SaltDigests
+from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
+from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
+from kvcustody.integrations.door.client_hints import HintBounds, clip_hints
+from kvcustody.integrations.door.door_metrics import DoorMetrics
+from kvcustody.integrations.door.passed_fields import PassedFields
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import IdentityDocument
-from kvcustody.integrations.identity.refusal import malformed
-from kvcustody.integrations.identity.request_body import parse_body, take_client_salt, write_body
+from kvcustody.integrations.identity.refusal import malformed, not_found
+from kvcustody.integrations.identity.request_body import (
+    check_id,
+    owns_response,
+    parse_body,
+    take_client_salt,
+    write_body,
+)
 from kvcustody.integrations.identity.request_headers import REQUEST_ID, RequestHeaders
-from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
+from kvcustody.integrations.identity.routes import VLLM_SERVER, Body, EngineServer
+from kvcustody.logger import get_logger
 
-# Fields of bodies that a router or an engine would act on, and that no client may set.
-STRIPPED_FIELDS: Final = (
-    *("extra_key", "nvext", "kv_transfer_params", "ec_transfer_params", "kv_hints"),
-    *("session_id", "session_params", "vllm_xargs"),
-)
-# Headers that a router would act on; a name that ends with `-` is a prefix.
-STRIPPED_HEADERS: Final = (
-    *("authorization", "x-api-key", "x-tenant-id", "x-session-id", "x-request-id"),
-    *("x-kvcustody-", "x-smg-", "x-llm-d-"),
-)
 # Prefixes of response headers that say which worker answered.
 TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
 Affinity = Literal["subject", "tenant"]
+EpochsSource = Callable[[], KnownEpochs | None]
+_LOG = get_logger("kvcustody.door")
 
 
 class Forwarded(NamedTuple):
-    """What goes on to the router: headers in place of those of `STRIPPED_HEADERS`, and the body, if it changes."""
+    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes."""
 
     headers: dict[str, str]
     body: bytes | None
+
+
+class _Placed(NamedTuple):
+    """Where routers look for a request: a namespace, and the epochs that its principal stood on."""
+
+    namespace: str
+    epochs: Epochs
 
 
 class EdgeGate:
@@ -72,30 +85,51 @@ class EdgeGate:
         retries: int = 2,
         group: str = GROUP,
         affinity: Affinity = "subject",
+        namespace_days: int = NAMESPACE_DAYS,
+        epochs: EpochsSource | None = None,
+        passed: PassedFields | None = None,
+        hints: HintBounds | None = None,
+        metrics: DoorMetrics | None = None,
         server: EngineServer = VLLM_SERVER,
     ) -> None:
         """Admit under a document, a key and a secret.
 
         `key`: the door's, as it is now. `secret`: what engines make the names in their events under. `retries`: of the
-        router, for one request. Raises `ConfigError` where the document trusts doors: only clients come here.
+        router, for one request. `epochs`: those of now, None past the lease; without it no epoch is ever raised.
+        Raises `ConfigError` where the document trusts doors: only clients come here.
         """
         if document.doors is not None:
             raise ConfigError("identity document: `doors` is for engines, not for the door before a router")
         if not 0 <= retries <= RETRIES_MAX:
             raise ConfigError(f"retries `{retries}` must be 0 to {RETRIES_MAX}", retries=retries)
+        self.metrics = DoorMetrics() if metrics is None else metrics
         self._authentication = Authentication(document, directory, secret, clock, server=server)
         self._issuer = DoorTokenIssuer(key, clock)
-        self._namespaces = RouterNamespaces(secret)
+        self._names = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
         self._salts = SaltDigests(secret)
         self._server = server
         self._token_seconds = token_seconds
         self._presentations = 1 + retries
         self._group = group
         self._affinity = affinity
+        self._passed = PassedFields() if passed is None else passed
+        self._hints = HintBounds() if hints is None else hints
+        self._epochs = epochs
+        self._last_known: KnownEpochs | None = None
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
         return self._authentication.is_open(path)
+
+    def lacks(self) -> tuple[str, ...]:
+        """What the door does without at this moment; it serves all the same (rule 3)."""
+        if self._epochs is None or self._epochs() is not None:
+            return ()
+        return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
+
+    def passes(self, header: str) -> bool:
+        """Whether a client's header goes on to the router."""
+        return self._passed.header(header)
 
     def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
         """Who a request is from; `RequestRefused` if the request may not pass."""
@@ -103,32 +137,54 @@ class EdgeGate:
 
     def plain(self, admitted: AdmittedRequest) -> Forwarded:
         """What goes on of an admitted request that reaches no engine block."""
-        return Forwarded(self._headers(admitted, Hints(admitted.hint), b"", 1), None)
+        request_id = admitted.ids[REQUEST_ID] or _made_id(admitted)
+        return Forwarded(self._headers(admitted, self._placed(admitted), request_id, b"", 1), None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
         """What goes on of an admitted request for the engine; `RequestRefused` if its body is malformed."""
         assert admitted.scoped is not None, "only requests for the engine are scoped"
-        body = parse_body(data)
+        kind, body = admitted.scoped.body, parse_body(data)
         salt = self._salt(take_client_salt(body))
-        _strip(body)
-        requests = engine_requests(admitted.scoped.body, body, prefix_requests=self._server.prefix_requests)
+        hints, told = clip_hints(body, self._hints)
+        self._passed.check(kind, body)
+        _check_previous(admitted, body)
+        request_id = _request_id(admitted, kind, body)
+        for hint in told:
+            _LOG.info("hint", request=request_id, hint=hint.name, asked=hint.asked, passed=hint.passed)
+            if hint.is_less:
+                self.metrics.clipped(hint.name)
+        requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
         uses = min(requests * self._presentations, USES_MAX)
-        headers = self._headers(admitted, Hints(admitted.hint), salt, uses)
-        body["cache_salt"] = self._namespace(admitted)
-        return Forwarded(headers, write_body(body))
+        placed = self._placed(admitted)
+        headers = self._headers(admitted, placed, request_id, salt, uses)
+        return Forwarded(headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
 
-    def _namespace(self, admitted: AdmittedRequest) -> str:
+    def _placed(self, admitted: AdmittedRequest) -> _Placed:
+        """The namespace of a request, under the epochs of this moment (rule 3)."""
         of = admitted.principal
-        if self._affinity == "tenant":
-            return self._namespaces.of(of.issuer, of.tenant)
-        return self._namespaces.of(
-            of.issuer, of.tenant, of.subject, of.session if of.subject is None else None
-        )
+        whose = (of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
+        known = None
+        if self._epochs is not None:
+            known = self._epochs()
+            self._last_known = known or self._last_known
+        epochs = NO_EPOCHS if self._last_known is None else self._last_known.of(*whose)
+        if self._epochs is not None and known is None:
+            self.metrics.past_lease()
+            return _Placed(secrets.token_hex(16), epochs)
+        named = whose if self._affinity == "subject" else whose[:2]
+        return _Placed(self._names.of(*named, known=known), epochs)
 
-    def _headers(self, admitted: AdmittedRequest, hints: Hints, salt: bytes, uses: int) -> dict[str, str]:
-        request_id = admitted.ids[REQUEST_ID] or f"{admitted.owner}-{secrets.token_hex(16)}"
+    def _headers(
+        self, admitted: AdmittedRequest, placed: _Placed, request_id: str, salt: bytes, uses: int
+    ) -> dict[str, str]:
         claims = DoorClaims(
-            admitted.principal, hints, self._namespace(admitted), self._group, request_id, uses
+            admitted.principal,
+            Hints(admitted.hint),
+            placed.namespace,
+            self._group,
+            request_id,
+            uses,
+            placed.epochs,
         )
         token = self._issuer.issue(claims, ttl_seconds=self._token_seconds, salt=salt)
         return {"authorization": f"Bearer {token}", REQUEST_ID: request_id}
@@ -143,16 +199,23 @@ class EdgeGate:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
 
 
-def is_stripped(header: str) -> bool:
-    """Whether a client's header goes no further; `_` counts as `-`, as some servers read it."""
-    name = header.lower().replace("_", "-")
-    return any(name.startswith(each) if each.endswith("-") else name == each for each in STRIPPED_HEADERS)
+def _made_id(admitted: AdmittedRequest) -> str:
+    return f"{admitted.owner}-{secrets.token_hex(16)}"
 
 
-def _strip(body: dict[str, Any]) -> None:
-    """Remove every field of `STRIPPED_FIELDS`, also from sampling parameters, and their `extra_args`."""
-    sampling = body.get("sampling_params")
-    of_prompts = sampling if isinstance(sampling, list) else [sampling]
-    for holder in (body, *(each for each in of_prompts if isinstance(each, dict))):
-        for field in (*STRIPPED_FIELDS, "extra_args"):
-            holder.pop(field, None)
+def _request_id(admitted: AdmittedRequest, kind: Body, body: dict[str, Any]) -> str:
+    """The request's one id, behind its owner's tag: of the header, else of the body, else a new one.
+
+    It leaves the body, or an engine would take it for the token's; of a stored response it is the response's name.
+    """
+    given = None if kind is Body.RESPONSES else body.pop("request_id", None)
+    if admitted.ids[REQUEST_ID] is not None or given is None:
+        return admitted.ids[REQUEST_ID] or _made_id(admitted)
+    return f"{admitted.owner}-{check_id('request_id', given)}"
+
+
+def _check_previous(admitted: AdmittedRequest, body: dict[str, Any]) -> None:
+    """Refuse another's stored response here: a router that keeps responses would answer with it."""
+    previous = body.get("previous_response_id")
+    if previous is not None and not owns_response(admitted.owner, previous):
+        raise not_found()

@@ -70,7 +70,7 @@ def envoy_configuration(
         "failure_mode_allow": False,
         "message_timeout": f"{timeout_seconds:g}s",
         "allow_mode_override": False,
-        "mutation_rules": {"allow_all_routing": True},
+        "mutation_rules": {"allow_all_routing": True, "allow_envoy": True},
         "processing_mode": {
             "request_header_mode": "SEND",
             "request_body_mode": "BUFFERED",

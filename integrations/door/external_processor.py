@@ -1,4 +1,4 @@
-"""The door as Envoy's external processor (`envoy.service.ext_proc.v3`): authenticate, strip, write namespace and token.
+"""The door as Envoy's external processor (`envoy.service.ext_proc.v3`): authenticate, keep what is listed, sign.
 
 1. A request is refused unless the gate let it pass. An error of ours is a 500, never a pass; Envoy's own answer where
    this process is away is an error too (`failure_mode_allow: false` in `envoy_configuration`).
@@ -19,8 +19,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as messages
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
 from envoy.type.v3 import http_status_pb2
 
-from kvcustody.integrations.door.door_metrics import DoorMetrics
-from kvcustody.integrations.door.edge_gate import TOPOLOGY_HEADERS, EdgeGate, Forwarded, is_stripped
+from kvcustody.integrations.door.edge_gate import TOPOLOGY_HEADERS, EdgeGate, Forwarded
+from kvcustody.integrations.door.passed_fields import HOP_HEADERS
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_headers import RequestHeaders
@@ -33,11 +33,9 @@ _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc]
     """Answers Envoy's questions about requests; one stream is one request."""
 
-    def __init__(
-        self, gate: EdgeGate, metrics: DoorMetrics, *, body_bytes_max: int, under_way_bytes_max: int
-    ) -> None:
+    def __init__(self, gate: EdgeGate, *, body_bytes_max: int, under_way_bytes_max: int) -> None:
         self._gate = gate
-        self._metrics = metrics
+        self._metrics = gate.metrics
         self._body_bytes_max = body_bytes_max
         self._under_way_bytes_max = under_way_bytes_max
         self._under_way_bytes = 0
@@ -90,11 +88,11 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         if headers.one("upgrade") is not None:
             raise RequestRefused(403, "websockets are not served")
         if self._gate.is_open(path):
-            return None, _headers_answer(Forwarded({}, None), names)
+            return None, self._headers_answer(Forwarded({}, None), names)
         admitted = self._gate.authenticate(pseudo.get(":method", ""), path, headers)
         self._check_length(headers)
         if admitted.scoped is None:
-            return admitted, _headers_answer(self._gate.plain(admitted), names)
+            return admitted, self._headers_answer(self._gate.plain(admitted), names)
         if is_whole:
             raise RequestRefused(400, "body: is missing", param="body")
         return admitted, messages.ProcessingResponse(request_headers=messages.HeadersResponse())
@@ -118,8 +116,27 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
             self._under_way_bytes -= len(body)
         self._metrics.passed()
         return messages.ProcessingResponse(
-            request_body=messages.BodyResponse(response=_common(forwarded, names))
+            request_body=messages.BodyResponse(response=self._common(forwarded, names))
         )
+
+    def _headers_answer(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
+        response = messages.HeadersResponse(response=self._common(forwarded, names))
+        return messages.ProcessingResponse(request_headers=response)
+
+    def _common(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
+        """The change to a request: headers that do not pass gone, the gate's in place, and the new body."""
+        given = dict(forwarded.headers)
+        body = None
+        if forwarded.body is not None:
+            given["content-length"] = str(len(forwarded.body))
+            body = messages.BodyMutation(body=forwarded.body)
+        removed = {name for name in names if not self._stays(name)} - given.keys()
+        mutation = messages.HeaderMutation(set_headers=_set(given), remove_headers=sorted(removed))
+        return messages.CommonResponse(header_mutation=mutation, body_mutation=body)
+
+    def _stays(self, name: str) -> bool:
+        """Whether a header goes on, or is of Envoy's own connections."""
+        return name.startswith(":") or name in HOP_HEADERS or self._gate.passes(name)
 
     def _too_large(self) -> RequestRefused:
         return RequestRefused(413, f"body: is larger than {self._body_bytes_max} bytes", param="body")
@@ -128,23 +145,6 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
 def _headers(fields: Any) -> list[tuple[str, bytes]]:
     """Names and values as Envoy gives them: names in lower case, one entry a field."""
     return [(each.key, each.raw_value or each.value.encode()) for each in fields.headers.headers]
-
-
-def _headers_answer(forwarded: Forwarded, names: tuple[str, ...]) -> Any:
-    response = messages.HeadersResponse(response=_common(forwarded, names))
-    return messages.ProcessingResponse(request_headers=response)
-
-
-def _common(forwarded: Forwarded, names: tuple[str, ...]) -> Any:
-    """The change to a request: stripped headers gone, the gate's in place, and the new body."""
-    given = dict(forwarded.headers)
-    body = None
-    if forwarded.body is not None:
-        given["content-length"] = str(len(forwarded.body))
-        body = messages.BodyMutation(body=forwarded.body)
-    removed = sorted({name for name in names if is_stripped(name)} - given.keys())
-    mutation = messages.HeaderMutation(set_headers=_set(given), remove_headers=removed)
-    return messages.CommonResponse(header_mutation=mutation, body_mutation=body)
 
 
 def _set(headers: Mapping[str, str]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The door as a small reverse proxy, for who has no Envoy: authenticate, strip, sign, and pass bytes on as they come.
+"""The door as a small reverse proxy, for who has no Envoy: authenticate, keep what is listed, sign, and pass bytes on.
 
 1. A request reaches the router only after the gate let it pass, once: nothing is ever sent a second time.
 2. An answer is passed on chunk by chunk, and the next is read when the client has taken the last. A client that leaves
@@ -11,24 +11,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 import httpx
 
-from kvcustody.integrations.door.door_metrics import DoorMetrics
-from kvcustody.integrations.door.edge_gate import TOPOLOGY_HEADERS, EdgeGate, Forwarded, is_stripped
+from kvcustody.integrations.door.edge_gate import TOPOLOGY_HEADERS, EdgeGate, Forwarded
+from kvcustody.integrations.door.passed_fields import HOP_HEADERS
 from kvcustody.integrations.identity.middleware import RequestCutError, read_body, refuse_socket
 from kvcustody.integrations.identity.refusal import Receive, RequestRefused, Scope, Send
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 from kvcustody.logger import get_logger
 
 _LOG = get_logger("kvcustody.door")
-_HOP_BY_HOP: Final = frozenset(
-    (
-        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
-        *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
-    )
-)
 
 
 class ReverseProxy:
@@ -38,7 +31,6 @@ class ReverseProxy:
         self,
         gate: EdgeGate,
         client: httpx.AsyncClient,
-        metrics: DoorMetrics,
         *,
         body_bytes_max: int,
         under_way_bytes_max: int,
@@ -46,7 +38,7 @@ class ReverseProxy:
         """`client`: its base URL is the router's; it follows no redirect and sends nothing twice."""
         self._gate = gate
         self._client = client
-        self._metrics = metrics
+        self._metrics = gate.metrics
         self._body_bytes_max = body_bytes_max
         self._under_way_bytes_max = under_way_bytes_max
         self._under_way_bytes = 0
@@ -91,10 +83,7 @@ class ReverseProxy:
     async def _pass_on(self, scope: Scope, forwarded: Forwarded, receive: Receive, send: Send) -> None:
         """Send the request to the router, and its answer to the client, until either ends."""
         kept = [
-            (name, value)
-            for name, value in scope["headers"]
-            if name.lower() not in _HOP_BY_HOP | {b"host", b"content-length"}
-            and not is_stripped(name.decode("latin-1"))
+            (name, value) for name, value in scope["headers"] if self._gate.passes(name.decode("latin-1"))
         ]
         own = [(name.encode(), value.encode()) for name, value in forwarded.headers.items()]
         query = scope.get("query_string", b"")
@@ -126,8 +115,7 @@ class ReverseProxy:
             headers = [
                 (name.lower(), value)
                 for name, value in response.headers.raw
-                if name.lower() not in _HOP_BY_HOP
-                and not name.lower().decode("latin-1").startswith(TOPOLOGY_HEADERS)
+                if not _is_kept_here(name.lower().decode("latin-1"))
             ]
             status = response.status_code
             await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -136,6 +124,11 @@ class ReverseProxy:
             await send({"type": "http.response.body", "body": b""})
         finally:
             await response.aclose()
+
+
+def _is_kept_here(header: str) -> bool:
+    """Whether a header of an answer is of the router's connection, or about its workers."""
+    return (header in HOP_HEADERS and header != "content-length") or header.startswith(TOPOLOGY_HEADERS)
 
 
 async def _client_left(receive: Receive) -> None:

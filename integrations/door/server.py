@@ -1,7 +1,7 @@
 """The process of a door: what Envoy or clients ask, and an HTTP server for health and metrics, until a signal ends it.
 
 1. `/ready` says 200 while the door is open: not before, nor from the moment that a signal asks it to end. What is under
-   way then is answered within `drain_seconds`.
+   way then is answered within `drain_seconds`. A line says what the door lacks to find what routers hold.
 2. With TLS and a certificate authority of clients, only those are served that show a certificate of it.
 """
 
@@ -26,7 +26,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.edge_gate import EdgeGate
 from kvcustody.integrations.door.envoy_configuration import MESSAGE_OVERHEAD_BYTES, ListenPlace
 from kvcustody.integrations.door.reverse_proxy import ReverseProxy
@@ -69,7 +68,6 @@ class DoorProcess(ABC):
         """Raises `ConfigError` where a file of TLS cannot be read."""
         if tls is not None:
             tls.check()
-        self.metrics = DoorMetrics()
         self._gate, self._place, self._about, self._bounds, self._tls = gate, place, about, bounds, tls
         self._opened, self._ending = asyncio.Event(), asyncio.Event()
 
@@ -94,13 +92,16 @@ class DoorProcess(ABC):
     def _about_application(self) -> Starlette:
         async def ready(_: Request) -> Response:
             state = "ending" if self._ending.is_set() else "ready" if self._opened.is_set() else "opening"
-            return PlainTextResponse(state, 200 if state == "ready" else 503)
+            lacks = "".join(f"\nlacks: {each}" for each in self._gate.lacks())
+            return PlainTextResponse(state + lacks, 200 if state == "ready" else 503)
 
         async def live(_: Request) -> Response:
             return PlainTextResponse("live")
 
         async def metrics(_: Request) -> Response:
-            return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
+            return Response(
+                generate_latest(self._gate.metrics.registry), media_type="text/plain; version=0.0.4"
+            )
 
         routes = [Route("/ready", ready), Route("/live", live), Route("/metrics", metrics)]
         return Starlette(routes=routes)
@@ -118,7 +119,6 @@ class EnvoyDoor(DoorProcess):
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", largest)])
         processor = ExternalProcessor(
             self._gate,
-            self.metrics,
             body_bytes_max=self._bounds.body_bytes_max,
             under_way_bytes_max=self._bounds.under_way_bytes_max,
         )
@@ -159,7 +159,6 @@ class ProxyDoor(DoorProcess):
             proxy = ReverseProxy(
                 self._gate,
                 client,
-                self.metrics,
                 body_bytes_max=self._bounds.body_bytes_max,
                 under_way_bytes_max=self._bounds.under_way_bytes_max,
             )

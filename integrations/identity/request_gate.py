@@ -31,7 +31,7 @@ from kvcustody.integrations.identity.request_body import (
     write_body,
 )
 from kvcustody.integrations.identity.request_headers import RequestHeaders
-from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
+from kvcustody.integrations.identity.routes import VLLM_SERVER, Body, EngineServer
 
 
 class RequestGate:
@@ -71,6 +71,8 @@ class RequestGate:
         check_transfer(body, allowed=self._document.allow_transfer_parameters)
         server = self._server
         refuse_fields(body, server.refused_fields)
+        if admitted.token is not None and admitted.scoped.body is not Body.RESPONSES:
+            body.pop("request_id", None)  # the token's, in the header, is the only one
         bind_ids(body, admitted.scoped.body, admitted.owner, server.id_fields)
         uses = engine_requests(admitted.scoped.body, body, prefix_requests=server.prefix_requests)
         if admitted.token is not None:

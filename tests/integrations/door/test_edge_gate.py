@@ -11,14 +11,7 @@ import pytest
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.scope_token import VerifiedToken
-from kvcustody.integrations.door import edge_gate
-from kvcustody.integrations.door.edge_gate import (
-    STRIPPED_FIELDS,
-    STRIPPED_HEADERS,
-    EdgeGate,
-    Forwarded,
-    is_stripped,
-)
+from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.refusal import RequestRefused
 from standins.integrations.door_world import DOCUMENT, Signers, make_signers, secret
@@ -56,33 +49,6 @@ def test_the_clients_credential_ends_at_the_door(fleet: FleetEdge) -> None:
     worker = fleet.workers[0]
     refused = worker.ask(Forwarded({"authorization": f"Bearer {fleet.clients.acme}"}, b'{"prompt":"p"}'))
     assert refused.status == 401, "workers behind the door take door tokens alone"
-
-
-@pytest.mark.parametrize("field", STRIPPED_FIELDS)
-@pytest.mark.parametrize("where", ["body", "sampling_params", "of each prompt"])
-def test_a_field_that_clients_may_not_set_goes_no_further(fleet: FleetEdge, field: str, where: str) -> None:
-    inner: dict[str, Any] = {field: {"forged": 1}, "extra_args": {field: 1}}
-    sampling = {"sampling_params": [inner] if where == "of each prompt" else inner}
-    body = {"prompt": "p", "top_p": 0.5, **(inner if where == "body" else sampling)}
-    got = fleet.send(fleet.clients.acme, body).json
-    assert "forged" not in json.dumps(got) and "extra_args" not in json.dumps(got)
-    assert (got["prompt"], got["top_p"]) == ("p", 0.5)
-
-
-@pytest.mark.parametrize("field", STRIPPED_FIELDS)
-def test_without_the_list_it_would(fleet: FleetEdge, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: the door's list lacks the field."""
-    monkeypatch.setattr(
-        edge_gate, "STRIPPED_FIELDS", tuple(each for each in STRIPPED_FIELDS if each != field)
-    )
-    assert fleet.send(fleet.clients.acme, {"prompt": "p", field: {"forged": 1}}).json[field] == {"forged": 1}
-
-
-@pytest.mark.parametrize("spelling", [str.lower, str.title, lambda name: name.replace("-", "_")])
-@pytest.mark.parametrize("header", STRIPPED_HEADERS)
-def test_a_header_that_clients_may_not_set_goes_no_further(header: str, spelling: Any) -> None:
-    name = header + "anything" if header.endswith("-") else header
-    assert is_stripped(spelling(name)) and not is_stripped(f"not-{name}")
 
 
 @pytest.mark.parametrize("affinity", ["subject", "tenant"])
@@ -152,6 +118,32 @@ def test_declared_retries_are_more_uses(tmp_path: Path, signers: Signers) -> Non
     fleet = FleetEdge(tmp_path, signers, retries=2)
     sent = fleet.send(fleet.clients.acme, {"prompt": "p", "n": 2})
     assert [fleet.workers[0].ask(sent.forwarded).status for _ in range(4)] == [200, 200, 200, 401]
+
+
+def test_a_request_has_one_id(fleet: FleetEdge) -> None:
+    """The engine takes the id in a body before the header's: the door moves it there."""
+    sent = fleet.send(fleet.clients.acme, {"prompt": "p", "request_id": "r"})
+    assert sent.forwarded.headers["x-request-id"].endswith("-r") and "request_id" not in sent.json
+    both = fleet.send(fleet.clients.acme, {"prompt": "p", "request_id": "r"}, {"x-request-id": "h"})
+    assert both.forwarded.headers["x-request-id"].endswith("-h") and "request_id" not in both.json
+    named = fleet.send(fleet.clients.acme, {"input": "p", "request_id": "r"}, path="/v1/responses")
+    assert named.json["request_id"] == "r", "a stored response is named by it"
+
+
+def test_anothers_stored_response_is_none(fleet: FleetEdge) -> None:
+    """A router that keeps responses would answer with it."""
+    owner = fleet.send(fleet.clients.acme, headers={"x-request-id": "r"}).forwarded.headers["x-request-id"][
+        :-2
+    ]
+    own = {"input": "p", "previous_response_id": f"resp_{owner}_1"}
+    assert fleet.send(fleet.clients.acme, own, path="/v1/responses").json["previous_response_id"]
+    for key, body in (
+        (fleet.clients.globex, own),
+        (fleet.clients.acme, own | {"previous_response_id": "resp_1"}),
+    ):
+        with pytest.raises(RequestRefused) as refused:
+            fleet.send(key, body, path="/v1/responses")
+        assert refused.value.status == 404
 
 
 @pytest.mark.parametrize("chosen", ["r", "a" * 128])

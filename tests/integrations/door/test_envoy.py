@@ -154,7 +154,7 @@ def _wait(client: httpx.Client, url: str) -> None:
 
 
 def test_a_request_arrives_with_namespace_and_token(edge: Edge) -> None:
-    forged = {"prompt": "p", "cache_salt": "s", "nvext": {}, "kv_transfer_params": {"a": 1}}
+    forged = {"prompt": "p", "cache_salt": "s", "nvext": {}, "user": "ann"}
     answer = edge.ask(
         edge.fleet.clients.alice,
         json.dumps(forged).encode(),

@@ -81,11 +81,8 @@ def exchange(
     """Send each stream's messages to a door of its own server; the answers of each."""
 
     async def run() -> list[Answers]:
-        metrics = DoorMetrics()
         server = grpc.aio.server()
-        processor = ExternalProcessor(
-            gate, metrics, body_bytes_max=BODY_MAX, under_way_bytes_max=under_way_bytes_max
-        )
+        processor = ExternalProcessor(gate, body_bytes_max=BODY_MAX, under_way_bytes_max=under_way_bytes_max)
         add_processor(server, processor)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -101,7 +98,7 @@ def exchange(
                     if found[-1].WhichOneof("response") == "immediate_response":
                         break
                 await call.done_writing()
-                return Answers(found, metrics)
+                return Answers(found, gate.metrics)
 
             asked = [one(sent) for sent in streams]
             found = list(await asyncio.gather(*asked)) if at_once else [await each for each in asked]
@@ -119,7 +116,7 @@ def refused(gate: EdgeGate, *sent: Any, **more: Any) -> int:
 
 def test_a_request_goes_on_with_namespace_and_token(fleet: FleetEdge) -> None:
     sent = [
-        request(fleet.clients.alice, **{"x-tenant-id": "forged", "x-api-key-2": "k"}),
+        request(fleet.clients.alice, **{"x-tenant-id": "forged", "user-agent": "k"}),
         body({"prompt": "p"}),
     ]
     answers = exchange(fleet.edge, sent)[0]

@@ -15,7 +15,6 @@ import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as messages
 
-from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.external_processor import ExternalProcessor
 from standins.integrations.door_world import Signers, make_signers
 from standins.integrations.fleet_edge import FleetEdge
@@ -122,9 +121,7 @@ async def _answers(processor: ExternalProcessor, sent: list[Any]) -> list[Any]:
 
 def _attack(fleet: FleetEdge, seed: int, count: int) -> dict[str, int]:
     """How the requests ended, by status; 0 is passed on."""
-    processor = ExternalProcessor(
-        fleet.edge, DoorMetrics(), body_bytes_max=BODY_MAX, under_way_bytes_max=1 << 20
-    )
+    processor = ExternalProcessor(fleet.edge, body_bytes_max=BODY_MAX, under_way_bytes_max=1 << 20)
     found: dict[str, int] = {}
 
     async def run() -> None:

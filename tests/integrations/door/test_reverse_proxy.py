@@ -118,17 +118,17 @@ def through(
     """Run `call` against a proxy before a router; `router_port`: of another router than the one that runs."""
 
     async def run() -> None:
-        router, metrics = StandInRouter(), DoorMetrics()
+        router = StandInRouter()
         async with _served(router.application()) as port:
             behind = httpx.AsyncClient(base_url=f"http://127.0.0.1:{router_port or port}", timeout=SECONDS)
             async with behind:
                 proxy = ReverseProxy(
-                    gate, behind, metrics, body_bytes_max=BODY_MAX, under_way_bytes_max=under_way_bytes_max
+                    gate, behind, body_bytes_max=BODY_MAX, under_way_bytes_max=under_way_bytes_max
                 )
                 async with _served(proxy) as door:
                     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{door}", timeout=SECONDS)
                     async with client:
-                        await asyncio.wait_for(call(World(client, router, metrics)), SECONDS)
+                        await asyncio.wait_for(call(World(client, router, gate.metrics)), SECONDS)
 
     asyncio.run(run())
 
@@ -141,13 +141,13 @@ def test_a_request_goes_on_with_namespace_and_token(fleet: FleetEdge) -> None:
     arrived = list[Forwarded]()
 
     async def call(world: World) -> None:
-        sent = {"prompt": "p", "cache_salt": "s", "nvext": {"a": 1}}
-        headers = bearer(fleet.clients.alice, **{"x-tenant-id": "victim", "x-mine": "1", "te": "trailers"})
+        sent = {"prompt": "p", "cache_salt": "s", "nvext": {}, "user": "ann"}
+        headers = bearer(fleet.clients.alice, **{"x-tenant-id": "victim", "accept": "a/b", "te": "trailers"})
         answer = await world.client.post("/v1/completions?q=%2F1", json=sent, headers=headers)
         assert answer.json() == {"query": "q=%2F1"} and answer.headers["x-kept"] == "1"
         assert "x-smg-routed-worker-id" not in answer.headers
         received, body = world.router.received[0]
-        assert received["x-mine"] == "1" and not {"x-tenant-id", "te"} & received.keys()
+        assert received["accept"] == "a/b" and not {"x-tenant-id", "te"} & received.keys()
         assert json.loads(body).keys() == {"prompt", "cache_salt"}
         arrived.append(Forwarded({"authorization": received["authorization"]}, body))
 

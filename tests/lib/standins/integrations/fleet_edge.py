@@ -10,7 +10,8 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.credentials.scope_token import Rejected, ScopeTokens, VerifiedToken
-from kvcustody.integrations.door.edge_gate import Affinity, EdgeGate, Forwarded, is_stripped
+from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
+from kvcustody.integrations.identity.authenticate_request import AdmittedRequest
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 from kvcustody.integrations.identity.request_gate import RequestGate
@@ -60,7 +61,10 @@ class Sent(NamedTuple):
 
 
 class FleetEdge:
-    """One clock, one secret, one identity document with clients' keys, and the doors' public keys in one file."""
+    """One clock, one secret, one identity document with clients' keys, and the doors' public keys in one file.
+
+    `more` goes to the gate.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class FleetEdge:
         *,
         doors: str = TRUSTS_DOORS,
         retries: int = 0,
-        affinity: Affinity = "subject",
+        **more: Any,
     ) -> None:
         self.folder = folder
         self.clients = Deployment(folder, signers)
@@ -78,7 +82,7 @@ class FleetEdge:
         self.trust(self.key)
         document = load_identity(folder / "identity.yaml")
         self.edge = EdgeGate(
-            document, folder, lambda: self.key, secret(), self.clock, retries=retries, affinity=affinity
+            document, folder, lambda: self.key, secret(), self.clock, retries=retries, **more
         )
         self.clock.advance(MICROSECONDS)
         self.workers = [WorkerDoor(folder, doors, self.clock) for _ in range(2)]
@@ -98,8 +102,15 @@ class FleetEdge:
     ) -> Sent:
         """A client's request through the door; raises `RequestRefused`."""
         given = {"authorization": f"Bearer {key}", **(headers or {})}
-        raw = RequestHeaders((name.encode(), value.encode()) for name, value in given.items())
-        admitted = self.edge.authenticate("POST", path, raw)
+        admitted = self.admit(key, headers, path)
         data = json.dumps({"prompt": "p"} if body is None else body).encode()
-        kept = {name: value for name, value in given.items() if not is_stripped(name)}
+        kept = {name: value for name, value in given.items() if self.edge.passes(name)}
         return Sent(self.edge.scope(admitted, data), kept)
+
+    def admit(
+        self, key: str, headers: dict[str, str] | None = None, path: str = COMPLETIONS
+    ) -> AdmittedRequest:
+        """A client's request once its headers passed; raises `RequestRefused`."""
+        given = {"authorization": f"Bearer {key}", **(headers or {})}
+        raw = RequestHeaders((name.encode(), value.encode()) for name, value in given.items())
+        return self.edge.authenticate("POST", path, raw)

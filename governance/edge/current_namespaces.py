@@ -1,0 +1,41 @@
+"""The names that routers know requesters by at this moment: under the epochs that are known, and the day.
+
+    names = CurrentNamespaces(RouterNamespaces(secret), clock, days=settings.namespace_days)
+    names.of("corp", "acme", "ann", known=known)
+
+Doors and workers of one deployment have the same secret and the same `days`: what one calls a requester, the others do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvcustody.clock import Clock
+from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, KnownEpochs
+from kvcustody.governance.edge.router_namespace import NamespaceAge, RouterNamespaces
+
+NAMESPACE_DAYS: Final = 30
+NAMESPACE_DAYS_MAX: Final = 3650
+
+
+class CurrentNamespaces:
+    """Namespaces as they are now; `days` is how long one lives at most (0: no name ends with time)."""
+
+    def __init__(self, namespaces: RouterNamespaces, clock: Clock, *, days: int = NAMESPACE_DAYS) -> None:
+        self._namespaces = namespaces
+        self._clock = clock
+        self._days = days
+
+    def of(
+        self,
+        issuer: str,
+        tenant: str,
+        subject: str | None = None,
+        session: str | None = None,
+        *,
+        known: KnownEpochs | None = None,
+    ) -> str:
+        """The name of a tenant, or of a subject or session in it; without `known` no epoch was ever raised."""
+        epochs = NO_EPOCHS if known is None else known.of(issuer, tenant, subject, session)
+        age = NamespaceAge(epochs, self._clock.utc_us(), self._days)
+        return self._namespaces.of(issuer, tenant, subject, session, age)
