@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from alembic import context, op
 
 revision = "0046"
-down_revision = "0045"
+down_revision = "0046"
 
 
 def upgrade() -> None:
