@@ -6,8 +6,8 @@
    `WorkersLifecycleEvent`, doors those below `DoorsLifecycleEvent` and those of workers that say `by_door`; only the
    control plane writes all others.
 3. Every text in a kind that workers or doors hand in has a `FieldMeaning`, or the values that it may have (`OneOf`).
-   The control plane refuses a leaf whose text names what its worker neither is, holds nor was told (`service.ingest`). A kind with
-   a text of no stated meaning cannot be loaded (`leaf_schema`).
+   The control plane refuses a leaf whose text names what its worker neither is, holds nor was told
+   (`service.ingest`). A kind with a text of no stated meaning cannot be loaded (`leaf_schema`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Erase epochs: the numbers that erasures raised, who follows them, and rows of the two kinds of leaves about them."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -54,7 +56,7 @@ def upgrade() -> None:
     op.create_index("ix_epochs_taken_version", "epochs_taken", ["incarnation", "version"])
 
 
-def _rows_of_leaves(table: str, *columns: "sa.Column[sa.types.TypeEngine[object]]") -> None:
+def _rows_of_leaves(table: str, *columns: "sa.Column[Any]") -> None:
     """A table of rows by the place of their leaf; with the rights of the roles, where there are roles."""
     connection = op.get_bind()
     on_postgres = connection.dialect.name == "postgresql"
