@@ -88,6 +88,7 @@ from kvcustody.audit.kinds.custody_events import (
     ResidencyOpened,
     ResidencyReleased,
 )
+from kvcustody.audit.kinds.epoch_events import EpochRaised, EpochsTaken
 from kvcustody.audit.kinds.event import Event
 from kvcustody.audit.kinds.ledger_events import (
     GapRecorded,
@@ -143,6 +144,8 @@ __all__ = [
     "DecisionRecorded",
     "EnforcementChanged",
     "EnforcementOrdered",
+    "EpochRaised",
+    "EpochsTaken",
     "ErasureApplied",
     "ErasureCompleted",
     "ErasureRemaining",

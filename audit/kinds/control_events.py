@@ -386,6 +386,8 @@ class WorkerStopped(WorkersLifecycleEvent, frozen=True, tag="worker-stopped"):
     copies_ended: tuple[int, ...] = ()
     copies_destroyed: tuple[int, ...] = ()
 
+    by_door = True
+
 
 SILENCE, DECLARED = (
     "silence",

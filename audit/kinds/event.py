@@ -3,10 +3,11 @@
 1. A kind of event is declared once, as a class with its outage class as base and its name in leaves as `tag`. All that
    is known of it elsewhere (`leaf_schema`) follows: to add a field, add it here, last and with a default.
 2. The base also says who writes the kind. Workers hand in the kinds below `WorkersGuardingEvent` and
-   `WorkersLifecycleEvent`; only the control plane writes all others.
-3. Every text in a kind that workers hand in has a `FieldMeaning`, or the values that it may have (`OneOf`). The control
-   plane refuses a leaf whose text names what its worker neither is, holds nor was told (`service.ingest`). A kind with
-   a text of no stated meaning cannot be loaded (`leaf_schema`).
+   `WorkersLifecycleEvent`, doors those below `DoorsLifecycleEvent` and those of workers that say `by_door`; only the
+   control plane writes all others.
+3. Every text in a kind that workers or doors hand in has a `FieldMeaning`, or the values that it may have (`OneOf`).
+   The control plane refuses a leaf whose text names what its worker neither is, holds nor was told
+   (`service.ingest`). A kind with a text of no stated meaning cannot be loaded (`leaf_schema`).
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     outage: ClassVar[str] = ""
     by_worker: ClassVar[bool] = False  # whether workers hand it in (rule 2)
+    by_door: ClassVar[bool] = False  # whether doors do
     is_order: ClassVar[bool] = False  # whether others act on it: no worker's role of a database may insert it
     row: ClassVar[LeafRow | None] = None
     figures: ClassVar[LeafFigures] = LeafFigures()
@@ -127,3 +129,9 @@ class WorkersLifecycleEvent(LifecycleEvent, frozen=True):
     """Class B, of a kind that workers hand in."""
 
     by_worker: ClassVar[bool] = True
+
+
+class DoorsLifecycleEvent(LifecycleEvent, frozen=True):
+    """Class B, of a kind that doors before a router hand in, and no worker."""
+
+    by_door: ClassVar[bool] = True

@@ -67,6 +67,7 @@ class SpillStarted(WorkersLifecycleEvent, frozen=True, tag="spill-started"):
     first_sequence: int
 
     row = OUTAGES
+    by_door = True
 
 
 class ReplayCompleted(WorkersLifecycleEvent, frozen=True, tag="replay-completed"):
@@ -78,6 +79,7 @@ class ReplayCompleted(WorkersLifecycleEvent, frozen=True, tag="replay-completed"
     torn_bytes: int
 
     row = OUTAGES
+    by_door = True
 
 
 class GapRecorded(WorkersLifecycleEvent, frozen=True, tag="gap"):
@@ -88,6 +90,7 @@ class GapRecorded(WorkersLifecycleEvent, frozen=True, tag="gap"):
     last_sequence: EarlierSequence
 
     row = OUTAGES
+    by_door = True
 
 
 class Withdrawn(WorkersLifecycleEvent, frozen=True, tag="withdrawn"):

@@ -5,7 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvcustody.audit.kinds import case_events, control_events, copy_events, custody_events, ledger_events
+from kvcustody.audit.kinds import (
+    case_events,
+    control_events,
+    copy_events,
+    custody_events,
+    epoch_events,
+    ledger_events,
+)
 from kvcustody.audit.kinds.event import Event
 
 SYSTEM = "system"
@@ -21,7 +28,7 @@ class EventKind(NamedTuple):
 
 KINDS: dict[type[Event], EventKind] = {
     kind: EventKind(str(kind.__struct_config__.tag), kind.outage)
-    for module in (control_events, custody_events, copy_events, ledger_events, case_events)
+    for module in (control_events, custody_events, copy_events, ledger_events, case_events, epoch_events)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind.__struct_config__.tag
 }

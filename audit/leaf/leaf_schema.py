@@ -208,8 +208,8 @@ def plain_type(annotation: Any) -> Any:
 
 
 def _meanings(kind: type[Event]) -> dict[str, FieldMeaning | OneOf]:
-    """What the fields of a kind that workers hand in may name, by leaf key; raises where a text has no meaning."""
-    if not kind.by_worker:
+    """What the fields of a kind that is handed in may name, by leaf key; raises where a text has no meaning."""
+    if not (kind.by_worker or kind.by_door):
         return {}
     made: dict[str, FieldMeaning | OneOf] = {}
     for field in msgspec.structs.fields(kind):
@@ -320,6 +320,7 @@ def schema_of(kind: type[Event]) -> LeafSchema:
 SCHEMAS = {kind: schema_of(kind) for kind in KINDS}
 SCHEMA_OF_NAME = {schema.name: schema for schema in SCHEMAS.values()}
 WORKERS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_worker)
+DOORS_KINDS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.by_door)
 ORDERS = frozenset(SCHEMAS[kind].name for kind in KINDS if kind.is_order)
 SIGNED_ORDERS = frozenset(schema.name for schema in SCHEMAS.values() if SIGNATURE in schema.keys)
 LEAF_KEYS = {schema.name: frozenset(schema.order) for schema in SCHEMAS.values()}

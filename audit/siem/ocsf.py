@@ -79,6 +79,8 @@ TABLE: dict[str, OcsfClass] = {
     "erasure-applied": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "erasure-remaining": OcsfClass(COMPLIANCE, 2, "Update", MEDIUM),
     "erasure-reread": OcsfClass(COMPLIANCE, 2, "Update", LOW),
+    "epoch-raised": OcsfClass(COMPLIANCE, 2, "Update", LOW),
+    "epochs-taken": OcsfClass(COMPLIANCE, 2, "Update"),
     "case-opened": OcsfClass(COMPLIANCE, CREATE, "Create", MEDIUM),
     "case-step": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "processing-restricted": OcsfClass(COMPLIANCE, 2, "Update", LOW),

@@ -57,7 +57,7 @@ def facts(kind: type[Event]) -> dict[str, Any]:
     return {
         "kind": KINDS[kind].name,
         "outage": KINDS[kind].outage,
-        "by": "worker" if kind.by_worker else "control plane",
+        "by": "worker" if kind.by_worker else "door" if kind.by_door else "control plane",
         "is_order": kind.is_order,
         "fields": list(kind.__struct_fields__),
         "says": inspect.getdoc(kind),

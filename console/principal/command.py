@@ -23,7 +23,7 @@ from kvcustody.console.principal.shared import (
     print_key,
 )
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.access.roles import PROCESSES, Role
 from kvcustody.governance.service.operations.parameter_groups import grouped
 
 principals = typer.Typer(
@@ -54,8 +54,8 @@ def add(
     """Enrol a principal and print its first key. The key is shown once."""
     kind = "machine" if machine else "person"
     bound = bound_to(certificate)
-    if bound is not None and Role.WORKER not in role:
-        raise ConfigError("--certificate: a key is bound to a certificate for a worker alone")
+    if bound is not None and not PROCESSES.intersection(role):
+        raise ConfigError("--certificate: a key is bound to a certificate for a worker or a door alone")
     made = done(
         "enrolPrincipal",
         source,

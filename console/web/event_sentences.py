@@ -56,6 +56,19 @@ def _why(body: Body, key: str = "reason") -> str:
     return f" ({body[key]})" if body.get(key) else ""
 
 
+def _for_erasure(body: Body) -> str:
+    return f", for erasure {body['erasure']}" if body["erasure"] else ""
+
+
+def _epoch_scope(body: Body) -> str:
+    if body["scope"] == "fleet":
+        return "everybody"
+    if body["scope"] == "tenant":
+        return _whose(body)
+    whose = {"shared": "those without a scope of their own"}.get(body["scope"], f"a {body['scope']}")
+    return f"{whose} of {_whose(body)}"
+
+
 def _listed(names: Any) -> str:
     return ", ".join(map(str, names)) or "nobody"
 
@@ -357,6 +370,12 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{_many(body['nonzero'], 'byte')} not zero"
     ),
     "erasure-completed": _erased,
+    "epoch-raised": lambda body: (
+        f"routers' names of {_epoch_scope(body)} end with epoch {_number(body['number'])}{_for_erasure(body)}"
+    ),
+    "epochs-taken": lambda body: (
+        f"door {body['door']} gives routers names of epoch {_number(body['version'])}"
+    ),
     "custody-overdue": _overdue,
     "orphan-scanned": lambda body: (
         f"a scan ({body['mode']}) of {_many(body['residencies'], 'request')} and {_blocks(body)} found "

@@ -127,6 +127,14 @@ class EraseEpochs:
                 return int(self._numbers[place])
         return 0
 
+    def after(self, version: int, limit: int) -> tuple[RaisedEpoch, ...]:
+        """At most `limit` raises with a number above `version`, the lowest first."""
+        first = int(self._numbers.searchsorted(version, "right"))
+        numbers, tags = self._numbers[first : first + limit], self._tags[first : first + limit]
+        return tuple(
+            RaisedEpoch(int(number), tag.tobytes()) for number, tag in zip(numbers, tags, strict=True)
+        )
+
     def extended(self, raised: Sequence[RaisedEpoch], *, version: int, floor: int) -> Self:
         """These and what came after them, without what is at or below `floor`; raises `ServiceError` as `__init__`."""
         if version < self.version or floor < self.floor:

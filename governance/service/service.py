@@ -27,7 +27,7 @@ from kvcustody.audit.evidence.query.events import EventFilter
 from kvcustody.audit.evidence.query.issuers import RememberedIssuers, named_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.evidence.subjects.subject_table import has_tags
-from kvcustody.audit.kinds import Event
+from kvcustody.audit.kinds import ErasureRequested, Event
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.database.private_copy import at_rest
@@ -62,6 +62,7 @@ from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import SECOND_US
 
 if TYPE_CHECKING:
+    from kvcustody.governance.erasure.selector import Selector
     from kvcustody.governance.observability.attempts import AttemptsReporter
     from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
     from kvcustody.governance.release.replay_records import ReleaseState
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.access.sessions import Sessions
     from kvcustody.governance.service.access.sign_in_links import SignInLinks
     from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
+    from kvcustody.governance.service.fleet.erase_epochs import EpochBook, EpochTurns
     from kvcustody.governance.service.fleet.exports import Exports
     from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
     from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
@@ -96,8 +98,8 @@ _DATABASE_SECONDS = 5.0
 _COVER_SECONDS = 5.0
 _PARTS = (
     "signer", "attempts", "principals", "sessions", "sign_in_links", "authenticator", "tracing", "rates", "answers",
-    "dead_workers", "fleet", "ingest", "policy_work", "policies", "claims", "figures", "verdicts", "measuring", "jobs",
-    "scans", "exports", "sinks", "schedules", "scheduler", "inbox_delivery",
+    "dead_workers", "fleet", "ingest", "policy_work", "policies", "epochs", "epoch_turns", "claims", "figures",
+    "verdicts", "measuring", "jobs", "scans", "exports", "sinks", "schedules", "scheduler", "inbox_delivery",
 )  # fmt: skip
 
 
@@ -361,6 +363,50 @@ class Service(LedgerReads):
         return PolicyReleases(
             self.engine, self.settings.policy_trust, self.clock, self.writer, self.policy_work.assess
         )
+
+    @cached_property
+    def epochs(self) -> EpochBook:
+        """The erase epochs that erasures raised."""
+        from kvcustody.governance.service.fleet.erase_epochs import EpochBook
+
+        return EpochBook(
+            self.engine,
+            self.clock,
+            self.secret.key("erase-epochs"),
+            ceiling_us=self._longest_ceiling_us,
+            epoch_minutes=self.settings.epoch_minutes,
+            namespace_days=self.settings.namespace_days,
+        )
+
+    @cached_property
+    def epoch_turns(self) -> EpochTurns:
+        """Raises the epochs of shared names when they are due."""
+        from kvcustody.governance.service.fleet.erase_epochs import EpochTurns
+
+        return self._stack.enter_context(closing(EpochTurns(self.epochs, self.clock, self._record_epochs)))
+
+    def _longest_ceiling_us(self) -> int | None:
+        """The longest that the policies in effect let a block exist; None where one's document is unknown."""
+        effect = self.policies_in_effect()
+        if effect.unsaid or any(one.policy is None for one in effect.policies):
+            return None
+        return max((one.policy.ceiling_us for one in effect.policies if one.policy is not None), default=0)
+
+    def record_erasure(self, asked: ErasureRequested, selector: Selector) -> None:
+        """Put an erasure on record, once routers' names of what it narrows have ended; raises as `record`."""
+        deadline_us = asked.deadline_us + self.writer.offset_us
+        with _recorded():
+            self._record_epochs(
+                self.epochs.raise_for(selector, asked.erasure, deadline_us, self.clock.now_us())
+            )
+        self.record(asked)
+        self.changed()
+        if self._serves:
+            self.epoch_turns.wake()
+
+    def _record_epochs(self, raised: Sequence[Event]) -> None:
+        self.submit(raised)
+        self.changed()
 
     @cached_property
     def claims(self) -> WorkerClaims:

@@ -40,7 +40,7 @@ from kvcustody.governance.credentials.json_web_token import (
     Algorithm,
     LeewaySeconds,
 )
-from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.access.roles import ALONE, Role
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
     LayeredSettings,
@@ -74,7 +74,7 @@ class Issuer(BaseModel):
     @classmethod
     def _people(cls, value: dict[str, Role]) -> dict[str, Role]:
         for role in value.values():
-            if role in (Role.WORKER, Role.BOOTSTRAP):
+            if role in ALONE:
                 raise ValueError(f"`{role.value}` is never given by a token")
         return value
 
@@ -325,6 +325,20 @@ class ServiceSettings(LayeredSettings):
         le=3650,
         description="Days without a word after which a worker's process is closed as dead, its custody as unproven; "
         "0: never. A worker that is cut off holds its spill for as long, and goes on where it was when it returns.",
+    )
+    epoch_minutes: int = Field(
+        240,
+        ge=1,
+        le=10_080,
+        description="Erasures of single subjects end the name that routers have for a tenant's shared prompts in one "
+        "batch: before the earliest deadline that waits, and at most so many minutes after the batch before.",
+    )
+    namespace_days: int = Field(
+        30,
+        ge=1,
+        le=3650,
+        description="Days after which doors replace routers' names: a raised erase epoch is kept as long, and at least "
+        "for the longest ceiling of the policies in effect.",
     )
     requests_per_second: float = Field(
         50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."

@@ -392,6 +392,12 @@ class Policy:
         own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.integrity)
         return any(one.verify for one in (*self.integrity, *own))
 
+    @property
+    def ceiling_us(self) -> int:
+        """The longest that a block may exist, of any tenant and classification."""
+        own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.retention)
+        return max((one.absolute_us for one in (*self.retention, *own)), default=0)
+
     def named(self, said: str) -> str:
         """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
         known = {tenant.id for tenant in self.tenants}

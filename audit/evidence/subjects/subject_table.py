@@ -121,6 +121,17 @@ def session_names(
     return sorted(found)
 
 
+def subjects_of_session(connection: Connection, tenant: str, session: str) -> list[str] | None:
+    """The subjects that a session was seen with, by name; None where no row says it: none has it, or rows have tags."""
+    columns = subjects.c
+    of_session = (columns.tenant == tenant) & (columns.session == session)
+    rows = connection.scalars(
+        select(columns.subject).where(of_session).distinct().limit(LOOKUP_ROWS + 1)
+    ).all()
+    is_known = 0 < len(rows) <= LOOKUP_ROWS and not any(is_tag(name) for name in rows)
+    return sorted(name for name in rows if name) if is_known else None
+
+
 def named_row(connection: Connection, pseudonym: str) -> Row | None:
     """The row of a pseudonym, proved as far as it can be; None where nobody is behind it."""
     columns = subjects.c

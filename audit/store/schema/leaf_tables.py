@@ -47,6 +47,7 @@ from kvcustody.audit.kinds.custody_events import (
     ResidencyOpened,
     ResidencyReleased,
 )
+from kvcustody.audit.kinds.epoch_events import EpochRaised, EpochsTaken
 from kvcustody.audit.kinds.ledger_events import GapRecorded, HitCounters
 from kvcustody.audit.kinds.registry import KINDS
 from kvcustody.audit.kinds.row import TRACES, Kept, LeafRow, RowColumn
@@ -119,5 +120,7 @@ case_steps = table_of(CaseStepped.row)
 policy_revisions = table_of(PolicyActivated.row)
 retention_purges = table_of(RetentionPurged.row)
 legal_holds = table_of(LegalHoldChanged.row)
+epoch_raises = table_of(EpochRaised.row)
+epochs_taken = table_of(EpochsTaken.row)
 event_traces = table_of(TRACES)
 Index("ix_residencies_log_subject", residencies.c.log, span_of(residencies.c.idx), residencies.c.subject)

@@ -112,7 +112,44 @@ service_workers = Table(
     Column("status", Text, nullable=False, info={"json": "numbers"}),
     Column("charged", Text, nullable=True, info={"json": "numbers"}),
     Column("tenants", Text, nullable=True, info={"json": "numbers by name"}),
+    Column(
+        "role",
+        String(8),
+        nullable=False,
+        server_default="worker",
+        info={"words": ("worker", "door"), "else": "worker"},
+    ),
     Index("ix_service_workers_worker", "worker"),
+)
+
+erase_epochs = Table(
+    "erase_epochs",
+    metadata,
+    Column(
+        "number", BigInteger, primary_key=True, autoincrement=False
+    ),  # the newest stays: it is the version
+    Column("tag", LargeBinary, nullable=False),
+    Column(
+        "shared", LargeBinary, nullable=True
+    ),  # the tag of the tenant's shared name; of the fleet: nothing
+    Column("kind", String(8), nullable=False),
+    Column("raised_us", BigInteger, nullable=False),
+    Column(
+        "deadline_us", BigInteger, nullable=True
+    ),  # of the erasure, where the shared name waits for its batch
+    Column("ends_us", BigInteger, nullable=False),
+    Column("erasure", String(64), nullable=False),
+    Column("key", String(16), nullable=False),  # which key the tags are under
+    Index("ix_erase_epochs_shared", "shared"),
+)
+
+service_epoch_takers = Table(
+    "service_epoch_takers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("role", String(8), nullable=False, info={"words": ("worker", "door"), "else": "worker"}),
+    Column("version", BigInteger, nullable=False),
+    Column("heard_us", BigInteger, nullable=False),
 )
 
 service_scan_orders = Table(

@@ -140,6 +140,19 @@ NOT_EVIDENCE = (
         _COPY + "what workers said of themselves last, shown as that; who is at work is in leaves",
     ),
     NotEvidence(
+        "erase_epochs",
+        ("*", ROWS),
+        "what doors and workers name routers' namespaces by; which erasure raised what is in `epoch-raised` leaves, "
+        "and what a door follows in `epochs-taken` leaves. A row less brings names back, under which routers may know "
+        "what an erasure ended: engines have nothing of it",
+    ),
+    NotEvidence(
+        "service_epoch_takers",
+        ("*", ROWS),
+        _COPY
+        + "which version workers and doors asked with last; what a door follows is in `epochs-taken` leaves",
+    ),
+    NotEvidence(
         "service_scan_orders",
         ("*", ROWS),
         _COPY + "who asked for a scan is in an `access` leaf, what a scan found in `orphan-scanned` leaves",

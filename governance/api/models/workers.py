@@ -10,6 +10,7 @@ from kvcustody.governance.api.models.base import Measure, Model, TenantName, Utc
 from kvcustody.governance.api.models.policies import EnforcementOrderModel
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
+from kvcustody.governance.service.fleet.erase_epochs import PAGE_RAISES, EpochTaker
 from kvcustody.governance.service.fleet.workers import WorkerRun
 from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL
@@ -37,6 +38,21 @@ Workers = page_of(
         },
     ),
     "Workers",
+)
+Doors = page_of(
+    shown(
+        EpochTaker,
+        example={
+            "name": "door-1",
+            "role": "door",
+            "version": 16,
+            "newest": 17,
+            "heard_us": 1_780_000_100_000_000,
+            "behind_since_us": 1_780_000_099_000_000,
+            "state": "behind",
+        },
+    ),
+    "Doors",
 )
 Counter = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_./:-]*$")]
 
@@ -337,3 +353,28 @@ class Covered(Model):
     size: Whole
     note: str | None
     refused: str
+
+
+class EpochsModel(Model):
+    """Raised erase epochs in the order of their numbers, each a number and the tag of its scope under `key`.
+
+    What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow.
+    """
+
+    model_config = example(
+        {
+            "key": "ab" * 32,
+            "version": 17,
+            "floor": 3,
+            "digest": "cd" * 32,
+            "raised": [[17, "ef" * 16]],
+            "at_us": 1_780_000_000_000_000,
+        }
+    )
+
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    version: Whole
+    floor: Whole
+    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+    raised: Annotated[list[tuple[Whole, str]], Field(max_length=PAGE_RAISES)]
+    at_us: Utc

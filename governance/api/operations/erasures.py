@@ -121,8 +121,7 @@ def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dic
         raise ProblemError("conflict", error.message) from None
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000
-    service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))
-    service.changed()
+    service.record_erasure(request_event(selector, erasure, caller.name, deadline_us, now_us), selector)
     offset_us = service.writer.offset_us
     return {
         "erasure": erasure,

@@ -49,7 +49,7 @@ from kvcustody.governance.service.access.principal_table import (
     keys_of_principal,
     principals_after,
 )
-from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
+from kvcustody.governance.service.access.roles import PROCESSES, Permission, Reach, Role, reach
 from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.operations.parameters import Cursor, Limit, Path, Query
@@ -156,8 +156,8 @@ def enrol(caller: CallerDep, service: ServiceDep, who: Enrolment) -> dict[str, A
     """Enrol a principal, and issue its first key."""
     if Role.BOOTSTRAP in who.roles:
         raise ProblemError("invalid", "the bootstrap role is given by `kvcustody init` alone")
-    if who.certificate is not None and Role.WORKER not in who.roles:
-        raise ProblemError("invalid", "a key is bound to a certificate for a worker alone")
+    if who.certificate is not None and not PROCESSES.intersection(who.roles):
+        raise ProblemError("invalid", "a key is bound to a certificate for a worker or a door alone")
     made = service.principals.enrol(who.name, who.roles, tenant=who.tenant, kind=who.kind, by=caller.name)
     days = who.key_days or service.settings.key_days
     key = service.principals.issue_key(who.name, days=days, certificate=who.certificate, by=caller.name)

@@ -45,6 +45,7 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
+from kvcustody.governance.api.operations.doors import role_of
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.roles import Permission
@@ -65,6 +66,7 @@ ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0
 Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1]), NUMBER]
 _STEPS_MAX = 200
 _work = partial(Operation, action=Permission.WORK, tag="worker")
+_hand_in = partial(Operation, action=Permission.HAND_IN, tag="worker")
 _BATCH = {
     "requestBody": {
         "required": True,
@@ -94,7 +96,7 @@ def add_workers(api: Declarations) -> None:
     mine = "/v1/worker/incarnations/{incarnation}"
     problems = ("not-found", "conflict")
     api.add(
-        _work("registerIncarnation", "PUT", mine, command="protocol register"),
+        _hand_in("registerIncarnation", "PUT", mine, command="protocol register"),
         register,
         answers=Registered,
         problems=problems,
@@ -126,10 +128,10 @@ def add_workers(api: Declarations) -> None:
         "checkPseudonyms", "POST", "/v1/worker/pseudonyms:check", command="protocol check-pseudonyms"
     )
     api.add(checking, check_pseudonyms, answers=UnlinkedModel)
-    kept = _work("checkKept", "PUT", f"{mine}/kept", command="protocol check-kept")
+    kept = _hand_in("checkKept", "PUT", f"{mine}/kept", command="protocol check-kept")
     api.add(kept, check_kept, answers=Covered, problems=("not-found",))
     more = ("not-found", "refused-leaf", "unsupported-media-type", "worker-protocol", "ledger-schema")
-    batch = _work(
+    batch = _hand_in(
         "shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True, command="protocol ship-batch"
     )
     api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
@@ -246,7 +248,7 @@ def register(
     It may be repeated, to hear again which issuers of tenants the ledger knows. A process whose clock is too far from
     the service's is refused: every time that it puts on record would be wrong by as much.
     """
-    new = service.fleet.register(caller.name, incarnation, what.offset_us, what.utc_us)
+    new = service.fleet.register(caller.name, incarnation, what.offset_us, what.utc_us, role=role_of(caller))
     with service.reading() as connection:
         issuers = list(known_issuers(connection).all)
     return {
@@ -297,7 +299,7 @@ async def ship(
     bytes_max = int(service.settings.batch_bytes_max)
 
     def take(decided: Callable[[], None]) -> WaitingBatch:
-        sender = service.fleet.sender(caller.name, incarnation)
+        sender = service.fleet.sender(caller.name, incarnation)._replace(role=role_of(caller))
         batch = service.ingest.read(plain_body(sent, encoding, bytes_max), sender)
         service.fleet.check_dates(batch.batch)
         service.claims.check(sender, batch.batch)

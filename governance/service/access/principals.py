@@ -67,6 +67,7 @@ from kvcustody.governance.service.access.principal_table import (
 from kvcustody.governance.service.access.roles import (
     ALONE,
     APART,
+    PROCESSES,
     Permission,
     Reach,
     Role,
@@ -255,8 +256,8 @@ class Principals:
             raise ProblemError(
                 "conflict", f"principal `{name}` is kept by an issuer of tokens; it has no keys"
             )
-        if certificate is not None and Role.WORKER not in principal.roles:
-            raise ProblemError("invalid", "a key is bound to a certificate for a worker alone")
+        if certificate is not None and not PROCESSES.intersection(principal.roles):
+            raise ProblemError("invalid", "a key is bound to a certificate for a worker or a door alone")
         self._claim(by, principal.roles)
         now_us = self._clock.utc_us()
         if certificate is None and overlap_days is not None:

@@ -26,6 +26,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     KEY_CUSTODIAN = "key-custodian"
     WORKER = "worker"
+    DOOR = "door"  # before a router
     BREAK_GLASS = "break-glass"
     BOOTSTRAP = "bootstrap"
 
@@ -48,7 +49,8 @@ class Permission(StrEnum):
     READ_OPERATIONS = "operations.read"  # quotas, workers, scans, backups
     OPERATE = "operations.write"
     MANAGE_KEYS = "keys.manage"
-    WORK = "worker.sync"  # pull policies, ship ledger batches, take erasures
+    WORK = "worker.sync"  # pull policies, take erasures and orders
+    HAND_IN = "worker.hand-in"  # register a process, ship ledger batches, take erase epochs
     ENROL = "principal.enrol"
     SELF = "self.manage"  # one's own keys and sessions
 
@@ -101,7 +103,8 @@ PERMISSIONS: dict[Role, dict[Permission, Reach]] = {
         Permission.OPERATE: _ALL,
     },
     Role.KEY_CUSTODIAN: {Permission.MANAGE_KEYS: _ALL},
-    Role.WORKER: {Permission.WORK: _ALL},
+    Role.WORKER: {Permission.WORK: _ALL, Permission.HAND_IN: _ALL},
+    Role.DOOR: {Permission.HAND_IN: _ALL},
     Role.BREAK_GLASS: {Permission.NARROW_POLICY: _ALL},
     Role.BOOTSTRAP: {Permission.ENROL: _ALL},
 }
@@ -111,7 +114,10 @@ for _role in Role:
 
 OF_TENANTS = frozenset({Role.TENANT_VIEWER, Role.TENANT_ADMIN})
 APART: tuple[tuple[Role, Role], ...] = ((Role.AUTHOR, Role.APPROVER),)
-ALONE = frozenset({Role.WORKER, Role.BOOTSTRAP})  # machines: these combine with no other role
+PROCESSES = frozenset(
+    {Role.WORKER, Role.DOOR}
+)  # programs of the fleet: a key of theirs may be bound to a certificate
+ALONE = PROCESSES | {Role.BOOTSTRAP}  # machines: these combine with no other role
 RECORDED = frozenset({Role.DPO, Role.AUDITOR, Role.TENANT_ADMIN})  # whose reads of the ledger are events
 
 

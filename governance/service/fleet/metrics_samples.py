@@ -25,6 +25,7 @@ from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
+from kvcustody.governance.service.fleet.erase_epochs import EpochBook
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
@@ -60,6 +61,10 @@ class MeasuredService(Protocol):
     @property
     def fleet(self) -> Fleet:
         """The register of workers."""
+
+    @property
+    def epochs(self) -> EpochBook:
+        """Erase epochs, and who acts by them."""
 
     @property
     def signer(self) -> CheckpointSigner | None:
@@ -162,6 +167,7 @@ class ServiceMetrics:
                 yield "worker_received_sequence", (name,), worker.received_sequence
                 yield from of_worker(name, worker.status)
             self._add_tenants(worker, by_tenant)
+        yield "epoch_behind_seconds", (), self._service.epochs.behind_seconds()
         for (name, labels), value in sorted(by_tenant.items()):
             yield name, labels, value
 

@@ -77,8 +77,8 @@ def request_erasure(service: Service, worker: str, erasure: str, selector: str, 
             except ConfigError as error:
                 raise ProblemError("conflict", error.message) from None
         deadline = deadline_us - service.writer.offset_us
-        service.record(request_event(made, erasure, worker, deadline, service.clock.now_us()))
-    service.changed()
+        event = request_event(made, erasure, worker, deadline, service.clock.now_us())
+        service.record_erasure(event, made)
     return True
 
 

@@ -4,7 +4,7 @@
 2. Registering an incarnation closes the custody of its dead predecessors as unproven, once.
 3. What a worker says of itself decides nothing: it is shown.
 4. A worker's process is one that announced memory, or that registered to; when it began and ended is what leaves say.
-   Processes of commands and of the control plane are none.
+   Processes of commands, of the control plane and of doors are none.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from kvcustody.audit.store.schema.service import service_workers
 from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_rows
 from kvcustody.audit.write.append_leaves import register
 from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.ingest.check_leaves import Sender
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.times import SECOND_US
@@ -118,17 +119,27 @@ class Fleet:
         self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
         self._flushed = 0.0
 
-    def register(self, worker: str, incarnation: str, offset_us: int, utc_us: int | None = None) -> bool:
+    def register(
+        self,
+        worker: str,
+        incarnation: str,
+        offset_us: int,
+        utc_us: int | None = None,
+        *,
+        role: str = Role.WORKER.value,
+    ) -> bool:
         """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's.
 
         `utc_us`: by its clock, None for a process that has ended. Raises `conflict` where that is too far from ours.
         """
-        made = self._put_on_record(worker, incarnation, offset_us, utc_us)
+        made = self._put_on_record(worker, incarnation, offset_us, utc_us, role)
         # Also where it was there: what closed its predecessors may have been interrupted, or one may have returned.
         self._close_before(worker, incarnation)
         return made
 
-    def _put_on_record(self, worker: str, incarnation: str, offset_us: int, utc_us: int | None) -> bool:
+    def _put_on_record(
+        self, worker: str, incarnation: str, offset_us: int, utc_us: int | None, role: str
+    ) -> bool:
         now_us = self._clock.utc_us()
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -145,6 +156,7 @@ class Fleet:
                     "worker": worker,
                     "seen_us": now_us,
                     "received_sequence": 0,
+                    "role": role,
                 }
                 connection.execute(insert(service_workers).values(**row, policy_revision=0, status="{}"))
         except IntegrityError:
@@ -259,8 +271,8 @@ class Fleet:
             for row, report in _with_reports(connection, processes):
                 uuid, seen_us = row["uuid"], report.seen_us
                 period, end = periods.get(uuid), over.get(uuid)
-                if period is None and seen_us is None:
-                    continue  # a command's process, or the control plane's own: no worker (rule 4)
+                if (period is None and seen_us is None) or report.role == Role.DOOR.value:
+                    continue  # a command's process, the control plane's own, or a door's: no worker (rule 4)
                 started_us = row["started_us"] if period is None else period.started_us
                 silent = end is None and seen_us is not None and now_us - seen_us > LIVE_US
                 worker = WorkerRun(

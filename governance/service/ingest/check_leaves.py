@@ -1,10 +1,11 @@
-"""What a worker's batch must be before any of it is written: its own leaves, canonical, of kinds that workers hand in.
+"""What a worker's or a door's batch must be before any of it is written: its own leaves, canonical, of its kinds.
 
 1. A leaf has the fields and the types of its kind (`leaf_schema`), and its bytes are the canonical form of what they
    say: a forged, further, repeated or reordered key does not survive the comparison.
 2. A worker writes for its own incarnation alone.
-3. A worker hands in the kinds that are declared so (`audit.kinds.event`), and no other. What a field may name follows
-   from its declared meaning. Here is checked what needs no ledger; `WorkerClaims` checks the rest.
+3. A worker, and a door, hands in the kinds that are declared so (`audit.kinds.event`), and no other; a door no names.
+   What a field may name follows from its declared meaning. Here is checked what needs no ledger; `WorkerClaims` checks
+   the rest.
 4. A tenant's leaf goes to that tenant's log, and to no other.
 5. No leaf has the character U+0000: PostgreSQL takes no such text, and a ledger may move there.
 6. A batch is checked as a whole; of one that is refused, the first leaf that is refused alone is named.
@@ -26,9 +27,10 @@ from kvcustody.audit.kinds.block_runs import EXACT
 from kvcustody.audit.kinds.event import FieldMeaning, OneOf
 from kvcustody.audit.leaf import LEAF_BYTES_MAX
 from kvcustody.audit.leaf.batch import EMPTY, LeafBatch, LeafGroup, read_leaves
-from kvcustody.audit.leaf.leaf_schema import SCHEMA_OF_NAME, WORKERS_KINDS
+from kvcustody.audit.leaf.leaf_schema import DOORS_KINDS, SCHEMA_OF_NAME, WORKERS_KINDS
 from kvcustody.errors import LedgerError
 from kvcustody.governance.identity.w3c_trace import is_trace
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.problem_details import ProblemError
 
 LEAVES_MAX = 20_000
@@ -42,16 +44,23 @@ _PARTY = frozenset(
     {FieldMeaning.SERVED, FieldMeaning.HELD, FieldMeaning.OWNER, FieldMeaning.OF_ORDER}
 )  # the tenants whose log a leaf is in
 _SHOWN_CHARACTERS = 64
+_NO_NAMES = b"[]"
 
 Name = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
 
 
 class Sender(NamedTuple):
-    """Who sends a batch: the worker and its incarnation."""
+    """Who sends a batch: the worker or door (`role`), and its incarnation."""
 
     worker: str
     incarnation: str
     offset_us: int
+    role: str = Role.WORKER.value
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds that it hands in."""
+        return DOORS_KINDS if self.role == Role.DOOR.value else WORKERS_KINDS
 
 
 class Received(NamedTuple):
@@ -66,6 +75,8 @@ class Received(NamedTuple):
 def read_batch(body: bytes, sender: Sender) -> Received:
     """The batch in a request: a line of names, then a leaf a line. Raises `malformed` or `refused-leaf`."""
     head, lines = lines_of(body)
+    if sender.role == Role.DOOR.value and head != _NO_NAMES:
+        raise ProblemError("malformed", "a door hands in no names")
     if not lines:
         return Received(_names(head), EMPTY, 0, 0)
     try:
@@ -122,11 +133,11 @@ def _checked(lines: list[bytes], sender: Sender) -> LeafBatch:
     if any(b"\\u0000" in line and _NUL.search(line) for line in lines):
         raise LedgerError("has the character U+0000")
     batch = read_leaves(lines, canonical=True)
-    foreign = set(batch.kinds) - WORKERS_KINDS
+    foreign = set(batch.kinds) - sender.kinds
     if foreign:
         kind = min(foreign)[:_SHOWN_CHARACTERS]
         raise LedgerError(
-            f"is of the kind `{kind}`, which workers do not hand in: ask the control plane, which writes it",
+            f"is of the kind `{kind}`, which {sender.role}s do not hand in: ask the control plane, which writes it",
             kind=kind,
         )
     if set(batch.incarnations) != {sender.incarnation}:
@@ -238,13 +249,14 @@ def _are_texts(texts: Sequence[Any]) -> bool:
 
 
 def worker_fields_table() -> str:
-    """The table of docs/operate/service.md: the kinds that workers hand in, and what their fields may name."""
-    rows = ["| kind | fields |", "|---|---|"]
-    for kind in sorted(WORKERS_KINDS):
+    """The table of docs/operate/service.md: the kinds that are handed in, by whom, and what their fields may name."""
+    rows = ["| kind | handed in by | fields |", "|---|---|---|"]
+    for kind in sorted(WORKERS_KINDS | DOORS_KINDS):
+        by = [name for name, kinds in (("workers", WORKERS_KINDS), ("doors", DOORS_KINDS)) if kind in kinds]
         named = (
             f"`{field}`: {_allowed(meaning)}"
             for field, meaning in sorted(SCHEMA_OF_NAME[kind].meanings.items())
             if meaning not in (FieldMeaning.WORDS, FieldMeaning.TRACE)
         )
-        rows.append(f"| `{kind}` | {'; '.join(named) or '–'} |")
+        rows.append(f"| `{kind}` | {' and '.join(by)} | {'; '.join(named) or '–'} |")
     return "\n".join(rows) + "\n"

@@ -180,8 +180,9 @@ def problem_of(error: Exception) -> ProblemError | None:
 
 def _for_workers(operation: Operation, caller: Caller) -> bool:
     """Whether the workers' own address answers: what workers do, and what they do with their own keys."""
-    works = caller.reach(Permission.WORK) is not Reach.NONE
-    return operation.action is Permission.WORK or (operation.at_workers and works)
+    works = caller.reach(Permission.HAND_IN) is not Reach.NONE
+    is_theirs = operation.action in (Permission.WORK, Permission.HAND_IN)
+    return is_theirs or (operation.at_workers and works)
 
 
 class _FailedError(Exception):

@@ -1,0 +1,435 @@
+"""Erase epochs as the control plane gives them out: what each erasure raises, and what doors and workers know of it.
+
+    book.raise_for(selector, erasure, deadline_us)     # before the erasure's own leaf: narrowing takes effect first
+    book.page(after=17, floor=3)                       # what came after version 17, for who asks `takeEpochs`
+
+1. A subject's erasure raises the subject. A session's raises the session and the subject that it belongs to: the one
+   that the selector names, else those that the ledger has for it, else the whole tenant. A tenant's, or one of a
+   tenant's domain, raises the tenant; one without a tenant, or of one whose issuer nobody knows, the fleet.
+2. The name that a tenant's subjects share waits: `raise_batches` raises it for all erasures of its subjects and
+   sessions at once, before the earliest of their deadlines, and at most `epoch_minutes` after the batch before.
+3. Numbers are given out by one transaction at a time, of all processes of the ledger: whoever sees one sees every lower
+   one. The newest row stays, so that a number is given once.
+4. A raise ends after the longest ceiling of the policies in effect, then and when it is looked at, and after
+   `namespace_days`. Rows end in the order of their numbers; what ended is at or below the floor.
+5. Tags are under a key of the service's secret, which the processes of one ledger share. Rows that erasures raised
+   under another key are not found by these tags: the fleet is raised before anything is given out.
+6. An epoch that an erasure raised is in an `epoch-raised` leaf, that of a batch in one for each erasure that waited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, Engine, delete, func, insert, or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.evidence.erasure.requests_and_answers import request
+from kvcustody.audit.evidence.query.issuers import known_issuers
+from kvcustody.audit.evidence.subjects.subject_table import subjects_of_session
+from kvcustody.audit.kinds import EpochRaised, Event
+from kvcustody.audit.kinds.epoch_events import FLEET, SESSION, SHARED, SUBJECT, TENANT
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.schema.service import erase_epochs, service_epoch_takers
+from kvcustody.audit.store.schema.stored_rows import stored_rows
+from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.errors import CustodyError, LedgerError
+from kvcustody.governance.edge.erase_epochs import (
+    EpochScope,
+    EpochTags,
+    EraseEpochs,
+    RaisedEpoch,
+)
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
+from kvcustody.times import DAY_US
+
+PAGE_RAISES: Final = 10_000
+BATCH_SECONDS: Final = 10.0  # between two looks at what waits: a batch is raised so long before its deadline
+LIVE_SECONDS: Final = 60  # a door or worker that was not heard for longer is not counted as behind
+_PRUNE_SECONDS, _END_SECONDS = 3600.0, 5.0
+_RAISING = 7_215_415  # the number of the lock
+_KEY_CHANGED = "key"  # of the fleet, by no erasure (rule 5)
+_PRIVATE = (SUBJECT, SESSION)
+_HEARD_US = 5 * MICROSECONDS  # between two writes that somebody was heard, where nothing else changed
+_table, _takers = erase_epochs.c, service_epoch_takers.c
+_log = get_logger(__name__)
+
+
+class Raise(NamedTuple):
+    """A scope to raise: its kind, its tag, and the tag of its tenant's shared name."""
+
+    kind: str
+    tag: bytes
+    shared: bytes | None
+
+
+class EpochPage(NamedTuple):
+    """What came after a version: up to `version`, of which `digest` is empty where more follow."""
+
+    version: int
+    floor: int
+    digest: str
+    raised: tuple[RaisedEpoch, ...]
+
+
+class EpochTaker(NamedTuple):
+    """A door or a worker, the version that it acts by, and since when it lacks the newest (UTC µs; None: it has it)."""
+
+    name: str
+    role: str
+    version: int
+    newest: int
+    heard_us: int
+    behind_since_us: int | None
+    state: str  # `current`, `behind`, or `silent`: not heard for a minute
+
+
+class EpochBook:
+    """The raises of one ledger; thread-safe."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        key: bytes,
+        *,
+        ceiling_us: Callable[[], int | None],
+        epoch_minutes: int,
+        namespace_days: int,
+    ) -> None:
+        """`key`: rule 5. `ceiling_us`: the longest of the policies in effect; None: of one nobody knows it."""
+        self.key, self._tags = key, EpochTags(key)
+        self._key_id = hashlib.blake2b(key, digest_size=8, person=b"epoch-key-id").hexdigest()
+        self._engine, self._clock = engine, clock
+        self._ceiling_us = ceiling_us
+        self._batch_us = epoch_minutes * 60 * MICROSECONDS
+        self._namespace_us = namespace_days * DAY_US
+        self._snapshot, self._digest = EraseEpochs(), EraseEpochs().digest
+        self._checked = -1  # the version up to which rule 5 was seen to
+        self._heard: dict[str, tuple[int, int]] = {}  # by name: what was written last, version and time
+        self._unrecorded: list[Event] = []  # leaves of what was raised while a question was answered
+        self._lock = threading.Lock()
+
+    # -- raising -----------------------------------------------------------------------------------------------
+
+    def raise_for(self, selector: Selector, erasure: str, deadline_us: int, at_us: int) -> list[Event]:
+        """Raise what an erasure narrows (rule 1); its leaves, to be queued at once.
+
+        `deadline_us` is UTC, `at_us` boot time.
+        """
+        ends_us = self._end_us()
+        with self._writing() as connection:
+            wanted = self._scopes(connection, selector)
+            waiting = self._waiting(connection)
+            numbers = self._insert(connection, wanted, erasure, deadline_us, ends_us)
+            made: list[Event] = []
+            for one, number in zip(wanted, numbers, strict=True):
+                made.append(EpochRaised(at_us, erasure, selector.tenant, one.kind, number))
+                if one.kind in (TENANT, FLEET):
+                    ended = [each for shared, each in waiting.items() if one.shared in (None, shared)]
+                    made += self._leaves(connection, at_us, ended, one.kind, number)
+        return made + self._taken_events()
+
+    def raise_batches(self, at_us: int, *, now_us: int | None = None) -> list[Event]:
+        """Raise the shared names that are due (rule 2); the leaves of erasures that waited, to be queued at once."""
+        now_us = self._clock.utc_us() if now_us is None else now_us
+        with self._engine.connect() as connection:
+            is_due = bool(self._due(connection, now_us))
+        made: list[Event] = []
+        if is_due:
+            ends_us = self._end_us()
+            with self._writing() as connection:  # seen again: another process may have been first
+                for shared, waiting in self._due(connection, now_us).items():
+                    one = Raise(SHARED, shared, shared)
+                    [number] = self._insert(connection, [one], "", None, ends_us)
+                    made += self._leaves(connection, at_us, [waiting], SHARED, number)
+        return made + self._taken_events()
+
+    def prune(self) -> int:
+        """Forget what has ended (rule 4); how many rows."""
+        ceiling_us = self._ceiling_us()
+        if ceiling_us is None:
+            return 0
+        now_us, bound_us = self._clock.utc_us(), max(ceiling_us, self._namespace_us)
+        with self._writing() as connection:
+            stays = or_(_table.ends_us > now_us, _table.raised_us > now_us - bound_us)
+            first = connection.scalar(select(func.min(_table.number)).where(stays))
+            newest = connection.scalar(select(func.max(_table.number)))
+            if newest is None:
+                return 0
+            below = newest if first is None else min(first, newest)
+            return connection.execute(delete(erase_epochs).where(_table.number < below)).rowcount
+
+    def _scopes(self, connection: Connection, selector: Selector) -> list[Raise]:
+        """Rule 1."""
+        fleet = [Raise(FLEET, self._tags.of(EpochScope()), None)]
+        if selector.tenant is None:
+            return fleet
+        issuer, tenant = known_issuers(connection).parts(selector.tenant)
+        if not issuer:
+            return fleet
+        shared = self._tags.of(EpochScope(issuer, tenant, is_shared=True))
+        whole = [Raise(TENANT, self._tags.of(EpochScope(issuer, tenant)), shared)]
+        people: Sequence[str] | None = [selector.subject] if selector.subject else []
+        if not (selector.subject or selector.session):
+            return whole
+        made: list[Raise] = []
+        if selector.session:
+            own = EpochScope(issuer, tenant, session=selector.session)
+            made.append(Raise(SESSION, self._tags.of(own), shared))
+            if not people:
+                people = subjects_of_session(connection, selector.tenant, selector.session)
+        if people is None:
+            return whole
+        return made + [
+            Raise(SUBJECT, self._tags.of(EpochScope(issuer, tenant, one)), shared) for one in people
+        ]
+
+    def _insert(
+        self,
+        connection: Connection,
+        wanted: Sequence[Raise],
+        erasure: str,
+        deadline_us: int | None,
+        ends_us: int,
+    ) -> list[int]:
+        """A row for each, under the lock (rule 3); their numbers."""
+        newest, _ = _version(connection)
+        now_us = self._clock.utc_us()
+        rows = [
+            {
+                "number": newest + place,
+                "tag": one.tag,
+                "shared": one.shared,
+                "kind": one.kind,
+                "raised_us": now_us,
+                "deadline_us": deadline_us if one.kind in _PRIVATE else None,
+                "ends_us": ends_us,
+                "erasure": erasure,
+                "key": self._key_id,
+            }
+            for place, one in enumerate(wanted, 1)
+        ]
+        connection.execute(insert(erase_epochs), rows)
+        return [newest + place for place, _ in enumerate(wanted, 1)]
+
+    def _end_us(self) -> int:
+        return self._clock.utc_us() + max(self._ceiling_us() or 0, self._namespace_us)
+
+    def _leaves(
+        self,
+        connection: Connection,
+        at_us: int,
+        waiting: Sequence[Mapping[str, int]],
+        kind: str,
+        number: int,
+    ) -> list[Event]:
+        """A leaf for each erasure that waited for its tenant's shared name, which ends with this number."""
+        made: list[Event] = []
+        for erasure in (each for deadlines in waiting for each in deadlines):
+            try:
+                tenant = request(connection, erasure).tenant
+            except LedgerError:  # it was raised for, and then not recorded
+                continue
+            made.append(EpochRaised(at_us, erasure, tenant, kind, number))
+        return made
+
+    def _waiting(self, connection: Connection) -> dict[bytes, dict[str, int]]:
+        """The erasures that wait for a shared name, with their deadlines, by the name's tag (rule 2)."""
+        fleet = select(func.max(_table.number)).where(_table.kind.in_((FLEET, _KEY_CHANGED)))
+        ended = erase_epochs.alias("ended")
+        latest = (
+            select(func.max(ended.c.number))
+            .where(ended.c.shared == _table.shared, ended.c.kind.in_((SHARED, TENANT)))
+            .correlate(erase_epochs)
+            .scalar_subquery()
+        )
+        query = select(_table.shared, _table.erasure, _table.deadline_us).where(
+            _table.deadline_us.is_not(None),
+            _table.number > (connection.scalar(fleet) or 0),
+            _table.number > func.coalesce(latest, 0),
+        )
+        found: dict[bytes, dict[str, int]] = {}
+        for shared, erasure, deadline_us in connection.execute(query):
+            found.setdefault(bytes(shared), {})[erasure] = deadline_us
+        return found
+
+    def _due(self, connection: Connection, now_us: int) -> dict[bytes, dict[str, int]]:
+        """Those of names that are due (rule 2)."""
+        batch = select(func.max(_table.raised_us)).where(_table.kind == SHARED)
+        due: dict[bytes, dict[str, int]] = {}
+        for shared, deadlines in self._waiting(connection).items():
+            last_us = connection.scalar(batch.where(_table.shared == shared)) or 0
+            at_us = min(last_us + self._batch_us, *deadlines.values())
+            if at_us <= now_us + BATCH_SECONDS * MICROSECONDS:
+                due[shared] = deadlines
+        return due
+
+    def _taken_events(self) -> list[Event]:
+        with self._lock:
+            taken, self._unrecorded = self._unrecorded, []
+        return taken
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A writing transaction, of which one at a time runs (rule 3)."""
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            dialect_of(connection).one_at_a_time(connection, _RAISING)
+            yield connection
+
+    # -- giving out --------------------------------------------------------------------------------------------
+
+    def page(self, *, after: int) -> EpochPage:
+        """What came after a version, at most `PAGE_RAISES` of it; of what is there, where nothing of that is kept."""
+        snapshot, digest = self._current()
+        rows = snapshot.after(after, PAGE_RAISES)
+        if len(rows) < PAGE_RAISES or rows[-1].number == snapshot.version:
+            return EpochPage(snapshot.version, snapshot.floor, digest, rows)
+        return EpochPage(rows[-1].number, snapshot.floor, "", rows)
+
+    def _current(self) -> tuple[EraseEpochs, str]:
+        """The snapshot as it is in the database now."""
+        self._follow_key()
+        with self._lock, self._engine.connect() as connection, connection.begin():
+            dialect_of(connection).begin_reading(connection)
+            version, floor = _version(connection)
+            known = self._snapshot
+            if (version, floor) != (known.version, known.floor):
+                is_later = version >= known.version and floor >= known.floor
+                known = known if is_later else EraseEpochs()
+                query = select(_table.number, _table.tag).where(_table.number > known.version)
+                rows = connection.execute(query.order_by(_table.number))
+                raised = [RaisedEpoch(number, bytes(tag)) for number, tag in rows]
+                self._snapshot = known.extended(raised, version=version, floor=floor)
+                self._digest = self._snapshot.digest
+            return self._snapshot, self._digest
+
+    def _follow_key(self) -> None:
+        """Raise the fleet where erasures raised something under another key since it was raised last (rule 5)."""
+        with self._engine.connect() as connection:
+            version, _ = _version(connection)
+            if version <= self._checked:
+                return
+            is_behind = self._has_foreign(connection)
+        if is_behind:
+            ends_us = self._end_us()
+            with self._writing() as connection:
+                if self._has_foreign(connection):
+                    waiting = [*self._waiting(connection).values()]
+                    one = Raise(_KEY_CHANGED, self._tags.of(EpochScope()), None)
+                    [number] = self._insert(connection, [one], "", None, ends_us)
+                    at_us = self._clock.now_us()
+                    made = [EpochRaised(at_us, "", None, FLEET, number)]
+                    self._unrecorded += made + self._leaves(connection, at_us, waiting, FLEET, number)
+                    _log.warning(
+                        "erase epochs were raised under another key: every router's name ends. Processes of one ledger "
+                        "share one `service.key`"
+                    )
+        self._checked = version
+
+    def _has_foreign(self, connection: Connection) -> bool:
+        own = select(func.max(_table.number)).where(
+            _table.key == self._key_id, _table.kind.in_((FLEET, _KEY_CHANGED))
+        )
+        foreign = select(func.max(_table.number)).where(
+            _table.key != self._key_id, _table.kind != _KEY_CHANGED
+        )
+        return (connection.scalar(foreign) or 0) > (connection.scalar(own) or 0)
+
+    # -- acknowledgements --------------------------------------------------------------------------------------
+
+    def heard(self, name: str, role: str, version: int) -> None:
+        """Note that a door or worker acts by this version."""
+        now_us = self._clock.utc_us()
+        last = self._heard.get(name)
+        if last is not None and last[0] == version and now_us - last[1] < _HEARD_US:
+            return
+        values = {"role": role, "version": version, "heard_us": now_us}
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            known = update(service_epoch_takers).where(_takers.name == name)
+            if not connection.execute(known.values(**values)).rowcount:
+                fresh = dialect_of(connection).insert_new(service_epoch_takers)
+                connection.execute(fresh.values(name=name, **values))
+        self._heard[name] = version, now_us
+
+    def takers(self) -> list[EpochTaker]:
+        """Every door and worker that ever asked, by name."""
+        now_us = self._clock.utc_us()
+        with self._engine.connect() as connection:
+            version, _ = _version(connection)
+            rows = stored_rows(connection, select(service_epoch_takers).order_by(_takers.name))
+            made = []
+            for row in rows:
+                since_us = None
+                if row.version < version:
+                    missed = select(func.min(_table.raised_us)).where(_table.number > row.version)
+                    since_us = connection.scalar(missed)
+                silent = now_us - row.heard_us > LIVE_SECONDS * MICROSECONDS
+                state = "silent" if silent else "current" if since_us is None else "behind"
+                made.append(
+                    EpochTaker(row.name, row.role, row.version, version, row.heard_us, since_us, state)
+                )
+        return made
+
+    def behind_seconds(self) -> float:
+        """How long the one that lacks the newest longest has lacked it, of those that were heard in the last minute."""
+        now_us = self._clock.utc_us()
+        since = [one.behind_since_us for one in self.takers() if one.state == "behind"]
+        return max((now_us - each for each in since if each is not None), default=0) / MICROSECONDS
+
+
+class EpochTurns:
+    """One thread, which raises shared names when they are due and forgets what has ended; close it at the end."""
+
+    def __init__(self, book: EpochBook, clock: Clock, record: Callable[[Sequence[Event]], None]) -> None:
+        """`record` queues leaves, and tells whoever waits that there is something new."""
+        self._book, self._clock, self._record = book, clock, record
+        self._wake, self._ending = threading.Event(), False
+        self._thread = GuardingThread(self._run, name="kvcustody-erase-epochs")
+        self._thread.start()
+
+    def wake(self) -> None:
+        """An erasure is on record: look at what waits."""
+        self._wake.set()
+
+    def turn(self) -> None:
+        """Raise what is due."""
+        made = self._book.raise_batches(self._clock.now_us())
+        if made:
+            self._record(made)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ending = True
+        self._wake.set()
+        self._thread.end(_END_SECONDS)
+
+    def _run(self) -> None:
+        pruned = float("-inf")
+        while not self._ending:
+            try:
+                self.turn()
+                if time.monotonic() - pruned >= _PRUNE_SECONDS:
+                    pruned = time.monotonic()
+                    self._book.prune()
+            except (
+                SQLAlchemyError,
+                CustodyError,
+            ) as error:  # the database is away: the next turn tries again
+                _log.warning("erase epochs are not looked at", reason=type(error).__name__)
+            self._wake.wait(BATCH_SECONDS)
+            self._wake.clear()
+
+
+def _version(connection: Connection) -> tuple[int, int]:
+    """The newest number, and the one before the oldest that is kept."""
+    first, last = connection.execute(select(func.min(_table.number), func.max(_table.number))).one()
+    return (0, 0) if last is None else (int(last), int(first) - 1)

@@ -1,0 +1,109 @@
+"""What a door may do at the control plane: take erase epochs, and hand in its own kinds of leaves. Nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from kvcustody.audit.kinds import KINDS, EpochsTaken
+from kvcustody.audit.kinds.examples import example_of
+from kvcustody.audit.leaf.leaf_schema import DOORS_KINDS, FOLDED
+from kvcustody.governance.service.access.roles import Permission, Role
+from kvcustody.governance.service.service import Service
+from standins.service.service_world import MEDIA, Worker, register, ship
+
+WRITES = {"epochs-taken", "worker-stopped", "spill-started", "replay-completed", "gap"}
+EVERY = [kind for kind in KINDS if kind not in FOLDED and KINDS[kind].outage != "C"]
+
+
+@pytest.fixture(scope="module")
+def door(client: Any, people: Any) -> Worker:
+    made = Worker("door")
+    assert register(client, people["door"], made).status_code == 200
+    return made
+
+
+def own(kind: Any, sender: Worker) -> Any:
+    """An event of the kind, by this process as far as it has fields for that."""
+    said = {
+        "door": sender.name, "worker": sender.name, "incarnation": "", "first_sequence": 1, "last_sequence": 1,
+        "at_us": sender.now_us, "trace": "",
+    }  # fmt: skip
+    names = kind.__struct_fields__
+    return example_of(kind)._replace(**{name: value for name, value in said.items() if name in names})
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: KINDS[kind].name)
+def test_a_door_hands_in_its_own_kinds_and_no_other(
+    client: Any, people: Any, door: Worker, kind: Any
+) -> None:
+    if door.sequence == 0:
+        assert ship(client, people["door"], door, door.batch([own(EpochsTaken, door)])).status_code == 200
+    batch = door.batch([own(kind, door)])
+    body = b"\n".join((b"[]", *batch.leaves))
+    answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=MEDIA)
+    if KINDS[kind].name in WRITES:
+        assert answer.status_code == 200, answer.text
+        return
+    assert answer.status_code == 422 and "doors do not hand in" in answer.text, answer.text
+    door.sequence -= 1
+
+
+def test_the_kinds_of_doors_are_those_that_a_door_writes() -> None:
+    assert DOORS_KINDS == WRITES
+
+
+def test_a_worker_says_nothing_of_doors(client: Any, people: Any) -> None:
+    worker = Worker("worker")
+    assert register(client, people["worker"], worker).status_code == 200
+    answer = ship(client, people["worker"], worker, worker.batch([own(EpochsTaken, worker)]))
+    assert answer.status_code == 422 and "workers do not hand in" in answer.text
+
+
+def test_a_door_names_no_other_door_and_nobody(client: Any, people: Any, door: Worker) -> None:
+    batch = door.batch([own(EpochsTaken, door)._replace(door="door-2")])
+    answer = ship(client, people["door"], door, batch)
+    assert answer.status_code == 422 and "this worker" in answer.text
+    door.sequence -= 1
+    names = orjson.dumps([["p" * 24, "acme", "ana", "", None]])
+    batch = door.batch([own(EpochsTaken, door)])
+    body = b"\n".join((names, *batch.leaves))
+    answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=MEDIA)
+    assert answer.status_code == 400 and "no names" in answer.text
+    assert ship(client, people["door"], door, batch).status_code == 200, "control"
+
+
+def test_a_door_reaches_epochs_and_its_ledger_alone(service: Service, client: Any, people: Any) -> None:
+    """Of all operations: what names erased people, policies and orders is for workers."""
+    from kvcustody.governance.api.app import operations
+
+    allowed = {
+        each.name
+        for each in operations()
+        if each.action in (Permission.HAND_IN, Permission.SELF) or each.action is None
+    }
+    assert {"takeEpochs", "registerIncarnation", "shipBatch", "checkKept"} <= allowed
+    for path in (
+        "/v1/worker/erasures",
+        "/v1/worker/scans",
+        "/v1/worker/policy/records",
+        "/v1/workers",
+        "/v1/doors",
+    ):
+        assert client("GET", path, people["door"]).status_code == 403, path
+    assert client("GET", "/v1/worker/epochs", people["door"]).status_code == 200
+    assert client("GET", "/v1/worker/epochs", people["worker"]).status_code == 200
+    assert client("GET", "/v1/worker/epochs", people["auditor"]).status_code == 403
+    assert client("GET", "/v1/worker/epochs").status_code == 401
+
+
+def test_a_door_is_no_worker(client: Any, people: Any, door: Worker) -> None:
+    assert client("GET", "/v1/worker/epochs?known=0", people["door"]).status_code == 200
+    workers = client("GET", "/v1/workers", people["operator"]).json()["items"]
+    assert door.incarnation not in {each["incarnation"] for each in workers}
+    doors = client("GET", "/v1/doors", people["operator"]).json()["items"]
+    assert [each["role"] for each in doors if each["name"] == "door"] == [Role.DOOR.value]
+    scraped = client("GET", "/metrics", people["operator"]).text
+    assert "kvcustody_epoch_behind_seconds 0" in scraped

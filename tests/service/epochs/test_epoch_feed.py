@@ -1,0 +1,192 @@
+"""Epochs on their way: an erasure reaches who asks, under a lease that runs from when the question was sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.errors import ServiceError
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.control_plane.epoch_feed import EpochFeed
+from kvcustody.governance.edge.erase_epochs import EpochScope, KnownEpochs, RaisedEpoch
+from kvcustody.governance.service.fleet import erase_epochs as giving_out
+from kvcustody.governance.service.service import Service
+from standins.service.service_world import Server, Worker, register, ship
+
+
+class Fleet(NamedTuple):
+    """A service at an address, whose ledger knows the issuer `corp`."""
+
+    service: Service
+    client: Any
+    people: Any
+    server: Server
+
+    def connect(self, who: str = "door") -> ControlPlaneConnection:
+        return ControlPlaneConnection(self.server.address, self.people[who])
+
+    def erase(self, subject: str = "ana", tenant: str = "acme") -> str:
+        body = {"tenant": tenant, "subject": subject, "deadline_seconds": 3600}
+        answer = self.client("POST", "/v1/erasures", self.people["dpo"], json=body)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["erasure"])
+
+
+class MovedClock(SystemClock):
+    """A clock of which boot time can be moved on."""
+
+    moved_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self.moved_us
+
+
+@pytest.fixture
+def fleet(make_service: Callable[..., Service], make_client: Any, make_people: Any) -> Iterator[Fleet]:
+    service = make_service()
+    people, client = make_people(service), make_client(service)
+    worker = Worker("worker")
+    register(client, people["worker"], worker)
+    assert (
+        client(
+            "PUT", "/v1/worker/issuers", people["worker"], json={"issuer": "corp", "tenants": "bare"}
+        ).status_code
+        == 200
+    )
+    batch = worker.batch([worker.started(), *worker.request("acme", "ana")])
+    assert ship(client, people["worker"], worker, batch).status_code == 200
+    server = Server(service)
+    yield Fleet(service, client, people, server)
+    service.stopping.set()
+    server.close()
+
+
+def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
+    ends = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends, "it did not come to be"
+        time.sleep(0.01)
+
+
+def test_an_erasure_reaches_a_feed_that_waits(fleet: Fleet) -> None:
+    with fleet.connect() as connection:
+        feed = EpochFeed(connection, SystemClock(), lease_seconds=300)
+        feed.start()
+        first = feed.known()
+        assert first is not None and first.of("corp", "acme", "ana") == (0, 0, 0), "control"
+        fleet.erase()
+        until(lambda: (known := feed.known()) is not None and known.of("corp", "acme", "ana").private)
+        known = feed.known()
+        assert known is not None and known.of("corp", "acme", "bob").private == 0
+        until(lambda: (known := feed.known()) is not None and known.of("corp", "acme").private)
+        [door] = [one for one in fleet.service.epochs.takers() if one.name == "door"]
+        assert door.role == "door"
+        until(lambda: [one.state for one in fleet.service.epochs.takers()] == ["current"])
+        feed.stop()
+
+
+def test_a_lease_runs_from_when_the_question_was_sent(fleet: Fleet) -> None:
+    heard: list[tuple[KnownEpochs, int]] = []
+    with fleet.connect() as connection:
+        clock = MovedClock()
+        feed = EpochFeed(
+            connection, clock, lease_seconds=60, on_known=lambda *known: heard.append(known), jitter=0.0
+        )
+        before_us = clock.now_us()
+        get = connection.get
+
+        def late(path: str, **query: Any) -> Any:
+            answer = get(path, **query)
+            clock.moved_us += 40 * MICROSECONDS  # the answer took so long, suspend included
+            return answer
+
+        connection.get = late  # type: ignore[method-assign]
+        feed.ask()
+        [(known, until_us)] = heard
+        assert before_us <= until_us - 60 * MICROSECONDS <= before_us + 10 * MICROSECONDS
+        assert feed.known() is known
+        clock.moved_us += 20 * MICROSECONDS
+        assert feed.known() is None and feed.last_known() is known
+
+
+def test_leases_of_many_feeds_end_at_different_times() -> None:
+    leases = {EpochFeed(None, SystemClock(), lease_seconds=300).lease_us for _ in range(50)}  # type: ignore[arg-type]
+    assert len(leases) > 40 and 240e6 <= min(leases) < max(leases) <= 360e6
+
+
+def test_pages_are_one_snapshot_and_acknowledged_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving_out, "PAGE_RAISES", 2)
+    for number in range(5):
+        fleet.erase(f"subject-{number}")
+    asked: list[dict[str, Any]] = []
+    with fleet.connect() as connection:
+        get = connection.get
+        connection.get = lambda path, **query: (asked.append(query), get(path, **query))[1]  # type: ignore[method-assign,func-returns-value]
+        feed = EpochFeed(connection, SystemClock(), lease_seconds=60)
+        feed.ask()
+        known = feed.known()
+    assert known is not None and all(
+        known.of("corp", "acme", f"subject-{number}").private for number in range(5)
+    )
+    assert len(asked) >= 3 and {query["known"] for query in asked} == {0}
+
+
+def test_what_does_not_fit_its_digest_is_asked_for_anew(fleet: Fleet) -> None:
+    fleet.erase()
+    with fleet.connect() as connection:
+        feed = EpochFeed(connection, SystemClock(), lease_seconds=60)
+        feed.ask()
+        heard = feed._heard
+        assert heard is not None
+        raised = heard.known.epochs.after(0, 100)
+        tag = heard.known.tags.of(EpochScope("corp", "acme", "somebody"))
+        lost = type(heard.known.epochs)(
+            [raised[0]._replace(tag=tag), *raised[1:]], version=heard.known.epochs.version
+        )
+        feed._heard = heard._replace(known=heard.known._replace(epochs=lost))
+        assert feed.known().of("corp", "acme", "ana").private == 0  # type: ignore[union-attr]
+        feed.ask()
+        assert feed.known().of("corp", "acme", "ana").private == raised[0].number  # type: ignore[union-attr]
+
+
+def test_a_control_plane_that_went_back_is_not_followed(fleet: Fleet) -> None:
+    fleet.erase()
+    with fleet.connect() as connection:
+        feed = EpochFeed(connection, SystemClock(), lease_seconds=60)
+        feed.ask()
+        heard = feed._heard
+        assert heard is not None
+        ahead = heard.known.epochs.extended(
+            [RaisedEpoch(heard.known.epochs.version + 1, b"t" * 16)],
+            version=heard.known.epochs.version + 1,
+            floor=heard.known.epochs.floor,
+        )
+        feed._heard = heard._replace(known=heard.known._replace(epochs=ahead))
+        with pytest.raises(ServiceError, match="are older than"):
+            feed.ask()
+        assert feed.last_known().epochs is ahead  # type: ignore[union-attr]
+
+
+def test_a_changed_key_ends_every_name(fleet: Fleet) -> None:
+    fleet.erase()
+    with fleet.connect() as connection:
+        feed = EpochFeed(connection, SystemClock(), lease_seconds=60)
+        feed.ask()
+        before = feed.known()
+        service = fleet.service
+        service.epochs = giving_out.EpochBook(
+            service.engine,
+            service.clock,
+            b"o" * 32,
+            ceiling_us=lambda: 0,
+            epoch_minutes=240,
+            namespace_days=30,
+        )
+        feed.ask()
+        after = feed.known()
+    assert before is not None and after is not None
+    assert before.of("corp", "acme", "bob").fleet == 0 < after.of("corp", "acme", "bob").fleet
