@@ -189,7 +189,7 @@ class ScopeTokens:
         return self._verify(data)
 
     def _verify(self, data: bytes) -> VerifiedToken | Rejected:
-        if len(data) < _HEAD.size + _TAG_BYTES or data[:1] != _WHOLE:
+        if len(data) < _HEAD.size + _TAG_BYTES or data[:1] not in (_WHOLE, _OF_A_DOOR):
             return Rejected("malformed")
         if data[1:3] != self._key_id:
             return Rejected("other-key")

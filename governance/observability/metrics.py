@@ -215,10 +215,10 @@ MEASURES: tuple[Measure, ...] = (
     # the fleet (FLE-3)
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),
-    Measure("worker_lease_seconds", "gauge", "How long a worker may reuse without further word, by lease: `policy` for what "
-            "crosses scopes, `custody` for anything. Below 0: it is over.", ("worker", "lease"), "lease.{lease}"),
-    Measure("worker_denied_requests_total", "counter", "Requests that reused nothing, or nothing across scopes: a lease "
-            "was over, or their door knew other erasures, by rule.", ("worker", "rule"), "lease_denied.{rule}"),
+    Measure("worker_lease_seconds", "gauge", "How long a worker may reuse without further word, by lease: `policy` for "
+            "what crosses scopes, `custody` for anything. Below 0: it is over.", ("worker", "lease"), "lease.{lease}"),
+    Measure("worker_denied_requests_total", "counter", "Requests that reused nothing, or nothing across scopes: a "
+            "lease was over, or their door knew other erasures, by rule.", ("worker", "rule"), "lease_denied.{rule}"),
     Measure("worker_status_age_seconds", "gauge", "Age of a worker's counters when it sent them; nothing was counted "
             "since on an engine that takes no step.", _WORKER, "status_age_seconds"),
     Measure("worker_ledger_backlog_events", "gauge", "Events of a worker that are not handed in.", _WORKER,

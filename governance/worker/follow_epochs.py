@@ -75,8 +75,8 @@ def follow_epochs(
 ) -> EpochFeed | None:
     """Start hearing of epochs until `stack` ends; None where this process keeps the ledger. On the owning thread.
 
-    From here on nothing is reused while the newest erasures are not known (`edge.custody_lease`), and by requests through
-    a door while no epochs are.
+    From here on nothing is reused while the newest erasures are not known (`edge.custody_lease`), and nothing by
+    requests through a door while no epochs are.
     """
     if connection is None:
         return None
