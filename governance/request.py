@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.prefix.key_chain import Extras
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.errors import ConfigError
+from kvcustody.governance.edge.erase_epochs import Epochs
 from kvcustody.governance.identity.extra_content import is_framed
 from kvcustody.policies.document.token_priorities import KindRange
 
@@ -36,6 +37,8 @@ class Hints(NamedTuple):
     `kinds`: spans of the prompt that hold content of a kind of the policy's `eviction.kinds`; each can only lower the
     priority at which its blocks are kept, among the tenant's own. A kind that the policy does not know says nothing.
     Those that a door marked (`is_marked`) are the operator's word, not the caller's, and count as the policy's.
+    `epochs`: what a door's token says that it knew of erasures, None where no door stands before the engine. Where the
+    engine knows otherwise, the request shares nothing with any other (`edge.worker_epochs`).
     `latency` is one of `LATENCY_CLASSES`: whether it may wait for a tier that is tried, or is in a hurry.
     """
 
@@ -43,6 +46,7 @@ class Hints(NamedTuple):
     salt: str | None = None
     kinds: tuple[KindRange, ...] = ()
     latency: str = ""
+    epochs: Epochs | None = None
 
 
 NO_HINTS = Hints()

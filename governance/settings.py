@@ -124,6 +124,13 @@ class Settings(LayeredSettings):
         le=86_400,
         description="Seconds without word from `policy_release` after which nothing but the own scope is reused.",
     )
+    custody_lease_seconds: int = Field(
+        0,
+        ge=0,
+        le=86_400,
+        description="Seconds without word of erasures from the control plane after which nothing is reused at all; "
+        "each worker adds or takes up to a fifth. 0: `erasure.within` of the policy at the start, and at least 300.",
+    )
     policy_mark_path: Path = Field(
         Path("kvcustody-policy.mark"),
         description="How far this worker has followed its policy, so that nothing older is taken after a restart.",

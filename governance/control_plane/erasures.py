@@ -11,12 +11,14 @@
 5. Restrictions are kept in a file, which is written as they are heard: where the control plane is away at the
    start, those that this worker heard last hold until it says otherwise, since copies in a file tier outlive a process.
    What was kept and cannot be read is no start.
-6. Destroyed keys that came back with a copy of their file are looked for by the erasures that the control plane has as
+6. Each answer renews the custody lease, from when the question was sent, and once the owning thread has what it names.
+7. Destroyed keys that came back with a copy of their file are looked for by the erasures that the control plane has as
    complete: at the start, or where it is away then, once it answers.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,11 @@ import orjson
 
 from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.evidence.processes.enforcement import EnforcementOrder
+from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
+from kvcustody.governance.edge.custody_lease import ERASURES
 from kvcustody.governance.erasure.erasure_inbox import (
     ErasureInbox,
     ErasureTarget,
@@ -56,10 +60,21 @@ class RemoteInbox(ErasureInbox):
     """The inbox of a worker whose ledger is behind a control plane. `offset_us`: UTC less boot time of this process."""
 
     def __init__(
-        self, connection: ControlPlaneConnection, offset_us: int, kept_path: Path | None = None
+        self,
+        connection: ControlPlaneConnection,
+        offset_us: int,
+        kept_path: Path | None = None,
+        *,
+        clock: Clock,
+        lease_seconds: float,
     ) -> None:
         """`kept_path`: the file of rule 5; without one nothing outlives the process."""
         super().__init__(None, "", offset_us)
+        self._clock = clock
+        self._lease_us = int(lease_seconds * MICROSECONDS)
+        self._wait_seconds = min(WAIT_SECONDS, int(lease_seconds // 6))
+        self._until_us = 0  # of the lease, by the last answer that was handed over
+        self._renewal: Future[None] | None = None
         self._kept_path = kept_path
         self._kept_orders: frozenset[RestrictedSubject] | None = None  # in that file, as far as is known
         self._connection = connection
@@ -67,7 +82,7 @@ class RemoteInbox(ErasureInbox):
         self._newest_key_order = 0
         self._enforcement_answer: Enforcement | None = None
         self._restriction_answer = NOBODY_RESTRICTED
-        self._completed_unheard = False  # rule 6: still to be asked for
+        self._completed_unheard = False  # rule 7: still to be asked for
 
     def stop(self) -> None:
         """Take up nothing more; an open question is left to end with the connection."""
@@ -78,17 +93,21 @@ class RemoteInbox(ErasureInbox):
 
     def recover_pending(self, facade: ErasureTarget) -> int:
         """On the owning thread: carry out what is owed (rule 3)."""
+        sent_us = self._clock.now_us()
         try:
-            return super().recover_pending(facade)
+            new = super().recover_pending(facade)
         except ServiceError as error:
             unasked = _unasked(error)
+        else:
+            facade.renew_custody(ERASURES, sent_us + self._lease_us)
+            return new
         self._restriction_answer = self._restricted = _kept(self._kept_path)
         self._kept_orders = self._restricted.orders
         facade.restrict(self._restricted)
         return unasked
 
     def completed(self) -> list[CompletedErasure]:
-        """As for any inbox; none where the control plane is away, and `look` asks again (rule 6)."""
+        """As for any inbox; none where the control plane is away, and `look` asks again (rule 7)."""
         try:
             found = self._connection.get("/v1/worker/erasures", completed="true")["items"]
         except ServiceError as error:
@@ -100,8 +119,11 @@ class RemoteInbox(ErasureInbox):
 
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step (rule 3)."""
+        sent_us = self._clock.now_us()
         try:
             new = super().look(facade)
+            if not self._stop.is_set():
+                self._renew(facade, sent_us)
             if self._completed_unheard:
                 found = self.completed()
                 facade.call(lambda owner: owner.erasures.destroy_returned(lambda: found, at_start=False))
@@ -112,6 +134,12 @@ class RemoteInbox(ErasureInbox):
             if self._thread is not None:
                 raise
             return _unasked(error)
+
+    def _renew(self, facade: ErasureTarget, sent_us: int) -> None:
+        """Rule 6. An engine that sleeps has one renewal waiting, behind the erasures that came before it."""
+        self._until_us = sent_us + self._lease_us
+        if self._renewal is None or self._renewal.done():
+            self._renewal = facade.call(lambda owner: owner.renew_custody(ERASURES, self._until_us))
 
     def _keep(self, heard: RestrictedSubjects) -> None:
         """Follow these from now on, and after a start at which nobody can be asked (rule 5)."""
@@ -128,7 +156,7 @@ class RemoteInbox(ErasureInbox):
     def _heard(self) -> HeardOrders:
         """What the control plane says now; what it does not say again is as it was (rule 4)."""
         wait = (
-            WAIT_SECONDS if self._taken or self._thread is not None else 0
+            self._wait_seconds if self._taken or self._thread is not None else 0
         )  # the first question waits for nothing
         known = ",".join(sorted(self._taken)[-64:])
         ask = self._connection.get

@@ -85,9 +85,12 @@ def open_remote_ledger(settings: Settings, connection: ControlPlaneConnection, c
         raise ConfigError(_unopened(settings, error, signed)) from None
 
 
-def open_inbox(settings: Settings, connection: ControlPlaneConnection, offset_us: int) -> RemoteInbox:
+def open_inbox(
+    settings: Settings, connection: ControlPlaneConnection, offset_us: int, clock: Clock, lease_seconds: float
+) -> RemoteInbox:
     """The worker's inbox; restrictions that it heard are kept beside what it has yet to tell."""
-    return RemoteInbox(connection, offset_us, _spill(settings) / "restrictions.json")
+    kept = _spill(settings) / "restrictions.json"
+    return RemoteInbox(connection, offset_us, kept, clock=clock, lease_seconds=lease_seconds)
 
 
 def _unopened(settings: Settings, error: ServiceError, signed: bool) -> str:

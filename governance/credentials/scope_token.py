@@ -9,8 +9,9 @@
 - Time never runs back here: a verifier keeps the latest UTC that it saw, and rejects what was issued before it
   started, so neither a stepped clock nor a restart revives a token.
 - The client's own salt travels as a keyed digest. It can only narrow.
+- What a door before a router knew of erasures (`edge.erase_epochs`) goes on in the token.
 
-    token := base64url(head, identity, tag)      identity: scope_record
+    token := base64url(head, epochs?, identity, tag)      epochs, identity: scope_token_bytes
     head  := version, key id, flags, uses, life (s), issued (ms), nonce
 
 A whole token that fits in 128 characters is vLLM's `cache_salt`; a longer one travels beside a reference to
@@ -34,10 +35,13 @@ from kvcustody.governance.credentials.scope_token_bytes import (
     decoded,
     encoded,
     pack_identity,
+    read_epochs,
     read_identity,
+    write_epochs,
 )
 from kvcustody.governance.credentials.scope_token_secret import keyed_state
 from kvcustody.governance.credentials.spent_tokens import SpentTokens
+from kvcustody.governance.edge.erase_epochs import Epochs
 from kvcustody.governance.identity.principal import Principal, check_identifier
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
@@ -47,7 +51,7 @@ USES_MAX: Final = 65_535
 TTL_SECONDS_MAX: Final = 3_600
 FUTURE_MS_MAX: Final = 5_000  # how far the issuing machine's clock may be ahead
 
-_WHOLE, _REFERENCE = b"\x01", b"\x02"
+_WHOLE, _REFERENCE, _OF_A_DOOR = b"\x01", b"\x02", b"\x03"  # the last: a whole one, with epochs
 _HEAD = struct.Struct(">c2sBHHHI8s")  # issued: 48 bits, high and low
 _TAG_BYTES = 16
 _IDENTITIES_MAX = 4_096
@@ -122,6 +126,7 @@ class ScopeTokens:
         client_salt: str | None = None,
         uses: int = 1,
         ttl_seconds: int = 60,
+        epochs: Epochs | None = None,
     ) -> str:
         """A token for `uses` engine requests of `principal`, verifiable for `ttl_seconds`.
 
@@ -146,7 +151,10 @@ class ScopeTokens:
             texts += self._salts.of(client_salt)
         issued_ms = self._clock.utc_us() // 1000
         issued = (issued_ms >> 32, issued_ms & 0xFFFFFFFF)
-        head = _HEAD.pack(_WHOLE, self._key_id, flags, uses, ttl_seconds, *issued, os.urandom(8))
+        version = _WHOLE
+        if epochs is not None:
+            version, texts = _OF_A_DOOR, write_epochs(epochs) + texts
+        head = _HEAD.pack(version, self._key_id, flags, uses, ttl_seconds, *issued, os.urandom(8))
         return encoded(head + texts + self._tag(head + texts))
 
     def carry(self, token: str) -> Carried:
@@ -181,7 +189,7 @@ class ScopeTokens:
         return self._verify(data)
 
     def _verify(self, data: bytes) -> VerifiedToken | Rejected:
-        if len(data) < _HEAD.size + _TAG_BYTES or data[:1] != _WHOLE:
+        if len(data) < _HEAD.size + _TAG_BYTES or data[:1] not in (_WHOLE, _OF_A_DOOR):
             return Rejected("malformed")
         if data[1:3] != self._key_id:
             return Rejected("other-key")
@@ -209,10 +217,12 @@ class ScopeTokens:
     def _identity(self, flags: int, signed: bytes) -> tuple[Principal, Hints]:
         """The principal and hints of an authentic record; those of recent ones are kept."""
         record = signed[_HEAD.size :]
-        key = signed[3:4] + record
+        key = signed[:1] + signed[3:4] + record
         known = self._identities.get(key)
         if known is None:
-            known = read_identity(flags, record)
+            epochs, at = read_epochs(record) if signed[:1] == _OF_A_DOOR else (None, 0)
+            principal, hints = read_identity(flags, record[at:])
+            known = principal, hints._replace(epochs=epochs)
             if len(self._identities) >= _IDENTITIES_MAX:
                 self._identities.clear()
             self._identities[key] = known

@@ -6,6 +6,8 @@
 
     identity := text*, salt?                     issuer, tenant, then those that the flags announce
     text     := length, UTF-8
+    epochs   := number, number, number           those of fleet, tenant and private scope
+    number   := its size in bytes, then these, the greatest first
     length   := one byte below 128, else two with the first bit set; 0 announces a lower-case UUID in 16 bytes
 """
 
@@ -16,6 +18,7 @@ import re
 import uuid
 from typing import Final
 
+from kvcustody.governance.edge.erase_epochs import Epochs
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import Hints
 from kvcustody.ids import SessionId, SubjectId, TenantId
@@ -91,6 +94,23 @@ def read_identity(flags: int, record: bytes) -> tuple[Principal, Hints]:
     salt = encoded(record[at:]) if flags & SALTED else None
     assert len(record) - at == (SALT_DIGEST_BYTES if flags & SALTED else 0)
     return principal, Hints(found["hint"], salt)
+
+
+def write_epochs(epochs: Epochs) -> bytes:
+    """Epochs with the size of each before it."""
+    sizes = ((number.bit_length() + 7) // 8 for number in epochs)
+    return b"".join(
+        bytes((size,)) + number.to_bytes(size, "big") for size, number in zip(sizes, epochs, strict=True)
+    )
+
+
+def read_epochs(record: bytes) -> tuple[Epochs, int]:
+    """The epochs that `write_epochs` wrote at the begin, and the place behind them; only for authentic bytes."""
+    at, numbers = 0, []
+    for _ in Epochs._fields:
+        start, at = at + 1, at + 1 + record[at]
+        numbers.append(int.from_bytes(record[start:at], "big"))
+    return Epochs(*numbers), at
 
 
 def encoded(data: bytes) -> str:

@@ -7,6 +7,7 @@ may change with time is decided again at every request.
 - Every reuse is decided at the request's own instant; a plan's cached part never answers for a grant or a segment.
 - A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
 - Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
+- The own domain of a request through a door is that of the erase epochs in its token (`edge.worker_epochs`).
 - A plan that has left the book holds no primed state, whoever still refers to it (docs/operate/keys.md).
 """
 
@@ -29,6 +30,8 @@ from kvcustody.governance.decisions.authorize import authorize
 from kvcustody.governance.decisions.eviction_order import block_priorities
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
 from kvcustody.governance.decisions.tenant_names import TenantNames
+from kvcustody.governance.edge.erase_epochs import Epochs
+from kvcustody.governance.edge.worker_epochs import WorkerEpochs, epoch_salt
 from kvcustody.governance.identity.domain_spec import (
     DomainSpec,
     KeyOwner,
@@ -36,8 +39,10 @@ from kvcustody.governance.identity.domain_spec import (
     own_domain,
     tenant_owner,
 )
+from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
+from kvcustody.governance.request import Hints
 from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
 from kvcustody.ids import TenantId
 from kvcustody.policies.document.model import Action, Grant, OnOutage, Scope, SegmentRule, Via
@@ -137,6 +142,7 @@ class Plan(OwnerData, Generic[PoolT_co]):
         "classification",
         "contents",
         "decoy",
+        "epoch_tags",
         "facts",
         "grants",
         "hits_need_ledger",
@@ -182,6 +188,7 @@ class Plan(OwnerData, Generic[PoolT_co]):
         self.grants: tuple[OpenedDomain, ...] = ()
         self.segments: dict[str, OpenedDomain] = {}
         self.matcher: SegmentMatcher | None = None
+        self.epoch_tags: frozenset[bytes] = frozenset()  # of the scopes whose raise ends it
         self.active_us = 0
         self.admitted: Decision  # the same at every instant under one revision
         self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants
@@ -220,11 +227,17 @@ def plan_of(residency: Residency) -> AnyPlan:
 MODEL_DIGITS = 16  # of a ModelIdentity's digest, in leaves
 
 
-PlanKey = tuple[Principal, bytes, str | None, str | None, str | None]
-"""What decides a plan, all that a request says of itself: principal, digest of the model, route, classification, salt.
+PlanKey = tuple[Principal, bytes, str | None, str | None, str | None, Epochs | None]
+"""What decides a plan, all that a request says of itself: principal, digest of the model, route, classification, salt,
+and the epochs of a door's token.
 
 A plain tuple: one is made for every request, and a named one costs several times as much to make.
 """
+
+
+def plan_key(principal: Principal, model: ModelIdentity, route: str | None, hints: Hints) -> PlanKey:
+    """What decides the plan of a request."""
+    return (principal, model.digest, route or principal.route, hints.classification, hints.salt, hints.epochs)
 
 
 class PlanCache(Generic[PoolT_co]):
@@ -241,8 +254,10 @@ class PlanCache(Generic[PoolT_co]):
         names: TenantNames,
         revoked: Collection[str] = (),
         restricted: RestrictedSubjects = NOBODY_RESTRICTED,
+        epochs: WorkerEpochs | None = None,
     ) -> None:
         self.table = table
+        self._epochs = epochs or WorkerEpochs()
         self._revoked = revoked
         self._restricted = restricted
         self._record_keys = record_keys
@@ -301,9 +316,18 @@ class PlanCache(Generic[PoolT_co]):
         for key, plan in list(self._by_key.items()):
             chains = (plan.own, *(opened.chain for opened in (*plan.grants, *plan.segments.values())))
             if not all(chain.domain.is_open for chain in chains):
-                plan.forget_keys()
-                del self._by_key[key]
-                self._plans[plan.tenant].pop(key, None)
+                self._forget(key, plan)
+
+    def forget_raised(self, raised: frozenset[bytes] | None) -> None:
+        """Forget the plans that stand on a scope with one of these tags; None: on any."""
+        for key, plan in list(self._by_key.items()):
+            if key[5] is not None and (raised is None or not plan.epoch_tags.isdisjoint(raised)):
+                self._forget(key, plan)
+
+    def _forget(self, key: PlanKey, plan: Plan[PoolT_co]) -> None:
+        plan.forget_keys()
+        del self._by_key[key]
+        self._plans[plan.tenant].pop(key, None)
 
     def _keep(self, key: PlanKey, plan: Plan[PoolT_co]) -> None:
         own = self._plans.setdefault(plan.tenant, OrderedDict())
@@ -318,7 +342,7 @@ class PlanCache(Generic[PoolT_co]):
             self._by_key.pop(oldest, None)
 
     def _make(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
-        principal, model, route, hint, _ = key
+        principal, model, route, hint, _, epochs = key
         table, tenant = self.table, self._names.met(principal)
         entry = None if tenant is None else table.tenant(tenant)
         if tenant is None or entry is None:
@@ -328,6 +352,8 @@ class PlanCache(Generic[PoolT_co]):
         plan = Plan(principal, tenant, account, manager, level, table.policy.classifications[level])
         owed = table.obligations(tenant, level)
         plan.key = key
+        if epochs is not None:
+            plan.epoch_tags = self._epochs.tags(principal)
         plan.facts = AdmissionFacts(
             tenant,
             principal.subject,
@@ -356,7 +382,9 @@ class PlanCache(Generic[PoolT_co]):
         return plan
 
     def _own(self, plan: AnyPlan, owner: KeyOwner, key: PlanKey, owed: Obligations, scope: Scope) -> None:
-        principal, model, route, _, salt = key
+        principal, model, route, _, salt, epochs = key
+        if epochs is not None:
+            salt = epoch_salt(salt, epochs, is_tenant_wide=scope is Scope.TENANT)
         epoch = self._keyring.current(owner)
         assert epoch is not None, "ensured above"
         salt = self._restricted.salt(plan.tenant, _SCOPES[scope], salt)
@@ -456,6 +484,10 @@ class PlanCache(Generic[PoolT_co]):
         account, manager = self._account_of(grant.owner)
         if epoch is None or manager is not plan.manager:
             return None
+        salt: str | None = None
+        if plan.key[5] is not None:  # what the owner's own requests through a door have
+            salt = epoch_salt(None, self._epochs.of(owner.issuer, owner.name), is_tenant_wide=True)
+            plan.epoch_tags |= self._epochs.tags_of_tenant(owner.issuer, owner.name)
         spec = DomainSpec(
             scope=ScopeKind.TENANT,
             issuer=owner.issuer,
@@ -465,7 +497,7 @@ class PlanCache(Generic[PoolT_co]):
             labels=self.table.labels(grant.owner, None),
             model=model,
             key_epoch=epoch,
-            salt=self._restricted.salt(grant.owner, ScopeKind.TENANT, None),
+            salt=self._restricted.salt(grant.owner, ScopeKind.TENANT, salt),
         )
         owed = owed_by(self.table, grant.owner, plan.level)
         if not owed.cacheable:

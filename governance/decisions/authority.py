@@ -8,6 +8,8 @@
 - Every deadline is compared with one time, which no step of a clock sets back (`DeadlineClock`); each step looks at it.
 - What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
   nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
+- Without word of the newest erasures within the custody lease nothing is reused at all. A request through a door that
+  knows other erasures than this process shares nothing with any other (`edge.worker_epochs`).
 - Whose processing a case restricts (GDPR 18) is asked of `restricted`, whatever the policy and orders to monitor say.
 - The policy is enforced for every request, unless an order says for whom not, this process allows that (`may_monitor`)
   and the policy's profile is `shared`. What an order enforces holds at once; what it opens is on record before.
@@ -15,6 +17,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -36,7 +39,7 @@ from kvcustody.audit.kinds import (
     PolicyStaged,
     ProcessingRestricted,
 )
-from kvcustody.clock import Clock, SystemClock
+from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
@@ -48,6 +51,7 @@ from kvcustody.governance.decisions.access_plan import (
     PoolT_co,
     is_withheld,
     label_of,
+    plan_key,
 )
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_limits
 from kvcustody.governance.decisions.authorize import OwnData, authorize, decision_event
@@ -57,6 +61,9 @@ from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.decisions.staged_table import StagedTable, quotas_of
 from kvcustody.governance.decisions.tenant_names import TenantNames
+from kvcustody.governance.edge.custody_lease import EPOCHS, CustodyLease
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
+from kvcustody.governance.edge.worker_epochs import OTHER_EPOCH, WorkerEpochs
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.governance.identity.model_identity import ModelIdentity
@@ -140,6 +147,8 @@ class Authority(ABC, Generic[PoolT_co]):
         self.ordered = ENFORCED  # the order that was heard last
         self.enforcement_refused = ""  # why that is not what is in effect
         self._enforcement_until_us = NEVER_US
+        self.custody = CustodyLease()
+        self.epochs = WorkerEpochs()
         self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
         self._book = self._new_book(table)
         self._reuse = self._new_reuse(table)
@@ -175,6 +184,14 @@ class Authority(ABC, Generic[PoolT_co]):
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""
 
+    def lease_seconds(self) -> dict[str, float]:
+        """How long what crosses scopes, and anything, may be reused without further word; below 0: it is over."""
+        now_us = self._clock.now_us()
+        ends = {"policy": self._lease_until_us, "custody": self.custody.until_us}
+        return {
+            name: (until_us - now_us) / MICROSECONDS for name, until_us in ends.items() if until_us < NEVER_US
+        }
+
     def count(self) -> None:
         """Take the counters now, for `counted`; on the owning thread. From then on they are kept."""
         self.counted = Counted(self.stats(), time.monotonic())
@@ -185,7 +202,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self, key: PlanKey, request_id: Hashable, moment: Moment
     ) -> Plan[PoolT_co] | AdmissionRefused | Deferred:
         try:
-            plan = self._book.plan(key, moment.utc_us)
+            plan = self._book.known(key, moment.utc_us) or self._new_plan(key, moment)
         except CapacityError as error:  # no room is left for a tenant that is admitted by default
             _log.debug("no room for a tenant", problem=error.message)
             return AdmissionRefused(request_id, NO_ROOM)  # whoever asks, however full it is, whoever is here
@@ -195,6 +212,21 @@ class Authority(ABC, Generic[PoolT_co]):
             if not self._is_monitored(key[0], request_id):  # else it is not refused
                 self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
             return AdmissionRefused(request_id, "tenant is not in the policy")
+        return plan
+
+    def _new_plan(self, key: PlanKey, moment: Moment) -> Plan[PoolT_co] | None:
+        """A plan of this request alone where door and worker know of other erasures: nobody else has its salt.
+
+        Declared segments are the policy's text, and stay usable.
+        """
+        epochs = key[5]
+        if epochs is None or self.epochs.agree(key[0], epochs):
+            return self._book.plan(key, moment.utc_us)
+        plan = self._book.plan((*key[:4], f"apart-{secrets.token_hex(16)}", None), moment.utc_us)
+        if plan is not None:
+            counters = self._counters(plan.tenant)
+            counters.count(counters.denials, OTHER_EPOCH)
+            self._reuse.denied(Action.REUSE, plan.tenant, OTHER_EPOCH)
         return plan
 
     def _forget_tenant(self, tenant: str) -> None:
@@ -241,6 +273,7 @@ class Authority(ABC, Generic[PoolT_co]):
             self._names,
             self.revoked,
             self.restricted,
+            self.epochs,
         )
 
     def _new_reuse(
@@ -256,6 +289,7 @@ class Authority(ABC, Generic[PoolT_co]):
             shadow=None if monitored else self._shadow,
             monitored=monitored,
             restricted=self.restricted,
+            custody=self.custody,
         )
 
     def _forget_lookups(self) -> None:
@@ -300,7 +334,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self, principal: Principal, model: ModelIdentity, route: str | None, hints: Hints
     ) -> Plan[PoolT_co] | None:
         """A principal's plan as a request of it would have it now; None where it would not be admitted."""
-        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = plan_key(principal, model, route, hints)
         plan = self._plan(key, None, self._moment())
         return plan if isinstance(plan, Plan) else None
 
@@ -588,6 +622,24 @@ class Authority(ABC, Generic[PoolT_co]):
         """The control plane was heard: grants and segments may be used until `until_us`, in boot time."""
         self._lease_until_us = until_us
         self._reuse.lease_until_us = self._watched.lease_until_us = until_us
+
+    def renew_custody(self, source: str, until_us: int) -> None:
+        """A source of erasures was heard: what is held may be reused until `until_us`, in boot time.
+
+        Told after the erasures that it named: they take effect first.
+        """
+        self.custody.renew(source, until_us)
+
+    def take_epochs(self, known: KnownEpochs, until_us: int) -> None:
+        """Act by these erase epochs, heard of until `until_us` in boot time; an older snapshot changes nothing.
+
+        What runs goes on, and leaves what nobody finds whose scope was raised. What waits is decided anew.
+        """
+        raised = self.epochs.take(known)
+        if raised is None or raised:
+            self._book.forget_raised(raised)
+            self._forget_lookups()
+        self.custody.renew(EPOCHS, until_us)
 
     def _boot_time(self, utc_us: int | None) -> int:
         """An instant of UTC as boot time, fixed here: a later step of the wall clock does not move it."""

@@ -6,6 +6,7 @@
 - While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
 - What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
   and once the revision itself has expired everything is: it permits nothing any more.
+- A worker that has not confirmed the newest erasures within its custody lease reuses nothing (`edge.custody_lease`).
 - Whose processing is restricted (GDPR 18) reuses nothing, by whatever path.
 - A fork reads anew what its parent attached across tenants: it is decided as that reuse is, at its own instant.
 - Of requests that are monitored each decision is the same, and counted as what would have been denied: nobody's denial,
@@ -26,6 +27,7 @@ from kvcustody.audit.kinds import Event, HitCounted
 from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked, label_of
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
+from kvcustody.governance.edge.custody_lease import CUSTODY_LEASE, CustodyLease
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.restriction.restricted_subjects import (
     BESIDE_RESTRICTED,
@@ -80,8 +82,10 @@ class ReuseDecider:
         shadow: ShadowPolicy | None = None,
         monitored: bool = False,
         restricted: RestrictedSubjects = NOBODY_RESTRICTED,
+        custody: CustodyLease | None = None,
     ) -> None:
         """`monitored`: of requests that its decisions are not enforced for."""
+        self.custody = custody or CustodyLease()
         self._restricted = restricted
         self._shadow = shadow
         self._monitored = monitored
@@ -108,9 +112,9 @@ class ReuseDecider:
         self, plan: AnyPlan, counters: TenantCounters, moment: Moment
     ) -> tuple[bool, tuple[str, ...]]:
         """Whether the own scope may be searched now, and the rules that say so."""
-        if moment.now_us >= self.expires_us:
-            self._deny(counters, plan, EXPIRED, plan.tenant)
-            return False, (EXPIRED,)
+        over = self._is_over(plan, plan.tenant, counters, moment)
+        if over:
+            return False, (over,)
         restricted = self._restricted
         if restricted and restricted.covers(plan.tenant, plan.principal.subject):
             self._deny(counters, plan, RESTRICTED, plan.tenant)
@@ -124,6 +128,22 @@ class ReuseDecider:
         elif restricted and plan.owner_scope is Scope.TENANT and restricted.has_tenant(plan.tenant):
             return True, (*own.reasons, BESIDE_RESTRICTED)
         return own.permitted, own.reasons
+
+    def _is_over(self, plan: AnyPlan, owner: str, counters: TenantCounters, moment: Moment) -> str:
+        """Why nothing at all may be reused now, counted; empty where something may."""
+        if moment.now_us >= self.expires_us:
+            rule = EXPIRED
+        elif self.custody.is_over(moment.now_us):
+            rule = CUSTODY_LEASE
+        else:
+            return ""
+        self._deny(counters, plan, rule, owner)
+        return rule
+
+    @property
+    def nothing_from_us(self) -> int:
+        """The boot time from which nothing at all is reused."""
+        return min(self.expires_us, self.custody.until_us)
 
     def _widened(self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment) -> ReadPlan:
         segment: Chain | None = None
@@ -164,8 +184,7 @@ class ReuseDecider:
 
     def may_go_on(self, plan: AnyPlan, domain: Domain, counters: TenantCounters, moment: Moment) -> bool:
         """Whether the plan's reader may attach anew what it attached of another's domain before, as a fork does."""
-        if moment.now_us >= self.expires_us:
-            self._deny(counters, plan, EXPIRED, label_of(domain).tenant)
+        if self._is_over(plan, label_of(domain).tenant, counters, moment):
             return False
         if self._restricted and self._restricted.covers(plan.tenant, plan.principal.subject):
             self._deny(counters, plan, RESTRICTED, label_of(domain).tenant)

@@ -135,6 +135,10 @@ class EraseEpochs:
             RaisedEpoch(int(number), tag.tobytes()) for number, tag in zip(numbers, tags, strict=True)
         )
 
+    def raised_after(self, version: int) -> frozenset[bytes]:
+        """The tags of scopes that were raised after `version`, of those that are kept."""
+        return frozenset(tag.tobytes() for tag in self._tags[self._numbers > version])
+
     def extended(self, raised: Sequence[RaisedEpoch], *, version: int, floor: int) -> Self:
         """These and what came after them, without what is at or below `floor`; raises `ServiceError` as `__init__`."""
         if version < self.version or floor < self.floor:
@@ -164,11 +168,16 @@ class KnownEpochs(NamedTuple):
 
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
         """The epochs of a request of this subject, else this session, else of nobody in the tenant."""
+        return Epochs(*map(self.epochs.epoch, self.tags_of(issuer, tenant, subject, session)))
+
+    def tags_of(
+        self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None
+    ) -> tuple[bytes, ...]:
+        """The tags of the scopes that `of` has the epochs of, in the same order."""
         if subject is not None:
             private = EpochScope(issuer, tenant, subject)
         elif session is not None:
             private = EpochScope(issuer, tenant, session=session)
         else:
             private = EpochScope(issuer, tenant, is_shared=True)
-        scopes = (EpochScope(), EpochScope(issuer, tenant), private)
-        return Epochs(*(self.epochs.epoch(self.tags.of(scope)) for scope in scopes))
+        return tuple(map(self.tags.of, (EpochScope(), EpochScope(issuer, tenant), private)))

@@ -67,6 +67,9 @@ class ErasureTarget(Protocol):
     def restrict(self, ordered: RestrictedSubjects) -> None:
         """Use nothing of these subjects."""
 
+    def renew_custody(self, source: str, until_us: int) -> None:
+        """A source of erasures was heard, in boot time."""
+
     def call(self, command: Any) -> Future[Any]:
         """Run a command on the owning thread."""
 

@@ -53,7 +53,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.custody_events import integrity_mismatch, residency_released
-from kvcustody.governance.decisions.access_plan import Plan, label_of, owed_by
+from kvcustody.governance.decisions.access_plan import Plan, label_of, owed_by, plan_key
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.eviction_order import eviction_orders
@@ -288,7 +288,7 @@ class EnginePort(Authority[ExternalPool]):
     ) -> Plan[ExternalPool] | AdmissionRefused | None:
         if principal is None:
             return None
-        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = plan_key(principal, model, route, hints)
         plan = self._plan(key, request_id, moment)
         if isinstance(plan, Deferred):
             return AdmissionRefused(request_id, "the ledger cannot record the tenant's first key; try again")
@@ -330,7 +330,7 @@ class EnginePort(Authority[ExternalPool]):
         """The plan of a request that is let in whatever the policy says: None where nobody, or nobody known, asks."""
         if principal is None:
             return None
-        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = plan_key(principal, model, route, hints)
         plan = self._plan(key, request_id, moment)
         if not isinstance(plan, Plan):
             return None
@@ -604,6 +604,8 @@ class EnginePort(Authority[ExternalPool]):
             return 0  # decided under what no longer holds: looked up again, or computed
         which = np.array(blocks, dtype=np.int64)
         expected, now_us = residency.expected, self._clock.now_us()
+        if self.custody.is_over(now_us):
+            return 0
         if residency.monitored is not None:
             tags = self.pool.tag[which]
             domains = {tag: self.pool.domains.get(tag) for tag in set(tags.tolist())}
@@ -729,7 +731,9 @@ class EnginePort(Authority[ExternalPool]):
         may be filled while the grant stands.
         """
         chain, now_us = residency.keys, self._clock.now_us()
-        if not isinstance(chain, KeyChain) or chain.epoch != self._epoch or now_us >= self._reuse.expires_us:
+        if not isinstance(chain, KeyChain) or chain.epoch != self._epoch:
+            return False
+        if now_us >= self._reuse.nothing_from_us:
             return False
         if not domain.may_be_copied or (domain is residency.domain and not residency.granted_blocks):
             return domain.may_be_copied
@@ -1232,6 +1236,7 @@ class EnginePort(Authority[ExternalPool]):
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
             room=room,
             tenant_tokens=tokens or {},
+            leases=self.lease_seconds(),
         )
 
     def _tenant_tokens(self, running: Iterable[ExternalResidency]) -> dict[str, int] | None:

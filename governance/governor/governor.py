@@ -47,6 +47,7 @@ from kvcustody.governance.decisions.access_plan import (
     Plan,
     PlanKey,
     label_of,
+    plan_key,
     plan_of,
 )
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
@@ -164,7 +165,10 @@ class Governor(Authority[BlockManager]):
         self.offload: Offloading | None = None
         if tiers is not None:
             rules = TierRules(
-                lambda: (self.table, self._reuse.coming), self.authorize, lambda: self.restricted
+                lambda: (self.table, self._reuse.coming),
+                self.authorize,
+                lambda: self.restricted,
+                lambda: self.custody.is_over(self._clock.now_us()),
             )
             opened = tiers(rules)
             cost = recompute or self.measures.cost
@@ -212,7 +216,7 @@ class Governor(Authority[BlockManager]):
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         kinds = read_kinds(hints.kinds) if hints.kinds else ()
         latency = check_latency(hints.latency) if hints.latency else ""
-        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = plan_key(principal, model, route, hints)
         moment = self._moment(check_trace(trace) if trace else trace)
         plan, moment = self._standing(key, request_id, moment)
         if not isinstance(plan, Plan):
@@ -329,7 +333,7 @@ class Governor(Authority[BlockManager]):
         moment: Moment,
     ) -> MonitoredRequest:
         """What the policy would let a request read that it is not enforced for, and under which keys it goes."""
-        _, model, _, _, salt = plan.key
+        _, model, _, _, salt, _ = plan.key
         chain = self._monitor.chain(plan.own.domain, plan.manager, model, salt)
         rule = "" if plan.admitted.permitted else plan.admitted.reasons[0]
         request = MonitoredRequest(chain, None, model, salt, reader=plan.account.name, refusal=rule)
@@ -424,7 +428,7 @@ class Governor(Authority[BlockManager]):
         leaf = found.leaf
         if leaf is None:
             return True
-        until_us = NEVER_US if is_monitored else self._reuse.expires_us
+        until_us = self.custody.until_us if is_monitored else self._reuse.nothing_from_us
         if not is_monitored and (plan.grants or plan.segments):
             valid_us = plan.valid_until_utc_us - self._clock.offset_us
             until_us = min(until_us, self._reuse.lease_until_us, valid_us)
@@ -435,6 +439,8 @@ class Governor(Authority[BlockManager]):
     ) -> tuple[PrefixMatch, int]:
         """What may be attached, and from when: blocks may have been compared on the device first."""
         began_ns, manager = perf_counter_ns(), plan.manager
+        if is_monitored and self.custody.is_over(now_us):
+            prompt = prompt._replace(limit=0)
         found = manager.match_prefix(read, prompt, now_us)
         if manager.pool.sums is not None:
             now_us = self._clock.now_us()
@@ -632,6 +638,11 @@ class Governor(Authority[BlockManager]):
         sequence = self._get(request_id)
         residency = sequence.residency
         if not residency.may_hold:  # erased, and let finish
+            return False
+        epochs, principal = plan_of(residency).key[5], plan_of(residency).principal
+        if self.custody.is_over(self._clock.now_us()):
+            return False
+        if epochs is not None and not self.epochs.agree(principal, epochs):
             return False
         if residency.domain.is_withheld or self.restricted.covers(
             plan_of(residency).tenant, plan_of(residency).principal.subject
@@ -974,6 +985,7 @@ class Governor(Authority[BlockManager]):
             thrashing=dict(self._thrash.look(self.tenant_counters, room)),
             room=room,
             tenant_tokens=self._tenant_tokens(),
+            leases=self.lease_seconds(),
         )
 
     def _tenant_tokens(self) -> dict[str, int]:

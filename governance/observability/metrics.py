@@ -217,6 +217,10 @@ MEASURES: tuple[Measure, ...] = (
             "that were heard in the last minute: the longest."),
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),
+    Measure("worker_lease_seconds", "gauge", "How long a worker may reuse without further word, by lease: `policy` for "
+            "what crosses scopes, `custody` for anything. Below 0: it is over.", ("worker", "lease"), "lease.{lease}"),
+    Measure("worker_denied_requests_total", "counter", "Requests that reused nothing, or nothing across scopes: a "
+            "lease was over, or their door knew other erasures, by rule.", ("worker", "rule"), "lease_denied.{rule}"),
     Measure("worker_status_age_seconds", "gauge", "Age of a worker's counters when it sent them; nothing was counted "
             "since on an engine that takes no step.", _WORKER, "status_age_seconds"),
     Measure("worker_ledger_backlog_events", "gauge", "Events of a worker that are not handed in.", _WORKER,
@@ -241,6 +245,7 @@ MEASURES: tuple[Measure, ...] = (
             "than three scrapes and a minute is not shown.", ("collector",)),
 )  # fmt: skip
 BY_NAME = {measure.name: measure for measure in MEASURES}
+LEASE_RULES = ("custody-lease", "policy-lease", "erase-epoch")
 _TALLIES = (
     "hit_requests",
     "prompt_tokens",
@@ -389,6 +394,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
         found["fragmentation"] = found["waste_tokens"] / slots
     if aged:
         found["cached_age_seconds"] = ages / aged
+    found |= {f"lease.{name}": seconds for name, seconds in stats.leases.items()}
     found["monitors"] = float(stats.monitors)
     found |= stats.tiers
     found |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
@@ -415,6 +421,9 @@ def _count_tenants(stats: Any, block_tokens: int, add: Callable[[str, float], No
             add(f"{name}_tokens", getattr(tally, f"{name}_blocks") * block_tokens)
         for rule, count in list(tally.would_deny.items()):
             add(f"would_deny.{_word(rule)}", count)
+        for rule in LEASE_RULES:
+            if rule in tally.denials:
+                add(f"lease_denied.{rule}", tally.denials[rule])
         if stats.are_hits_leading:
             add("hit_tokens", tally.hit_blocks * block_tokens)
         for reason, count in list(tally.deferred.items()):  # the engine goes on counting

@@ -72,6 +72,7 @@ class Stats(NamedTuple):
     tenant_tokens: Mapping[str, int] = MappingProxyType(
         {}
     )  # of running requests, by tenant, where they are known
+    leases: Mapping[str, float] = MappingProxyType({})  # seconds left of each that this process needs
 
 
 class Counted(NamedTuple):

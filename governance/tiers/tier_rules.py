@@ -22,7 +22,8 @@ Tables = tuple[DecisionTable, DecisionTable | None]
 class TierRules:
     """`tables` gives the active revision, and one that is not on record yet: where there is one, both must permit.
 
-    `authorize` has a permit on record before the first copy. `restricted`: whose copies are left as they are.
+    `authorize` has a permit on record before the first copy. `restricted`: whose copies are left as they are; all are
+    while `is_lease_over` says that the newest erasures are not known.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class TierRules:
         tables: Callable[[], Tables],
         authorize: Callable[[Action, OwnData], Decision],
         restricted: Callable[[], RestrictedSubjects],
+        is_lease_over: Callable[[], bool],
     ) -> None:
+        self._is_lease_over = is_lease_over
         self._restricted = restricted
         self._tables = tables
         self._authorize = authorize
@@ -43,8 +46,8 @@ class TierRules:
         return tuple(tenant.id for tenant in quotas_of(self._tables()[0]).policy.tenants)
 
     def withholds(self, label: DomainLabel) -> bool:
-        """Whether a restriction keeps copies of this domain where they are."""
-        return is_withheld(label, self._restricted())
+        """Whether copies of this domain stay where they are now."""
+        return self._is_lease_over() or is_withheld(label, self._restricted())
 
     def limit(self, tier: Tier, tenant: str, classification: str) -> CopyLimit:
         """How long copies may be in `tier`; not at all where they may not, or the permit is not on record."""

@@ -31,7 +31,8 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
+from kvcustody.governance.worker.follow_epochs import follow_epochs
+from kvcustody.governance.worker.open_foundation import custody_lease, open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins
 from kvcustody.logger import get_logger
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
@@ -177,6 +178,7 @@ def open_engine_worker(
         )
         port.may_monitor = settings.monitoring == "allowed"
         port.erasures.tiers += plugins.open_tiers(settings)
+        follow_epochs(connection, port, clock, stack, lease_seconds=custody_lease(settings, standing.table))
         port.erasures.destroy_returned(inbox.completed)
         inbox.look(port)
         inbox.start(port, settings.erasure_poll_ms / 1000)

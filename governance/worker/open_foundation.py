@@ -35,6 +35,7 @@ from kvcustody.governance.control_plane.opening import (
     open_remote_ledger,
     remote_startup_policy,
 )
+from kvcustody.governance.edge.custody_lease import lease_seconds, spread
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.checkpoint_signing_key import memory_of, open_signing_key
@@ -148,8 +149,14 @@ def _behind_control_plane(
             raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
     else:
         _announce(writer, settings, standing.table, started)
-    inbox = open_inbox(settings, connection, writer.offset_us)
+    lease = spread(custody_lease(settings, standing.table))
+    inbox = open_inbox(settings, connection, writer.offset_us, clock, lease)
     return Foundation(standing, keyring, writer, None, inbox, connection)
+
+
+def custody_lease(settings: Settings, table: DecisionTable) -> int:
+    """Seconds for which a worker reuses without word of erasures, by its settings and its first policy."""
+    return lease_seconds(settings.custody_lease_seconds, table.policy.erasure.within_us)
 
 
 def _signed_orders(settings: Settings) -> SignedOrders | None:

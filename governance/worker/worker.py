@@ -30,7 +30,8 @@ from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_names, tier_plan
-from kvcustody.governance.worker.open_foundation import open_foundation, warn_of_idle_fields
+from kvcustody.governance.worker.follow_epochs import follow_epochs
+from kvcustody.governance.worker.open_foundation import custody_lease, open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins, open_root_key
 from kvcustody.logger import get_logger
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
@@ -147,6 +148,9 @@ def open_worker(
         stack.callback(worker.stop)
         worker.completed = inbox.completed
         governor.may_monitor = settings.monitoring == "allowed"
+        follow_epochs(
+            connection, governor, clock, stack, lease_seconds=custody_lease(settings, standing.table)
+        )
         governor.erasures.destroy_returned(inbox.completed)
         inbox.recover_pending(governor)
         if settings.scan_online:

@@ -84,6 +84,7 @@ class RequestGate:
                 client_salt=client_salt,  # type: ignore[arg-type]  # checked there
                 uses=uses,
                 ttl_seconds=self._token_seconds,
+                epochs=None if admitted.token is None else admitted.token.claims.epochs,
             )
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None

@@ -98,7 +98,12 @@ def _open_tiers(cache: GovernedRadixCache, settings: Settings, plan: TierPlan) -
     assert worker is not None
     port, pages = worker.port, unit_pages(size)
     shape = BlockShape(pages * memory.bytes_per_page, 1, pages * size)
-    rules = TierRules(lambda: port.tables, port.authorize, lambda: port.restricted)
+    rules = TierRules(
+        lambda: port.tables,
+        port.authorize,
+        lambda: port.restricted,
+        lambda: port.custody.is_over(port.clock.now_us()),
+    )
     root = open_root_key(settings)
     tiers = open_tiers(plan, shape, port.keyring, root, worker.clock, cache.tier_stack, rules)
     for tier in tiers:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvcustody.audit.kinds import ErasureCompleted, Event, OrphanFound
+from kvcustody.clock import SystemClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
@@ -55,7 +56,11 @@ def test_keys_that_the_control_plane_knows_as_erased_are_destroyed_again(
     if remembers:
         erased()
     with ControlPlaneConnection(server.address, people["worker"]) as connection:
-        check_at_start(deployment, RemoteInbox(connection, 0), ["returned key"] * remembers)
+        check_at_start(
+            deployment,
+            RemoteInbox(connection, 0, clock=SystemClock(), lease_seconds=300),
+            ["returned key"] * remembers,
+        )
     assert deployment.opened() == (0 if remembers else OBJECTS)
 
 
@@ -66,7 +71,7 @@ def test_where_it_is_away_at_the_start_they_are_once_it_answers(
     found: list[Event] = []
     facade = _Facade(deployment, found)
     with ControlPlaneConnection(server.address, people["worker"]) as connection:
-        inbox = RemoteInbox(connection, 0)
+        inbox = RemoteInbox(connection, 0, clock=SystemClock(), lease_seconds=300)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(connection, "get", _away)
             facade.erasures.destroy_returned(inbox.completed)
@@ -93,5 +98,7 @@ class _Facade:
     def follow_keys(self, *_: object) -> None: ...
 
     def restrict(self, *_: object) -> None: ...
+
+    def renew_custody(self, *_: object) -> None: ...
 
     def order_enforcement(self, *_: object) -> None: ...

@@ -10,6 +10,7 @@ import pytest
 
 from kvcustody.audit.evidence.cases.restrictions import restrictions_in_force
 from kvcustody.audit.kinds import ProcessingRestricted
+from kvcustody.clock import SystemClock
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
@@ -37,6 +38,9 @@ class Heard:
     def restrict(self, ordered: RestrictedSubjects) -> None:
         self.restricted.append(ordered)
 
+    def renew_custody(self, source: str, until_us: int) -> None:
+        pass
+
     def call(self, command: Any) -> Any:
         return command(self)
 
@@ -59,7 +63,7 @@ def test_it_reaches_workers_on_the_ledger_and_behind_the_control_plane(
     at_ledger, at_plane = Heard(), Heard()
     inbox = ErasureInbox(shipped.engine, "worker", 0, shipped.subject_keys)
     with ControlPlaneConnection(server.address, people["worker"]) as connection:
-        remote = RemoteInbox(connection, 0)
+        remote = RemoteInbox(connection, 0, clock=SystemClock(), lease_seconds=300)
         inbox.recover_pending(at_ledger)  # type: ignore[arg-type]
         remote.recover_pending(at_plane)  # type: ignore[arg-type]
         assert [wanted in found.orders for found in at_ledger.restricted] == [False]

@@ -164,7 +164,12 @@ class SchedulerTiers:
         self._keyring = keyring = port.keyring
         self._keys = SealKeys(keyring, shred)
         self._shred = shred
-        self._policy = TierRules(lambda: port.tables, port.authorize, lambda: port.restricted)
+        self._policy = TierRules(
+            lambda: port.tables,
+            port.authorize,
+            lambda: port.restricted,
+            lambda: port.custody.is_over(port.clock.now_us()),
+        )
         self._step = object_blocks
         self._block_tokens = block_tokens
         self._shards = shards

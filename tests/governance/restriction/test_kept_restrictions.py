@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
@@ -33,6 +34,9 @@ class Facade:
     def follow_keys(self, orders: object) -> int:
         return 0
 
+    def renew_custody(self, source: str, until_us: int) -> None:
+        pass
+
 
 def answer(*people: RestrictedSubject) -> Answers:
     return lambda *_, **__: {
@@ -51,7 +55,7 @@ def start(path: Path | None, said: Answers | None = None) -> tuple[RemoteInbox, 
     connection = ControlPlaneConnection(address, "key")
     if said is not None:
         connection.get = said  # type: ignore[method-assign]
-    inbox, facade = RemoteInbox(connection, 0, path), Facade()
+    inbox, facade = RemoteInbox(connection, 0, path, clock=VirtualClock(), lease_seconds=300), Facade()
     try:
         inbox.recover_pending(facade)  # type: ignore[arg-type]
     finally:

@@ -62,7 +62,12 @@ class TieredEngine(PagedEngine):
             timeout_seconds=5.0,
         )
         port, unit = self.port, unit_pages(page_tokens)
-        rules = TierRules(lambda: port.tables, port.authorize, lambda: port.restricted)
+        rules = TierRules(
+            lambda: port.tables,
+            port.authorize,
+            lambda: port.restricted,
+            lambda: port.custody.is_over(port.clock.now_us()),
+        )
         shape = BlockShape(unit * PAGE_BYTES, 1, unit * page_tokens)
         self.stack = ExitStack()
         root = open_wrapping("generated", folder / "root.key")

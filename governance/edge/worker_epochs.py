@@ -1,0 +1,85 @@
+"""What a worker knows of erase epochs, and what follows for a request that came through a door.
+
+    epochs = WorkerEpochs()
+    epochs.take(known)                        # the newest snapshot that was heard; says what was raised
+    epochs.agree(principal, token_epochs)     # whether door and worker know the same
+    epoch_salt(salt, token_epochs, ...)       # what separates what was before an erasure from what is after it
+
+1. A request whose token has other epochs than the worker is served, finds nothing and leaves nothing that can be found:
+   it began before an erasure, or the door or the worker is behind.
+2. Where they agree, the epochs are part of the key of the request's own domain. So what was written before an erasure
+   is out of reach from the raise on, in every pool, tier and engine, even where the erasure itself arrives later.
+3. A tenant-wide domain has the epochs of fleet and tenant alone. What one subject wrote in it, the erasure ends.
+4. A request that came through no door has no epochs, and keeps the domain without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
+from kvcustody.governance.identity import tlv
+from kvcustody.governance.identity.principal import Principal
+
+OTHER_EPOCH = "erase-epoch"  # the rule that denies reuse where door and worker know otherwise
+_SALT_BYTES = 16
+
+
+class WorkerEpochs:
+    """The newest snapshot that a worker has heard. Used on the thread that owns the blocks."""
+
+    def __init__(self) -> None:
+        self.known: KnownEpochs | None = None
+        self.are_awaited = False  # a control plane gives them out: before its first answer nothing agrees
+
+    def take(self, known: KnownEpochs) -> frozenset[bytes] | None:
+        """Act by this snapshot, unless a newer one came before; the tags raised since. None: any may have been."""
+        before = self.known
+        if before is None or not _same_key(known, before):  # under another key the whole fleet was raised
+            self.known = known
+            return None
+        if known.epochs.version < before.epochs.version:
+            return frozenset()
+        self.known = known
+        if known.epochs.floor > before.epochs.version:
+            return None
+        return known.epochs.raised_after(before.epochs.version)
+
+    def tags(self, principal: Principal) -> frozenset[bytes]:
+        """The tags of the scopes that a request of this principal stands on; none before anything was heard."""
+        if self.known is None:
+            return frozenset()
+        return frozenset(self.known.tags_of(*_scope(principal)))
+
+    def tags_of_tenant(self, issuer: str, tenant: str) -> frozenset[bytes]:
+        """The tags of fleet and tenant: a tenant-wide domain stands on them."""
+        return frozenset() if self.known is None else frozenset(self.known.tags_of(issuer, tenant)[:2])
+
+    def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
+        """As `KnownEpochs.of`; none before anything was heard."""
+        return NO_EPOCHS if self.known is None else self.known.of(issuer, tenant, subject, session)
+
+    def agree(self, principal: Principal, epochs: Epochs) -> bool:
+        """Whether a token with these epochs says what is known here."""
+        if self.known is None and self.are_awaited:
+            return False
+        return self.of(*_scope(principal)) == epochs
+
+
+def epoch_salt(salt: str | None, epochs: Epochs, *, is_tenant_wide: bool) -> str | None:
+    """The salt of a request's own domain, given the caller's; the same on every worker, and `salt` at no epoch."""
+    if is_tenant_wide:
+        epochs = epochs._replace(private=0)
+    if epochs == NO_EPOCHS:
+        return salt
+    fields: dict[int, tlv.Value] = {1: salt, 2: epochs.fleet, 3: epochs.tenant, 4: epochs.private}
+    encoded = tlv.encode("kvcustody/epoch-salt", 1, fields)
+    return "epoch-" + hashlib.blake2b(encoded, digest_size=_SALT_BYTES).hexdigest()
+
+
+def _scope(principal: Principal) -> tuple[str, str, str | None, str | None]:
+    return principal.issuer, principal.tenant, principal.subject, principal.session
+
+
+def _same_key(one: KnownEpochs, other: KnownEpochs) -> bool:
+    return one.tags is other.tags or one.tags_of("", "")[0] == other.tags_of("", "")[0]
