@@ -13,6 +13,7 @@ import pytest
 from markupsafe import escape
 from sqlalchemy import Engine, update
 
+from kvcustody.audit.evidence.erasure.ended_names import ended_names
 from kvcustody.audit.evidence.erasure.figures_from_leaves import figures_of, waiting_copies
 from kvcustody.audit.kinds import EnforcementChanged, WorkerStarted
 from kvcustody.audit.reports.document import Document
@@ -29,7 +30,7 @@ from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from standins import builders
-from standins.audit.documents import signed_certificate, verify_certificate
+from standins.audit.documents import signed_again, signed_certificate, verify_certificate
 from standins.erasure.certificate_case import ANN, KEY, VKEYS, Case
 
 
@@ -285,3 +286,62 @@ def test_a_recorded_certificate_still_verifies() -> None:
     assert not verify_certificate(
         data.replace(b'"outcome":"complete"', b'"outcome":"partial"'), vkeys, opening
     ).ok
+
+
+def test_routers_names_end_with_epochs_and_each_door_says_since_when(store: Engine, tmp_path: Path) -> None:
+    case = Case(store, tmp_path)
+    routers = case.document.facts["routers"]
+    at_us = routers["raised"][0]["at_us"]
+    assert [(one["scope"], one["number"]) for one in routers["raised"]] == [("subject", 6), ("shared", 8)]
+    assert not routers["shared_waits"]
+    follows, behind, ended = routers["doors"]
+    assert (follows["door"], follows["version"], follows["taken_us"]) == ("door-1", 8, at_us + 8)
+    assert (behind["door"], behind["version"], behind["behind_since_us"]) == ("door-2", 6, at_us)
+    assert behind["taken_us"] is behind["ended_us"] is None
+    assert ended["door"] == "door-3" and ended["ended_us"] is not None
+    page = render(case.document, "html").decode()
+    assert "Routers" in page and "door-2" in page and "own eviction or restart" in page
+
+
+def test_a_subjects_epoch_alone_leaves_the_shared_name_waiting() -> None:
+    raised = {"kind": "epoch-raised", "erasure": "e", "scope": "subject", "number": 3, "at_us": 7}
+    assert ended_names([raised], "another") is None
+    found = ended_names([raised], "e")
+    assert found is not None and found["shared_waits"] and found["doors"] == []
+    found = ended_names([raised, raised | {"scope": "tenant", "number": 4}], "e")
+    assert found is not None and not found["shared_waits"]
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda routers: routers["doors"].pop(1),
+        lambda routers: routers["doors"].append(routers["doors"][0] | {"door": "door-9"}),
+        lambda routers: routers["doors"][1].update(taken_us=1, behind_since_us=None),
+        lambda routers: routers["raised"].pop(),
+        lambda routers: routers["raised"].append(routers["raised"][0] | {"number": 9}),
+        lambda routers: routers.update(shared_waits=True),
+        lambda routers: routers.update(kept="nothing stays in a router"),
+    ],
+    ids=[
+        "a door less",
+        "a door more",
+        "a door that follows",
+        "a raise less",
+        "a raise more",
+        "waits",
+        "kept",
+    ],
+)
+def test_what_it_says_of_routers_is_what_its_leaves_show(
+    store: Engine, tmp_path: Path, forge: Callable[[Any], object]
+) -> None:
+    case = Case(store, tmp_path)
+    assert verify_certificate(case.data, VKEYS, case.opening).ok, "control"
+    facts = json.loads(json.dumps(case.document.facts))
+    forge(facts["routers"])
+    check = verify_certificate(signed_again(case.document, facts, KEY).to_bytes(), VKEYS, case.opening)
+    assert any("routers' names and doors" in problem for problem in check.problems)
+    del facts["routers"]
+    check = verify_certificate(signed_again(case.document, facts, KEY).to_bytes(), VKEYS, case.opening)
+    assert any("routers' names and doors" in problem for problem in check.problems)

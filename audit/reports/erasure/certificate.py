@@ -14,6 +14,8 @@
 7. Where orders are signed (`signed_orders`), it is not `complete` where nobody follows its request, and
    says why.
 8. Legal holds on everything, on its tenant and on its subject are listed, from their leaves (`erasure_holds`).
+9. Where it raised erase epochs, `routers` says when routers' names of the scope ended and which doors follow
+   (`ended_names`). What routers keep is unproven, and changes no outcome.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import orjson
 from sqlalchemy import Connection, and_, exists, func, or_, select, union
 
 from kvcustody.audit.evidence.copies.copy_rows import DESTROYED, ENDED
+from kvcustody.audit.evidence.erasure.ended_names import ended_name_leaves, ended_names
 from kvcustody.audit.evidence.erasure.erasure_holds import hold_leaves, holds_among
 from kvcustody.audit.evidence.erasure.figures_from_leaves import ErasureFigures, figures_of, waiting_copies
 from kvcustody.audit.evidence.erasure.requests_and_answers import Status, status
@@ -143,6 +146,9 @@ def certificate_facts(
         "leaves": carried,
         "limits": list(LIMITS),
     }
+    names = ended_names(bodies, erasure)
+    if names is not None:
+        facts["routers"] = names
     if why:
         facts["order"] = why
     return facts
@@ -191,6 +197,7 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
     made |= _lives(connection, erasure, found)
     made |= {*_signed_later(connection, erasure)}
+    made |= ended_name_leaves(connection, erasure)
     held = (connection, found.request.tenant, found.request.subject)
     made |= {(leaf.log, leaf.idx) for leaf in hold_leaves(*held)}
     for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvcustody.audit.evidence.erasure.ended_names import ended_names
 from kvcustody.audit.evidence.erasure.erasure_holds import holds_among
 from kvcustody.audit.evidence.erasure.figures_from_leaves import waiting_copies
 from kvcustody.audit.evidence.erasure.who_owes import owing, without_answer
@@ -35,7 +36,7 @@ _REQUEST = {"erasure", "tenant", "selector", "subject", "session", "actor", "at_
 
 def check_parts(facts: Facts) -> None:
     """Raise `LedgerError` where a part is missing or is none of a certificate."""
-    if facts.keys() - {"order"} != _PARTS:
+    if facts.keys() - {"order", "routers"} != _PARTS:
         raise LedgerError("it has parts that no certificate has, or lacks some")
     if facts["request"].keys() != _REQUEST | {"commitment"}:
         raise LedgerError("its request has parts that none has, or lacks some")
@@ -84,6 +85,8 @@ def certificate_disagreements(facts: Facts, bodies: Bodies) -> Iterator[str]:
     holds = [one._asdict() for one in holds_among(bodies, asked["tenant"], asked["subject"])]
     if differ(facts["holds"], holds):
         yield "the legal holds that it lists are not those of its leaves"
+    if differ(facts.get("routers"), ended_names(bodies, facts["erasure"])):
+        yield "what it says of routers' names and doors is not what its leaves show"
     if facts["limits"] != [*LIMITS]:
         yield "the limits that it states are not those of any certificate"
     if differ(facts["population"]["units"], facts["figures"]["units"]):

@@ -45,6 +45,8 @@ from kvcustody.audit.kinds import (
     CopiesStored,
     CustodyOverdue,
     DecisionRecorded,
+    EpochRaised,
+    EpochsTaken,
     ErasureApplied,
     ErasureCompleted,
     ErasureRemaining,
@@ -127,6 +129,8 @@ def lived(world: Any) -> list[Event]:
     made: list[Event] = [
         PolicyActivated(at, 1, "base", "shared", "sha256:1", "author"),
         DecisionRecorded(at, "attach", "permit", tenant, other, "internal", ("rule",), 1, "grant", 1, TRACE),
+        EpochRaised(at, "erasure-1", tenant, "subject", 3),
+        EpochsTaken(at, "door-1", 3, "ab" * 32),
         HitCounters(at, tenant, tenant, "attach", "permit", "own-scope", 1, at, 3, 2, 1),
         ErasureRequested(at, "e-1", tenant, "subject", "user-1", None, at + 9, "dpo", "", TRACE),
         ErasureApplied(at, "e-1", tenant, 1, 0, 1, ()),

@@ -10,10 +10,12 @@ import pytest
 from kvcustody.audit.kinds import KINDS, EpochsTaken
 from kvcustody.audit.kinds.examples import example_of
 from kvcustody.audit.leaf.leaf_schema import DOORS_KINDS, FOLDED
-from kvcustody.governance.service.access.roles import Permission, Role
-from kvcustody.governance.service.service import Service
+from kvcustody.governance.api.declarations import every_operation
+from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
+from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from standins.service.service_world import MEDIA, Worker, register, ship
 
+SENT = MEDIA | {HEADER: str(PROTOCOL)}
 WRITES = {"epochs-taken", "worker-stopped", "spill-started", "replay-completed", "gap"}
 EVERY = [kind for kind in KINDS if kind not in FOLDED and KINDS[kind].outage != "C"]
 
@@ -43,7 +45,7 @@ def test_a_door_hands_in_its_own_kinds_and_no_other(
         assert ship(client, people["door"], door, door.batch([own(EpochsTaken, door)])).status_code == 200
     batch = door.batch([own(kind, door)])
     body = b"\n".join((b"[]", *batch.leaves))
-    answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=MEDIA)
+    answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=SENT)
     if KINDS[kind].name in WRITES:
         assert answer.status_code == 200, answer.text
         return
@@ -70,21 +72,22 @@ def test_a_door_names_no_other_door_and_nobody(client: Any, people: Any, door: W
     names = orjson.dumps([["p" * 24, "acme", "ana", "", None]])
     batch = door.batch([own(EpochsTaken, door)])
     body = b"\n".join((names, *batch.leaves))
-    answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=MEDIA)
+    answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=SENT)
     assert answer.status_code == 400 and "no names" in answer.text
     assert ship(client, people["door"], door, batch).status_code == 200, "control"
 
 
-def test_a_door_reaches_epochs_and_its_ledger_alone(service: Service, client: Any, people: Any) -> None:
+def test_a_door_reaches_epochs_and_its_ledger_alone(client: Any, people: Any) -> None:
     """Of all operations: what names erased people, policies and orders is for workers."""
-    from kvcustody.governance.api.app import operations
-
-    allowed = {
+    reached = {
         each.name
-        for each in operations()
-        if each.action in (Permission.HAND_IN, Permission.SELF) or each.action is None
+        for each in every_operation().operations.by_name.values()
+        if each.action is not None and reach(frozenset({Role.DOOR}), each.action) is not Reach.NONE
     }
-    assert {"takeEpochs", "registerIncarnation", "shipBatch", "checkKept"} <= allowed
+    own_keys = {
+        each.name for each in every_operation().operations.by_name.values() if each.action is Permission.SELF
+    }
+    assert reached - own_keys == {"takeEpochs", "registerIncarnation", "shipBatch", "checkKept"}
     for path in (
         "/v1/worker/erasures",
         "/v1/worker/scans",

@@ -214,6 +214,8 @@ TABLES = {
     ),
     "erasure_remains": Table(("erasure-remaining",), "erasure part reason at_us", _PROCESS | _EXTENT),
     "erasure_rereads": Table(("erasure-reread",), "erasure checked changed nonzero at_us", _PROCESS),
+    "epoch_raises": Table(("epoch-raised",), "erasure tenant scope number at_us"),
+    "epochs_taken": Table(("epochs-taken",), "door version digest at_us", _PROCESS),
     "orphan_scans": Table(
         ("orphan-scanned",),
         "scan mode started_boot_us ended_boot_us residencies blocks findings at_us",

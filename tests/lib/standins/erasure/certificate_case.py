@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from kvcustody.audit.kinds import ReceiptRecorded
+from kvcustody.audit.kinds import EpochRaised, EpochsTaken, ReceiptRecorded
 from kvcustody.audit.reports.document import Document
 from kvcustody.audit.reports.erasure.certificate import issue, new_opening
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -15,6 +15,7 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from standins.builders import writer
 from standins.robust.custody_world import CustodyWorld
 
 Steps = Sequence[CopyEvent]
@@ -33,7 +34,7 @@ class Case:
     def __init__(
         self, store: Engine, folder: Path, *, lost: bool = False, copies: Steps = (), later: Steps = ()
     ) -> None:
-        self.dropping = False
+        self.dropping, self.folder, self.store = False, folder, store
         self.world = CustodyWorld(
             store,
             folder,
@@ -52,13 +53,29 @@ class Case:
         }
         self.world.settle()
         self.record(copies)
+        self.follow_epochs()
         self.world.close()
-        self.folder, self.store = folder, store
         self.sign()
         self.opening = new_opening(ANN.text())
         self.document = self.issue()
         self.record(later)
         self.world.writer.close()
+
+    def follow_epochs(self) -> None:
+        """Its epochs on record, and doors: one that follows, one that does not, and one that ended before it did."""
+        now_us, erasure = self.world.clock.now_us(), self.done.erasure
+        raised = [("subject", 6), ("shared", 8)]
+        self.world.writer.submit(
+            [EpochRaised(now_us, erasure, ANN.tenant, scope, number) for scope, number in raised]
+        )
+        assert self.world.writer.flush()
+        for name, versions in (("door-1", (5, 8, 9)), ("door-2", (5, 6)), ("door-3", (7,))):
+            door = writer(self.store, self.folder / name, worker=name, clock=self.world.clock)
+            door.submit([EpochsTaken(now_us + version, name, version, "cd" * 32) for version in versions])
+            if name == "door-3":
+                door.record_end()
+            assert door.flush()
+            door.close()
 
     def record(self, copies: Steps) -> None:
         """What a tier said of its copies; the erasure that ended them is this one."""
