@@ -1,7 +1,7 @@
 """Commands that other packages, and our own integrations, add to `kvcustody`: entry points in `kvcustody.commands`.
 
-1. An entry point is a typer app (its commands become `kvcustody NAME …`) or a function (it becomes `kvcustody NAME`;
-   its module's `EPILOG` is shown below its help).
+1. An entry point is a typer app (its commands become `kvcustody NAME …`, beside those of the API's operations of that
+   name) or a function (it becomes `kvcustody NAME`; its module's `EPILOG` is shown below its help).
 2. `GROUP.NAME` is a command of a group of ours that takes such: `apikey` does.
 3. One that cannot be loaded costs its own command alone: that command says why. A name of ours cannot be taken.
 """
@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -69,7 +69,7 @@ def add_command(app: typer.Typer, entry: EntryPoint) -> None:
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=entry.name)
+            app.add_typer(loaded, name=entry.name, **_class_of(entry.name))
         elif callable(loaded):
             epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
             app.command(name=entry.name, epilog=epilog)(loaded)
@@ -77,6 +77,14 @@ def add_command(app: typer.Typer, entry: EntryPoint) -> None:
             raise TypeError(f"`{entry.value}` is neither a typer app nor a function")
     except Exception as error:
         _add_broken(app, entry, error)
+
+
+def _class_of(name: str) -> dict[str, Any]:
+    """The class of a group that has commands of operations too; nothing for any other."""
+    from kvcustody.console.api.group import OperationGroup
+    from kvcustody.console.api.operation_commands import commands_of
+
+    return {"cls": OperationGroup} if commands_of(name) else {}
 
 
 def add_absent(app: typer.Typer, name: str, requirement: str) -> None:
