@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
     from kvcustody.governance.service.access.sessions import Sessions
     from kvcustody.governance.service.access.sign_in_links import SignInLinks
+    from kvcustody.governance.service.epochs.epoch_book import EpochBook, EpochTurns
     from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
-    from kvcustody.governance.service.fleet.erase_epochs import EpochBook, EpochTurns
     from kvcustody.governance.service.fleet.exports import Exports
     from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
     from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
@@ -367,7 +367,7 @@ class Service(LedgerReads):
     @cached_property
     def epochs(self) -> EpochBook:
         """The erase epochs that erasures raised."""
-        from kvcustody.governance.service.fleet.erase_epochs import EpochBook
+        from kvcustody.governance.service.epochs.epoch_book import EpochBook
 
         return EpochBook(
             self.engine,
@@ -381,7 +381,7 @@ class Service(LedgerReads):
     @cached_property
     def epoch_turns(self) -> EpochTurns:
         """Raises the epochs of shared names when they are due."""
-        from kvcustody.governance.service.fleet.erase_epochs import EpochTurns
+        from kvcustody.governance.service.epochs.epoch_book import EpochTurns
 
         return self._stack.enter_context(closing(EpochTurns(self.epochs, self.clock, self._record_epochs)))
 

@@ -10,7 +10,7 @@ from kvcustody.governance.api.models.base import Measure, Model, TenantName, Utc
 from kvcustody.governance.api.models.policies import EnforcementOrderModel
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
-from kvcustody.governance.service.fleet.erase_epochs import PAGE_RAISES, EpochTaker
+from kvcustody.governance.service.epochs.epoch_book import PAGE_RAISES, EpochTaker
 from kvcustody.governance.service.fleet.workers import WorkerRun
 from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL

@@ -25,7 +25,7 @@ from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
-from kvcustody.governance.service.fleet.erase_epochs import EpochBook
+from kvcustody.governance.service.epochs.epoch_book import EpochBook
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun

@@ -16,7 +16,7 @@ from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.service.fleet.erase_epochs import EpochBook
+from kvcustody.governance.service.epochs.epoch_book import EpochBook
 from kvcustody.times import DAY_US
 from standins import builders
 
@@ -246,7 +246,7 @@ def test_another_key_raises_the_fleet_once(desk: Desk) -> None:
 
 
 def test_pages_give_the_same_snapshot(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcustody.governance.service.fleet.erase_epochs.PAGE_RAISES", 3)
+    monkeypatch.setattr("kvcustody.governance.service.epochs.epoch_book.PAGE_RAISES", 3)
     for number in range(8):
         desk.erase(Selector(tenant="acme", subject=str(number)))
     made, pages = EraseEpochs(), 0

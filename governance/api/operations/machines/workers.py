@@ -45,7 +45,7 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
-from kvcustody.governance.api.operations.doors import role_of
+from kvcustody.governance.api.operations.machines.doors import role_of
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.roles import Permission

@@ -1,0 +1,1 @@
+"""Operations that machines ask: workers, and doors before routers."""
