@@ -41,8 +41,8 @@ _GROUPS = {  # in the order of the API document: the function that declares a gr
     "jobs:add_jobs": ("exports", "jobs"),
     "fleet:add_fleet": ("capacity", "clock", "orphans", "prefixes", "quotas", "showback", "sinks"),
     "fleet:add_scan_orders": ("orphans", "worker", "workers"),
-    "workers:add_workers": ("worker", "workers"),
-    "doors:add_doors": ("doors", "worker"),
+    "machines.workers:add_workers": ("worker", "workers"),
+    "machines.doors:add_doors": ("doors", "worker"),
 }
 
 

@@ -13,7 +13,7 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.epoch_feed import EpochFeed
 from kvcustody.governance.edge.erase_epochs import EpochScope, KnownEpochs, RaisedEpoch
-from kvcustody.governance.service.fleet import erase_epochs as giving_out
+from kvcustody.governance.service.epochs import epoch_book as giving_out
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import Server, Worker, register, ship
 
