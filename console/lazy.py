@@ -187,8 +187,12 @@ class ExtendedGroup(TableGroup):
         if name in self.table:
             return super().load(name)
         made = typer.Typer()
-        add_command(made, self._others()[name])
+        add_command(made, self._others()[name], self.group_of(name))
         return typer.main.get_group(made).commands[name]
+
+    def group_of(self, name: str) -> type[typer.core.TyperGroup] | None:
+        """The class of another package's group; None: the one that it has."""
+        return None
 
     def _others(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in installed() if "." not in entry.name}

@@ -177,6 +177,16 @@ class Kvcustody(ExtendedGroup):
     elsewhere = dict.fromkeys(("conformance", "demo", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
 
+    def group_of(self, name: str) -> Any:
+        """A group that has commands of operations too, where there are operations of its name."""
+        from kvcustody.console.api.operation_commands import commands_of
+
+        if not commands_of(name):
+            return None
+        from kvcustody.console.api.group import OperationGroup
+
+        return OperationGroup
+
     def main(self, *given: Any, **named: Any) -> Any:
         """Run the program. What it imports is no garbage, so garbage is looked for after many more new objects."""
         before = gc.get_threshold()

@@ -13,9 +13,10 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
+import typer.core
 
 from kvcustody.errors import ConfigError
 
@@ -64,12 +65,17 @@ def summary_of(module: str, attribute: str) -> str | None:
     return None
 
 
-def add_command(app: typer.Typer, entry: EntryPoint) -> None:
-    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3)."""
+def add_command(
+    app: typer.Typer, entry: EntryPoint, group: type[typer.core.TyperGroup] | None = None
+) -> None:
+    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3).
+
+    `group`: the class of a typer app's group, where it is another than its own.
+    """
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=entry.name, **_class_of(entry.name))
+            app.add_typer(loaded, name=entry.name, **({} if group is None else {"cls": group}))
         elif callable(loaded):
             epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
             app.command(name=entry.name, epilog=epilog)(loaded)
@@ -77,14 +83,6 @@ def add_command(app: typer.Typer, entry: EntryPoint) -> None:
             raise TypeError(f"`{entry.value}` is neither a typer app nor a function")
     except Exception as error:
         _add_broken(app, entry, error)
-
-
-def _class_of(name: str) -> dict[str, Any]:
-    """The class of a group that has commands of operations too; nothing for any other."""
-    from kvcustody.console.api.group import OperationGroup
-    from kvcustody.console.api.operation_commands import commands_of
-
-    return {"cls": OperationGroup} if commands_of(name) else {}
 
 
 def add_absent(app: typer.Typer, name: str, requirement: str) -> None:
