@@ -42,7 +42,7 @@ _GROUPS = {  # in the order of the API document: the function that declares a gr
     "fleet:add_fleet": ("capacity", "clock", "orphans", "prefixes", "quotas", "showback", "sinks"),
     "fleet:add_scan_orders": ("orphans", "worker", "workers"),
     "workers:add_workers": ("worker", "workers"),
-    "doors:add_doors": ("doors", "worker"),
+    "workers:add_doors": ("doors", "worker"),
 }
 
 

@@ -14,7 +14,6 @@ import typer
 
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.clock import SystemClock
-from kvcustody.console.api.group import OperationGroup
 from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.credentials.watched_file import WatchedFile
@@ -26,7 +25,6 @@ from kvcustody.integrations.door.envoy_configuration import EnvoyTls, ListenPlac
 from kvcustody.integrations.identity.from_settings import open_identity
 
 app = typer.Typer(
-    cls=OperationGroup,
     no_args_is_help=True,
     help="A door before a router: identity, namespaces that routers can use, and tokens that no worker can make.",
     epilog="docs/operate/routers.md says what routers do with a request, and how to set the door up.",
