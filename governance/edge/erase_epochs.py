@@ -74,7 +74,7 @@ class RaisedEpoch(NamedTuple):
 
 
 class EraseEpochs:
-    """The raises that are kept; never changed. 24 bytes for each; a look-up is two binary searches."""
+    """The raises that are kept; never changed. 36 bytes for each; a look-up is two binary searches."""
 
     def __init__(self, raised: Sequence[RaisedEpoch] = (), *, version: int = 0, floor: int = 0) -> None:
         """`raised` in the order of their numbers, all above `floor` and none above `version`.

@@ -412,7 +412,8 @@ REFUSED_HERE = {  # reads that the ledger itself refuses whoever may open its fi
     **dict.fromkeys(("getRelease", "listReleaseRecords", "listRevisions"), "conflict"),
     # A tenant's own, and a worker's own: asked for `--as` one of theirs.
     **dict.fromkeys(
-        ("listConsents", "listOwnGrants", "pullPolicy", "takeErasures", "takeScans"), "forbidden"
+        ("listConsents", "listOwnGrants", "pullPolicy", "takeEpochs", "takeErasures", "takeScans"),
+        "forbidden",
     ),
 }
 

@@ -50,6 +50,7 @@ Doors = page_of(
             "heard_us": 1_780_000_100_000_000,
             "behind_since_us": 1_780_000_099_000_000,
             "state": "behind",
+            "unread": "",
         },
     ),
     "Doors",

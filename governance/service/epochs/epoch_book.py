@@ -90,6 +90,7 @@ class EpochTaker(NamedTuple):
     heard_us: int
     behind_since_us: int | None
     state: str  # `current`, `behind`, or `silent`: not heard for a minute
+    unread: str = ""  # what of its row cannot be read
 
 
 class EpochBook:
@@ -374,9 +375,8 @@ class EpochBook:
                     since_us = connection.scalar(missed)
                 silent = now_us - row.heard_us > LIVE_SECONDS * MICROSECONDS
                 state = "silent" if silent else "current" if since_us is None else "behind"
-                made.append(
-                    EpochTaker(row.name, row.role, row.version, version, row.heard_us, since_us, state)
-                )
+                said = row.name, row.role, row.version, version, row.heard_us
+                made.append(EpochTaker(*said, since_us, state, row.unread))
         return made
 
     def behind_seconds(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcustody.audit.leaf.leaf_schema import DOORS_KINDS, LEAF_KEYS, WORKERS_KINDS
+from kvcustody.audit.leaf.leaf_schema import LEAF_KEYS, WORKERS_KINDS
 from kvcustody.governance.service.problem_details import ProblemError
 
 PROTOCOL = 2
@@ -28,7 +28,7 @@ def stated_protocol(headers: Mapping[str, str]) -> int:
 def answer_older(refused: ProblemError, headers: Mapping[str, str]) -> ProblemError:
     """The answer to a batch that was refused: another one for an older worker, of a kind that was its own (rule 2)."""
     protocol, kind = stated_protocol(headers), refused.extra.get("kind")
-    if protocol >= PROTOCOL or kind in WORKERS_KINDS | DOORS_KINDS or kind not in LEAF_KEYS:
+    if protocol >= PROTOCOL or kind in WORKERS_KINDS or kind not in LEAF_KEYS:
         return refused
     return ProblemError(
         "worker-protocol",

@@ -34,6 +34,7 @@ def test_roles_are_the_table_of_the_design() -> None:
         (Permission.OPERATE, set(), {"operator"}),
         (Permission.MANAGE_KEYS, set(), {"key-custodian"}),
         (Permission.WORK, set(), {"worker"}),
+        (Permission.HAND_IN, set(), {"worker", "door"}),
         (Permission.ENROL, set(), {"bootstrap"}),
         (Permission.SELF, set(), {role.value for role in Role if role is not Role.BOOTSTRAP}),
     ]

@@ -255,6 +255,8 @@ ROWS = {
     "getJob": Row("/v1/jobs/{job}", **JOBS, of_caller=True),
     "cancelJob": Row("/v1/jobs/{job}/cancel", **JOBS, of_caller=True),
     "getJobFile": Row("/v1/jobs/{job}/files/export.tar", **READERS, of_caller=True),
+    "listDoors": Row("/v1/doors", every="auditor operator"),
+    "takeEpochs": Row("/v1/worker/epochs", every="worker door"),
     "listWorkers": Row("/v1/workers", every="auditor operator"),
     "closeWorker": Row(
         "/v1/workers:close",
@@ -284,15 +286,15 @@ ROWS = {
         of_caller=True,
     ),
     "registerIncarnation": Row(
-        "/v1/worker/incarnations/{life}", every="worker", body={"offset_us": OFFSET_US}, of_caller=True
+        "/v1/worker/incarnations/{life}", every="worker door", body={"offset_us": OFFSET_US}, of_caller=True
     ),
     "reportStatus": Row(
         "/v1/worker/incarnations/{life}/status", every="worker", body={"status": {}}, of_caller=True
     ),
     "checkKept": Row(
-        "/v1/worker/incarnations/{life}/kept", every="worker", body={"runs": []}, of_caller=True
+        "/v1/worker/incarnations/{life}/kept", every="worker door", body={"runs": []}, of_caller=True
     ),
-    "shipBatch": Row("/v1/worker/incarnations/{life}/batches/1", every="worker", of_caller=True),
+    "shipBatch": Row("/v1/worker/incarnations/{life}/batches/1", every="worker door", of_caller=True),
 }
 OPEN = {"live", "ready"}
 
@@ -391,8 +393,11 @@ def world(service, client, people, operations) -> World:
         names[about]["order"] = asked.json()["order"]
     foreign = client("POST", "/v1/exports", people.add("someone", Role.AUDITOR), json={}).json()["job"]
     names["foreign"] |= {"job": foreign, "key": people["someone"].split("_")[1], "life": other.incarnation}
+    door = Worker("door")
+    assert register(client, people["door"], door).status_code == 200
     for who in [*PEOPLE, *TENANT_PEOPLE]:
-        mine = {"life": worker.incarnation, "key": "0" * 12, "job": "0" * 32}
+        process = door if who == "door" else worker
+        mine = {"life": process.incarnation, "key": "0" * 12, "job": "0" * 32}
         if who != "bootstrap":
             mine["key"] = service.principals.issue_key(who, days=1, by="test").prefix
         if who in ("dpo", "auditor", *TENANT_PEOPLE):

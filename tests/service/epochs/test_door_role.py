@@ -13,7 +13,7 @@ from kvcustody.audit.leaf.leaf_schema import DOORS_KINDS, FOLDED
 from kvcustody.governance.api.declarations import every_operation
 from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
-from standins.service.service_world import MEDIA, Worker, register, ship
+from standins.service.service_world import MEDIA, Batch, Worker, register
 
 SENT = MEDIA | {HEADER: str(PROTOCOL)}
 WRITES = {"epochs-taken", "worker-stopped", "spill-started", "replay-completed", "gap"}
@@ -25,6 +25,11 @@ def door(client: Any, people: Any) -> Worker:
     made = Worker("door")
     assert register(client, people["door"], made).status_code == 200
     return made
+
+
+def handed(client: Any, key: str, sender: Worker, batch: Batch) -> Any:
+    """The answer to a batch of a process that speaks today's protocol."""
+    return client("PUT", f"{sender.path}/batches/{batch.first}", key, content=batch.body, headers=SENT)
 
 
 def own(kind: Any, sender: Worker) -> Any:
@@ -42,7 +47,7 @@ def test_a_door_hands_in_its_own_kinds_and_no_other(
     client: Any, people: Any, door: Worker, kind: Any
 ) -> None:
     if door.sequence == 0:
-        assert ship(client, people["door"], door, door.batch([own(EpochsTaken, door)])).status_code == 200
+        assert handed(client, people["door"], door, door.batch([own(EpochsTaken, door)])).status_code == 200
     batch = door.batch([own(kind, door)])
     body = b"\n".join((b"[]", *batch.leaves))
     answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=SENT)
@@ -60,13 +65,13 @@ def test_the_kinds_of_doors_are_those_that_a_door_writes() -> None:
 def test_a_worker_says_nothing_of_doors(client: Any, people: Any) -> None:
     worker = Worker("worker")
     assert register(client, people["worker"], worker).status_code == 200
-    answer = ship(client, people["worker"], worker, worker.batch([own(EpochsTaken, worker)]))
+    answer = handed(client, people["worker"], worker, worker.batch([own(EpochsTaken, worker)]))
     assert answer.status_code == 422 and "workers do not hand in" in answer.text
 
 
 def test_a_door_names_no_other_door_and_nobody(client: Any, people: Any, door: Worker) -> None:
     batch = door.batch([own(EpochsTaken, door)._replace(door="door-2")])
-    answer = ship(client, people["door"], door, batch)
+    answer = handed(client, people["door"], door, batch)
     assert answer.status_code == 422 and "this worker" in answer.text
     door.sequence -= 1
     names = orjson.dumps([["p" * 24, "acme", "ana", "", None]])
@@ -74,7 +79,7 @@ def test_a_door_names_no_other_door_and_nobody(client: Any, people: Any, door: W
     body = b"\n".join((names, *batch.leaves))
     answer = client("PUT", f"{door.path}/batches/{batch.first}", people["door"], content=body, headers=SENT)
     assert answer.status_code == 400 and "no names" in answer.text
-    assert ship(client, people["door"], door, batch).status_code == 200, "control"
+    assert handed(client, people["door"], door, batch).status_code == 200, "control"
 
 
 def test_a_door_reaches_epochs_and_its_ledger_alone(client: Any, people: Any) -> None:

@@ -64,6 +64,7 @@ ROWS: dict[str, dict[str, Any]] = {  # what the two rows of a table have, each `
         "incarnation": "{}", "worker": "worker", "seen_us": NOW_US, "received_sequence": 0, "policy_revision": 0,
         "status": '{{"blocks.total": 3}}',
     },
+    "service_epoch_takers": {"name": "{}", "role": "door", "version": 0, "heard_us": NOW_US},
     "service_sessions": {
         "digest": "{}", "principal": "nobody", "begun_us": NOW_US, "used_us": FAR_US, "expires_us": FAR_US,
     },
@@ -80,6 +81,7 @@ SHOWN = {  # where the rows of a table are listed, each named by its key
     "service_reports": "/v1/reports",
     "service_report_deliveries": "/v1/reports",
     "service_workers": "/v1/workers",
+    "service_epoch_takers": "/v1/doors",
     "service_sessions": None,  # no operation shows them: what they let in is tried below
     "service_answers": None,
 }

@@ -2,6 +2,7 @@
 
 1. A worker speaks for the incarnations that its own key registered: another's are absent.
 2. A batch that was answered with 200 is durable. The same batch again adds nothing.
+3. The question after erase epochs is the acknowledgement, too: who asks with a version acts by it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from kvcustody.governance.api.models.workers import (
     ClosingModel,
     Covered,
     DeadProcess,
+    Doors,
+    EpochsModel,
     ErasureOnRecord,
     Heard,
     IncarnationModel,
@@ -45,10 +48,14 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
+<<<<<<< HEAD:governance/api/operations/machines/workers.py
 from kvcustody.governance.api.operations.machines.doors import role_of
+=======
+>>>>>>> f1:governance/api/operations/workers.py
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
-from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Permission, Role
 from kvcustody.governance.service.fleet import worker_requests
 from kvcustody.governance.service.fleet.covered_leaves import LeafRun, find_runs
 from kvcustody.governance.service.ingest.ingest import WaitingBatch
@@ -135,6 +142,23 @@ def add_workers(api: Declarations) -> None:
         "shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True, command="protocol ship-batch"
     )
     api.add(batch, ship, answers=BatchStored, problems=more, more=_BATCH)
+
+
+def add_doors(api: Declarations) -> None:
+    """Declare the operations on doors, and the one by which erase epochs are taken."""
+    listing = Operation(
+        "listDoors", "GET", "/v1/doors", Permission.READ_OPERATIONS, "operations", command="door list"
+    )
+    api.add(listing, listed_doors, answers=Doors)
+    taking = Operation(
+        "takeEpochs",
+        "GET",
+        "/v1/worker/epochs",
+        Permission.HAND_IN,
+        "worker",
+        command="protocol take-epochs",
+    )
+    api.add(taking, epochs, answers=EpochsModel)
 
 
 def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> dict[str, Any]:
@@ -332,6 +356,55 @@ def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: 
         "size": 0 if signed is None else signed.size,
         "note": None if signed is None else signed.note.decode(),
         "refused": "" if service.signer is None else service.signer.status().refused,
+    }
+
+
+def listed_doors(service: ServiceDep) -> dict[str, Any]:
+    """Doors and workers that ask for erase epochs: the version each acts by, and since when it lacks the newest."""
+    return {"items": [one._asdict() for one in service.epochs.takers()], "next": None}
+
+
+async def epochs(
+    caller: CallerDep,
+    service: ServiceDep,
+    known: Annotated[int, Query(ge=0, lt=LARGE, description="The version that it acts by."), NUMBER] = 0,
+    floor: Annotated[int, Query(ge=0, lt=LARGE, description="The floor of what it has."), NUMBER] = 0,
+    after: Annotated[
+        int | None,
+        Query(ge=0, lt=LARGE, description="The version that pages go on from, where it is not `known`."),
+        NUMBER,
+    ] = None,
+    wait: Wait = 0,
+) -> dict[str, Any]:
+    """Erase epochs raised since a version, up to 10,000; held open up to `wait` seconds for news.
+
+    A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest.
+    """
+    await run_sync(service.epochs.heard, caller.name, role_of(caller), known)
+    start = known if after is None else after
+    return await long_poll(
+        service,
+        caller,
+        wait,
+        lambda: _epochs_after(service, start),
+        lambda answer: (answer["version"], answer["floor"]) != (start, floor),
+    )
+
+
+def role_of(caller: Caller) -> str:
+    """`door` for a door before a router, else `worker`."""
+    return (Role.DOOR if Role.DOOR in caller.roles else Role.WORKER).value
+
+
+def _epochs_after(service: ServiceDep, start: int) -> dict[str, Any]:
+    page = service.epochs.page(after=start)
+    return {
+        "key": service.epochs.key.hex(),
+        "version": page.version,
+        "floor": page.floor,
+        "digest": page.digest,
+        "raised": [[number, tag.hex()] for number, tag in page.raised],
+        "at_us": service.clock.utc_us(),
     }
 
 
