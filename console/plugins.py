@@ -75,11 +75,7 @@ def add_command(
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
-<<<<<<< HEAD
             app.add_typer(loaded, name=entry.name, **({} if group is None else {"cls": group}))
-=======
-            app.add_typer(_with_operations(loaded, entry.name), name=entry.name)
->>>>>>> f1
         elif callable(loaded):
             epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
             app.command(name=entry.name, epilog=epilog)(loaded)
@@ -87,16 +83,6 @@ def add_command(
             raise TypeError(f"`{entry.value}` is neither a typer app nor a function")
     except Exception as error:
         _add_broken(app, entry, error)
-
-
-def _with_operations(group: typer.Typer, name: str) -> typer.Typer:
-    """The group; with a command for each operation of the API whose command is one of this group."""
-    from kvcustody.console.api.group import OperationGroup
-    from kvcustody.console.api.operation_commands import commands_of
-
-    if commands_of(name):
-        group.info.cls = OperationGroup
-    return group
 
 
 def add_absent(app: typer.Typer, name: str, requirement: str) -> None:

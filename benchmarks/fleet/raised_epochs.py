@@ -2,15 +2,9 @@
 
     python benchmarks/fleet/raised_epochs.py [--scopes 1000000] [--lookups 20000] [--json FILE]
 
-<<<<<<< HEAD
-A look-up is `KnownEpochs.of`: the epochs of fleet, tenant and subject, tags included. Half of the subjects asked for
-were erased. Every answer is compared with a dict. An erasure adds one raise to the snapshot; its digest is computed as
-by who hears of it. Times are medians and 99th percentiles of CPU time, in microseconds and milliseconds.
-=======
 A look-up is `KnownEpochs.of`: the epochs of fleet, tenant and subject, tags included. Half of the subjects that are
 asked for were erased, and every answer is checked. An erasure adds one raise to the snapshot; who hears of it computes
 its digest. Times are of the CPU: medians and 99th percentiles.
->>>>>>> f1
 """
 
 from __future__ import annotations

@@ -41,13 +41,8 @@ _GROUPS = {  # in the order of the API document: the function that declares a gr
     "jobs:add_jobs": ("exports", "jobs"),
     "fleet:add_fleet": ("capacity", "clock", "orphans", "prefixes", "quotas", "showback", "sinks"),
     "fleet:add_scan_orders": ("orphans", "worker", "workers"),
-<<<<<<< HEAD
-    "machines.workers:add_workers": ("worker", "workers"),
-    "machines.doors:add_doors": ("doors", "worker"),
-=======
     "workers:add_workers": ("worker", "workers"),
     "workers:add_doors": ("doors", "worker"),
->>>>>>> f1
 }
 
 

@@ -48,10 +48,6 @@ from kvcustody.governance.api.models.workers import (
     WorkerReport,
     Workers,
 )
-<<<<<<< HEAD:governance/api/operations/machines/workers.py
-from kvcustody.governance.api.operations.machines.doors import role_of
-=======
->>>>>>> f1:governance/api/operations/workers.py
 from kvcustody.governance.observability.attempts import Attempted, events_of
 from kvcustody.governance.restriction.orders import restricted_from, restricted_now
 from kvcustody.governance.service.access.caller import Caller

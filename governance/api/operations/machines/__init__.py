@@ -1,1 +1,0 @@
-"""Operations that machines ask: workers, and doors before routers."""
