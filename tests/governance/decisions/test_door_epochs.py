@@ -32,6 +32,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.ids import SubjectId, TenantId
 from standins.builders import governor, policy, port, table
@@ -226,6 +227,25 @@ def test_past_the_lease_nothing_is_reused_and_what_was_written_is_found_again(en
     assert engine.facade.stats().leases["custody"] <= 0
     engine.facade.renew_custody(ERASURES, engine.clock.now_us() + MICROSECONDS)
     assert engine.hits() == 3
+
+
+def test_what_is_left_of_it_and_whom_it_denied_is_told(engine: Engine) -> None:
+    said = worker_status(engine.facade.stats(), BLOCK)
+    assert not any(name.startswith("lease") for name in said), "none is needed, and nobody was denied"
+    engine.facade.take_epochs(OF_ANN, FOREVER)
+    engine.facade.renew_custody(ERASURES, engine.clock.now_us() + 3 * MICROSECONDS)
+    engine.facade.renew_lease(engine.clock.now_us() + 2 * MICROSECONDS)
+    engine.hits(epochs=NO_EPOCHS)
+    engine.clock.advance(4 * MICROSECONDS)
+    engine.hits()
+    engine.hits()
+    said = worker_status(engine.facade.stats(), BLOCK)
+    assert {name: value for name, value in said.items() if name.startswith("lease")} == {
+        "lease.policy": -2,
+        "lease.custody": -1,
+        "lease_denied.custody-lease": 2,
+        "lease_denied.erase-epoch": 1,
+    }
 
 
 def test_the_lease_is_read_again_at_the_attach() -> None:
