@@ -32,6 +32,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.ids import SubjectId, TenantId
 from standins.builders import governor, policy, port, table
@@ -58,11 +59,11 @@ OF_ANN = raised(EpochScope("idp", "holder", "ann"))
 class Engine:
     """One of our facades; `hits` runs a request to its end and says how many blocks it reused."""
 
-    def __init__(self, kind: str, scope: str) -> None:
+    def __init__(self, kind: str, scope: str, *, erasure: str = "{within: 1h}") -> None:
         self.clock = VirtualClock()
         self.index: dict[bytes, int] = {}
         self.number, self.next = 0, 1
-        decisions = table(policy(("holder", "reader"), scope=scope))
+        decisions = table(policy(("holder", "reader"), scope=scope, more=f"erasure: {erasure}\n"))
         self.facade: Any = (
             governor(decisions, self.clock)
             if kind == "governor"
@@ -82,15 +83,17 @@ class Engine:
         who: Principal = ANN,
         epochs: Epochs | None = None,
         *,
-        between: Callable[[], None] = lambda: None,
+        between: Callable[[], object] = lambda: None,
+        running: Callable[[], object] = lambda: None,
     ) -> int:
-        """`between`: what happens after the look-up, where the engine attaches in a second step."""
+        """`between`: what happens after the look-up, where the engine attaches in a second step; `running`: later."""
         self.number += 1
         hints = NO_HINTS if epochs is None else Hints(epochs=epochs)
         if isinstance(self.facade, Governor):
             between()
             outcome = self.facade.admit(who, MODEL, PROMPT, request_id=self.number, hints=hints)
             assert isinstance(outcome, Admission)
+            running()
             self.facade.commit([outcome.request_id], [len(PROMPT)])
             self.facade.release(outcome.request_id)
             return outcome.hit_tokens // BLOCK
@@ -106,6 +109,7 @@ class Engine:
         self.next += len(new)
         self.facade.handed_out(residency, new)
         blocks = found + new
+        running()
         if self.facade.may_publish(residency):
             for place, key in enumerate(list(keys.keys)):
                 if key not in self.index:
@@ -194,6 +198,27 @@ def test_a_tenant_wide_domain_outlives_a_subjects_raise_and_ends_with_its_tenant
     assert wide.hits(ANN, known.of("idp", "holder", "ann")) == 3, "the tenant's new one is shared again"
 
 
+@pytest.mark.parametrize("scope", ["subject", "tenant"])
+@pytest.mark.parametrize("kind", ["governor", "port"])
+@pytest.mark.parametrize("is_erased", [True, False])
+def test_what_runs_while_its_subject_is_erased_leaves_nothing(
+    kind: str, scope: str, *, is_erased: bool
+) -> None:
+    """The control: where nothing is erased, what it leaves is found."""
+    engine = Engine(kind, scope, erasure="{within: 1h, running: finish}")
+    selector = Selector("holder", "ann")
+    engine.hits(running=lambda: engine.facade.erase(selector) if is_erased else None)
+    assert engine.hits() == (0 if is_erased else 3)
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_what_runs_while_its_scope_is_raised_leaves_nothing(engine: Engine, *, is_raised: bool) -> None:
+    """The control as above."""
+    known = OF_ANN if is_raised else raised()
+    engine.hits(epochs=NO_EPOCHS, running=lambda: engine.facade.take_epochs(known, FOREVER))
+    assert engine.hits(epochs=known.of("idp", "holder", "ann")) == (0 if is_raised else 3)
+
+
 def test_an_older_snapshot_changes_nothing_and_another_key_everything(engine: Engine) -> None:
     engine.facade.take_epochs(OF_ANN, FOREVER)
     mine = OF_ANN.of("idp", "holder", "ann")
@@ -226,6 +251,25 @@ def test_past_the_lease_nothing_is_reused_and_what_was_written_is_found_again(en
     assert engine.facade.stats().leases["custody"] <= 0
     engine.facade.renew_custody(ERASURES, engine.clock.now_us() + MICROSECONDS)
     assert engine.hits() == 3
+
+
+def test_what_is_left_of_it_and_whom_it_denied_is_told(engine: Engine) -> None:
+    said = worker_status(engine.facade.stats(), BLOCK)
+    assert not any(name.startswith("lease") for name in said), "none is needed, and nobody was denied"
+    engine.facade.take_epochs(OF_ANN, FOREVER)
+    engine.facade.renew_custody(ERASURES, engine.clock.now_us() + 3 * MICROSECONDS)
+    engine.facade.renew_lease(engine.clock.now_us() + 2 * MICROSECONDS)
+    engine.hits(epochs=NO_EPOCHS)
+    engine.clock.advance(4 * MICROSECONDS)
+    engine.hits()
+    engine.hits()
+    said = worker_status(engine.facade.stats(), BLOCK)
+    assert {name: value for name, value in said.items() if name.startswith("lease")} == {
+        "lease.policy": -2,
+        "lease.custody": -1,
+        "lease_denied.custody-lease": 2,
+        "lease_denied.erase-epoch": 1,
+    }
 
 
 def test_the_lease_is_read_again_at_the_attach() -> None:

@@ -26,7 +26,7 @@ def read(world, plan):
 
 
 def reader_plan(world):
-    key = (identify(issuer="idp", tenant="reader"), activation.MODEL.digest, None, None, None)
+    key = (identify(issuer="idp", tenant="reader"), activation.MODEL.digest, None, None, None, None)
     plan = world.governor._book.plan(key, world.clock.utc_us())
     assert plan is not None and len(plan.grants) == 1
     return plan

@@ -29,6 +29,7 @@ from kvcustody.governance.credentials.scope_token import (
 )
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.credentials.spent_tokens import SpentTokens
+from kvcustody.governance.edge.erase_epochs import Epochs
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
@@ -105,6 +106,17 @@ def test_different_principals_never_share_a_record(one: Principal, other: Princi
         return scope_record.pack_identity(principal, principal.route, None)
 
     assert (one == other) == (record(one) == record(other))
+
+
+@pytest.mark.parametrize("epochs", [None, Epochs(), Epochs(0, 1, 256), Epochs(2**63, 2**40, 7)])
+def test_epochs_travel_with_the_identity(epochs: Epochs | None) -> None:
+    """None and zeros differ: a door that knows of no erasure is a door."""
+    made = tokens()
+    for salt in (None, "mine"):
+        found = verified(made.verify(made.issue(ALICE, client_salt=salt, epochs=epochs)))
+        assert (found.principal, found.hints.epochs) == (ALICE, epochs)
+        assert (found.hints.salt is None) == (salt is None)
+        assert verified(made.verify(made.issue(ALICE, client_salt=salt))).hints.epochs is None
 
 
 def test_a_usual_identity_fits_in_the_salt_alone_and_a_long_one_is_carried_beside() -> None:

@@ -94,14 +94,14 @@ class PortWorker:
         )
         self.world = world
         self._next = 1
-        self.waiting: list[tuple[ExternalResidency, Epochs]] = []
+        self.waiting: list[tuple[ExternalResidency, Principal, Epochs]] = []
         self.running: list[tuple[ExternalResidency, list[int], list[bytes]]] = []
         self.writer_of: dict[int, Epochs] = {}
 
     def arrive(self, principal: Principal, hints: Hints, number: int) -> None:
         found = self.facade.admit(principal, MODEL, TOKENS, request_id=number, hints=hints)
         assert isinstance(found, ExternalResidency)
-        self.waiting.append((found, hints.epochs or NO_EPOCHS))
+        self.waiting.append((found, principal, hints.epochs or NO_EPOCHS))
         if self.world.chance.random() < 0.7:
             self.attach()
 
@@ -109,7 +109,7 @@ class PortWorker:
         """The engine schedules its oldest request: look-up, perhaps a pause, attach."""
         if not self.waiting:
             return
-        residency, epochs = self.waiting.pop(0)
+        residency, principal, epochs = self.waiting.pop(0)
         if residency.request_id in self.engine.aborted:
             self.facade.release(residency, "aborted")
             return
@@ -119,7 +119,7 @@ class PortWorker:
             self.engine.index[key] for key in list(keys.keys)[: keys.readable] if key in self.engine.index
         ]
         found = found[: self.facade.attachable(residency, found)]
-        self.world.reused([self.writer_of[block] for block in found], epochs)
+        self.world.reused(principal, [self.writer_of[block] for block in found], epochs)
         self.facade.attached(residency, found)
         new = list(range(self._next, self._next + 4 - len(found)))
         self._next += len(new)
@@ -164,7 +164,7 @@ class GovernorWorker:
         blocks = [int(block) for block in self.facade.blocks(outcome.request_id)]
         hits = outcome.hit_tokens // BLOCK
         epochs = hints.epochs or NO_EPOCHS
-        self.world.reused([self.writer_of[block] for block in blocks[:hits]], epochs)
+        self.world.reused(principal, [self.writer_of[block] for block in blocks[:hits]], epochs)
         self.writer_of |= dict.fromkeys(blocks[hits:], epochs)
         self.running.append(outcome.request_id)
         if self.world.chance.random() < 0.2:
@@ -247,7 +247,7 @@ class EpochWorld:
         """A door makes a token by what it knows; past its lease it knows what it knew last."""
         epochs, _ = self.chance.choice(self.doors)
         who = self.subject
-        claims = DoorClaims(who, NO_HINTS, "ns", "default", f"r-{self.requests}", 8, self._of(epochs))
+        claims = DoorClaims(who, NO_HINTS, "ns", "default", f"r-{self.requests}", 8, self._of(who, epochs))
         token = self.issuer.issue(claims)
         place = self.chance.randrange(2)
         self.flight.append((place, lambda: self._arrive(place, Request(who, token))))
@@ -358,11 +358,11 @@ class EpochWorld:
 
     # -- what is held against it --------------------------------------------------------------------------------------
 
-    def reused(self, writers: list[Epochs], reader: Epochs) -> None:
-        """A request attached blocks of these writers."""
+    def reused(self, who: Principal, writers: list[Epochs], reader: Epochs) -> None:
+        """A request attached blocks of these writers, perhaps one of an earlier interleaving."""
         since_us = self.clock.now_us() - LEASE_US
         confirmed = self._of(
-            next(epochs for at_us, epochs in reversed(self.history) if at_us < since_us or not at_us)
+            who, next(epochs for at_us, epochs in reversed(self.history) if at_us < since_us or not at_us)
         )
         self.reuses += bool(writers)
         self.stale += any(
@@ -372,8 +372,7 @@ class EpochWorld:
             for now, then in zip(needed, written, strict=True)
         )
 
-    def _of(self, epochs: EraseEpochs) -> Epochs:
-        who = self.subject
+    def _of(self, who: Principal, epochs: EraseEpochs) -> Epochs:
         return KnownEpochs(epochs, self.tags).of(who.issuer, who.tenant, who.subject)
 
 
