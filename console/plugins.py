@@ -75,7 +75,9 @@ def add_command(
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=entry.name, **({} if group is None else {"cls": group}))
+            if group is not None:
+                loaded.info.cls = group
+            app.add_typer(loaded, name=entry.name)
         elif callable(loaded):
             epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
             app.command(name=entry.name, epilog=epilog)(loaded)
