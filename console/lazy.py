@@ -187,8 +187,12 @@ class ExtendedGroup(TableGroup):
         if name in self.table:
             return super().load(name)
         made = typer.Typer()
-        add_command(made, self._others()[name])
+        add_command(made, self._others()[name], self.group_class(name))
         return typer.main.get_group(made).commands[name]
+
+    def group_class(self, name: str) -> type[CustodyGroup] | None:
+        """Of a group that another package brings; None: as it says itself."""
+        return None
 
     def _others(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in installed() if "." not in entry.name}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody._version import __version__
-from kvcustody.console.command import say
+from kvcustody.console.command import CustodyGroup, say
 from kvcustody.console.lazy import ExtendedGroup, Lazy, Needs
 from kvcustody.logger import configure_logging
 
@@ -176,6 +176,13 @@ class Kvcustody(ExtendedGroup):
     table = COMMANDS
     elsewhere = dict.fromkeys(("conformance", "demo", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
+
+    def group_class(self, name: str) -> type[CustodyGroup] | None:
+        """Groups of doors and others have commands for the operations of their name."""
+        from kvcustody.console.api.group import OperationGroup
+        from kvcustody.console.api.operation_commands import commands_of
+
+        return OperationGroup if commands_of(name) else None
 
     def main(self, *given: Any, **named: Any) -> Any:
         """Run the program. What it imports is no garbage, so garbage is looked for after many more new objects."""

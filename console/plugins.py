@@ -64,12 +64,14 @@ def summary_of(module: str, attribute: str) -> str | None:
     return None
 
 
-def add_command(app: typer.Typer, entry: EntryPoint) -> None:
-    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3)."""
+def add_command(app: typer.Typer, entry: EntryPoint, cls: type[typer.core.TyperGroup] | None = None) -> None:
+    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3); `cls` is of its group."""
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
-            app.add_typer(_with_operations(loaded, entry.name), name=entry.name)
+            if cls is not None:
+                loaded.info.cls = cls
+            app.add_typer(loaded, name=entry.name)
         elif callable(loaded):
             epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
             app.command(name=entry.name, epilog=epilog)(loaded)
@@ -77,16 +79,6 @@ def add_command(app: typer.Typer, entry: EntryPoint) -> None:
             raise TypeError(f"`{entry.value}` is neither a typer app nor a function")
     except Exception as error:
         _add_broken(app, entry, error)
-
-
-def _with_operations(group: typer.Typer, name: str) -> typer.Typer:
-    """The group; with a command for each operation of the API whose command is one of this group."""
-    from kvcustody.console.api.group import OperationGroup
-    from kvcustody.console.api.operation_commands import commands_of
-
-    if commands_of(name):
-        group.info.cls = OperationGroup
-    return group
 
 
 def add_absent(app: typer.Typer, name: str, requirement: str) -> None:
