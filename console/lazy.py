@@ -187,10 +187,10 @@ class ExtendedGroup(TableGroup):
         if name in self.table:
             return super().load(name)
         made = typer.Typer()
-        add_command(made, self._others()[name], self.group_class(name))
+        add_command(made, self._others()[name], self.class_of_group(name))
         return typer.main.get_group(made).commands[name]
 
-    def group_class(self, name: str) -> type[CustodyGroup] | None:
+    def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:
         """Of a group that another package brings; None: as it says itself."""
         return None
 

@@ -7,9 +7,10 @@ import sys
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from kvcustody._version import __version__
-from kvcustody.console.command import CustodyGroup, say
+from kvcustody.console.command import say
 from kvcustody.console.lazy import ExtendedGroup, Lazy, Needs
 from kvcustody.logger import configure_logging
 
@@ -177,7 +178,7 @@ class Kvcustody(ExtendedGroup):
     elsewhere = dict.fromkeys(("conformance", "demo", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
 
-    def group_class(self, name: str) -> type[CustodyGroup] | None:
+    def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:
         """Groups of doors and others have commands for the operations of their name."""
         from kvcustody.console.api.group import OperationGroup
         from kvcustody.console.api.operation_commands import commands_of
