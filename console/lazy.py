@@ -187,11 +187,11 @@ class ExtendedGroup(TableGroup):
         if name in self.table:
             return super().load(name)
         made = typer.Typer()
-        add_command(made, self._others()[name], self.group_of(name))
+        add_command(made, self._others()[name], self.class_of_group(name))
         return typer.main.get_group(made).commands[name]
 
-    def group_of(self, name: str) -> type[typer.core.TyperGroup] | None:
-        """The class of another package's group; None: the one that it has."""
+    def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:
+        """Of a group that another package brings; None: as it says itself."""
         return None
 
     def _others(self) -> dict[str, EntryPoint]:

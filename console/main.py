@@ -7,6 +7,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from kvcustody._version import __version__
 from kvcustody.console.command import say
@@ -177,15 +178,12 @@ class Kvcustody(ExtendedGroup):
     elsewhere = dict.fromkeys(("conformance", "demo", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
 
-    def group_of(self, name: str) -> Any:
-        """A group that has commands of operations too, where there are operations of its name."""
+    def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:
+        """Groups of doors and others have commands for the operations of their name."""
+        from kvcustody.console.api.group import OperationGroup
         from kvcustody.console.api.operation_commands import commands_of
 
-        if not commands_of(name):
-            return None
-        from kvcustody.console.api.group import OperationGroup
-
-        return OperationGroup
+        return OperationGroup if commands_of(name) else None
 
     def main(self, *given: Any, **named: Any) -> Any:
         """Run the program. What it imports is no garbage, so garbage is looked for after many more new objects."""

@@ -1,7 +1,7 @@
 """Commands that other packages, and our own integrations, add to `kvcustody`: entry points in `kvcustody.commands`.
 
-1. An entry point is a typer app (its commands become `kvcustody NAME …`, beside those of the API's operations of that
-   name) or a function (it becomes `kvcustody NAME`; its module's `EPILOG` is shown below its help).
+1. An entry point is a typer app (its commands become `kvcustody NAME …`) or a function (it becomes `kvcustody NAME`;
+   its module's `EPILOG` is shown below its help).
 2. `GROUP.NAME` is a command of a group of ours that takes such: `apikey` does.
 3. One that cannot be loaded costs its own command alone: that command says why. A name of ours cannot be taken.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-import typer.core
 
 from kvcustody.errors import ConfigError
 
@@ -65,18 +64,13 @@ def summary_of(module: str, attribute: str) -> str | None:
     return None
 
 
-def add_command(
-    app: typer.Typer, entry: EntryPoint, group: type[typer.core.TyperGroup] | None = None
-) -> None:
-    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3).
-
-    `group`: the class of a typer app's group, where it is another than its own.
-    """
+def add_command(app: typer.Typer, entry: EntryPoint, cls: type[typer.core.TyperGroup] | None = None) -> None:
+    """Add the command of one entry point, or one that says why it cannot be loaded (rule 3); `cls` is of its group."""
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
-            if group is not None:
-                loaded.info.cls = group
+            if cls is not None:
+                loaded.info.cls = cls
             app.add_typer(loaded, name=entry.name)
         elif callable(loaded):
             epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
