@@ -97,7 +97,7 @@ def test_without_namespaces_of_their_own_tenants_find_each_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the first test: the same publisher with one namespace for everybody."""
-    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant: NS_ACME)
+    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant, *_: NS_ACME)
     more: Any = {"form": "dynamo", "namespaces": NAMES, "tokens_published": True}
     with EventPublisher(LOCAL, **more) as publisher, indexer(publisher.endpoint, tmp_path / "log") as index:
         world = World(publisher, index)

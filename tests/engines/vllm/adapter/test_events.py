@@ -10,8 +10,10 @@ import msgspec
 import pytest
 import zmq
 
+from kvcustody.clock import SystemClock
 from kvcustody.errors import IsolationError
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import (
@@ -212,7 +214,7 @@ def test_a_router_is_told_in_the_doors_namespaces(
     one.side.close()
     stores = [event for event in told if event["type"] == "BlockStored"]
     with open_scope_key(key) as secret:
-        names = RouterNamespaces(secret)
+        names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
     expected = {names.of("idp", tenant) for tenant in ("alpha", "beta")} if scope == "tenant" else set()
     assert {event["cache_salt"] for event in stores} == expected
     whole = ids[: len(ids) // BLOCK_TOKENS * BLOCK_TOKENS]
