@@ -24,9 +24,9 @@ from standins.integrations.router_names import lasting_names
 ISSUER = "https://idp.example"
 BLOCK = 16
 BLOCKS = 4
-ACME = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"))
+ACME = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"), Place(ISSUER, "acme"))
 GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, Place(ISSUER, "globex"))
-ALICE = EventScope("acme", "subject", "internal", 6, 5)
+ALICE = EventScope("acme", "subject", "internal", 6, 5, Place(ISSUER, "acme", "alice"))
 PATIENCE_SECONDS = 20.0
 
 
