@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ import typer
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
+from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.edge.door_token import GROUP, SECONDS_MAX
@@ -76,6 +78,14 @@ class TokenOptions(ParameterGroup):
             "share a worker for a common prompt and can tell so."
         ),
     ] = "subject"
+    lease_seconds: Annotated[
+        int,
+        typer.Option(
+            min=30,
+            help="Seconds without word from the control plane after which no request finds anything; at most the "
+            "shortest deadline of an erasure.",
+        ),
+    ] = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +157,8 @@ def serve(
 
     The identity document, the secret of namespaces and the largest body are this process's settings (`identity_path`,
     `scope_token_key_path`, `request_bytes_max`). Engines behind the router have the same secret, and the door's public
-    key in the file that `doors` of their identity document names. Key files are read again when they change.
+    key in the file that `doors` of their identity document names. Key files are read again when they change. With
+    `control_plane` and `control_plane_key_path` (of a principal with the role `door`), an erasure ends routers' names.
     """
     _run(lambda door, *given: door.EnvoyDoor(*given), (ext_proc, about), tokens, clients, transport, bounds)
 
@@ -201,11 +212,17 @@ def _run(
     except ImportError as error:
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[door]'") from None
     from kvcustody.integrations.door.client_hints import HintBounds
+    from kvcustody.integrations.door.door_metrics import DoorMetrics
     from kvcustody.integrations.door.edge_gate import EdgeGate
+    from kvcustody.integrations.door.follow_epochs import follow_epochs
     from kvcustody.integrations.door.passed_fields import PassedFields
 
     clock = SystemClock()
     watched = WatchedFile(tokens.key, read_signing_key, clock)
+    stack, metrics, epochs = ExitStack(), DoorMetrics(), None
+    if settings.control_plane:
+        connection = connect(settings, stack)
+        epochs = follow_epochs(connection, clock, metrics, stack, lease_seconds=tokens.lease_seconds)
     with open_scope_key(settings.scope_token_key_path) as secret:
         gate = EdgeGate(
             open_identity(settings),
@@ -218,6 +235,8 @@ def _run(
             group=tokens.group,
             affinity=tokens.affinity,
             namespace_days=settings.namespace_days,
+            epochs=epochs,
+            metrics=metrics,
             passed=PassedFields(clients.pass_field or (), clients.pass_header or ()),
             hints=HintBounds(
                 _range(clients.hint_priority),
@@ -236,7 +255,8 @@ def _run(
     async def run() -> None:
         await make(server, gate, *map(_place, places), limits, tls).run()
 
-    asyncio.run(run())
+    with stack:
+        asyncio.run(run())
 
 
 @app.command(

@@ -2,7 +2,7 @@
 
     feed = BatchingBlockEvents(governor, PushPublisher(kv_event_publisher, namespaces))
 
-1. A store carries its tenant's namespace as `cache_salt`, in every call: without one, Dynamo keeps it for everybody.
+1. A store carries its namespace as `cache_salt`, in every call: without one, Dynamo keeps it for everybody.
 2. Dynamo's publisher knows no clear and no medium: a clear is the removal of all that was told, and only blocks on the
    device are told, of the first layer group.
 3. What Dynamo refuses is counted and never raised into the engine's step: its index lacks blocks, which costs a hit.
@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kvcustody.governance.edge.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.integrations.events.block_event import BlockEvent, check_event
 from kvcustody.integrations.events.dynamo_wire import DynamoRemoved, DynamoStored, DynamoWire
+from kvcustody.integrations.events.names.told_blocks import ToldBlocks
 from kvcustody.logger import get_logger
 
 Told = Mapping[str, object]
@@ -33,9 +35,10 @@ class KvEventSink(Protocol):
 class PushPublisher:
     """A `BlockEventPublisher` into Dynamo. Called on the engine's thread; the sink is not ours to close."""
 
-    def __init__(self, sink: KvEventSink, namespaces: RouterNamespaces) -> None:
+    def __init__(self, sink: KvEventSink, namespaces: CurrentNamespaces) -> None:
         self._sink = sink
-        self._wire = DynamoWire(namespaces, tokens_published=True)
+        self._wire = DynamoWire(tokens_published=True)
+        self._named = ToldBlocks(namespaces)
         self._held: set[int] = set()  # as many as the engine has blocks in its index
         self._batches = self.refused_batches = 0
 
@@ -43,6 +46,15 @@ class PushPublisher:
         """Hand over the events of one step; their number. Raises `IsolationError` for one without a scope."""
         for event in events:
             check_event(event)
+        self._push(self._named.tell(events))
+        self._batches += 1
+        return self._batches - 1
+
+    def take_epochs(self, known: KnownEpochs, /) -> None:
+        """Name requesters by these erase epochs from now on, and tell at once what they end."""
+        self._push(self._named.take_epochs(known))
+
+    def _push(self, events: Sequence[BlockEvent]) -> None:
         made = [told for event in events for told in self._told(event)]
         if made:
             try:
@@ -50,8 +62,6 @@ class PushPublisher:
             except Exception as error:
                 self.refused_batches += 1
                 _log.warning("Dynamo refused block events", cause=type(error).__name__)
-        self._batches += 1
-        return self._batches - 1
 
     def _told(self, event: BlockEvent) -> list[Told]:
         form = self._wire.event_of(event, "")

@@ -2,8 +2,8 @@
 
 1. An event is a tuple and its keys are one `bytes`: making one costs the engine's thread no work per block.
 2. Every event carries a scope, removals and clears included; an event without one is refused, never published.
-3. A scope names a tenant and a domain, never a subject, a session or a key. Token ids and a caller's salt travel
-   beside it and leave the process only where the setting `kv_events_tokens` says `published`.
+3. What leaves of a scope names a tenant and a domain, never a subject, a session or a key. Token ids and a caller's
+   salt travel beside it and leave the process only where the setting `kv_events_tokens` says `published`.
 
 An adapter collects the events of one engine step in a list and hands it over at once:
 
@@ -13,18 +13,34 @@ An adapter collects the events of one engine step in a list and hands it over at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.identity.domain_spec import ScopeKind
+from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
+from kvcustody.governance.identity.principal import Principal
 
 STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
 KINDS = (STORED, REMOVED, CLEARED)
 EVERY_TENANT = "*"
 WORKER = "worker"
+_OF_EPOCHS: Final = "epoch-"  # how salts begin that erase epochs make
+
+
+class Place(NamedTuple):
+    """A tenant, or one subject or session of it: whom a door before a router names a request by."""
+
+    issuer: str
+    tenant: str
+    subject: str | None = None
+    session: str | None = None
+
+    @property
+    def whole_tenant(self) -> Place:
+        """The tenant of this place."""
+        return Place(self.issuer, self.tenant)
 
 
 class EventScope(NamedTuple):
@@ -32,8 +48,9 @@ class EventScope(NamedTuple):
 
     `scope` is a `ScopeKind` value, or `request` for a domain that serves one request alone, or `worker` for events
     about the whole pool (`tenant` is `*` then). `domain` is the allocator's domain tag, unique in one incarnation.
-    `owner`: issuer and id of the tenant whose every request may use the blocks; None where fewer may, or others. It
-    stays in this process: routers are told a namespace made of it.
+    `owner`: the tenant, subject or session whose every request may use the blocks; None where fewer may, or others.
+    `wide`: the tenant where requests of more than one subject may have these blocks before their own.
+    Both stay in this process: routers are told a namespace made of them.
     """
 
     tenant: str
@@ -41,7 +58,8 @@ class EventScope(NamedTuple):
     classification: str
     domain: int
     revision: int
-    owner: tuple[str, str] | None = None
+    owner: Place | None = None
+    wide: Place | None = None
 
 
 class BlockEvent(NamedTuple):
@@ -51,7 +69,8 @@ class BlockEvent(NamedTuple):
     before the first one (b"" at the start of a chain). `residency`: the residency that stored or gave up the blocks
     (0: none in particular, as in an eviction). `tokens`: the token ids of exactly these blocks, or nothing.
     `salt`: the caller's own narrowing salt, never a scope token: whoever holds a scope token is its tenant.
-    `cause`: why blocks were removed or cleared, as in the ledger.
+    `cause`: why blocks were removed or cleared, as in the ledger. `requester`: whose request stored them; it stays in
+    this process. `namespace`: what routers know these blocks by, set by `names.told_blocks` alone.
     """
 
     kind: str
@@ -66,6 +85,8 @@ class BlockEvent(NamedTuple):
     group: int | None = None
     lora_name: str | None = None
     cause: str = ""
+    requester: Place | None = None
+    namespace: str = ""
 
 
 def scope_of(domain: Domain, revision: int) -> EventScope:
@@ -76,15 +97,29 @@ def scope_of(domain: Domain, revision: int) -> EventScope:
             f"domain `{domain.tag}` has no label, so its events have no scope", tag=domain.tag
         )
     whose = (label.tenant, label.scope, label.classification)
-    return EventScope(*whose, domain.tag, revision, _owner_of(label))
+    return EventScope(*whose, domain.tag, revision, *places_of(label.spec))
 
 
-def _owner_of(label: DomainLabel) -> tuple[str, str] | None:
-    spec = label.spec
-    if spec is None or spec.scope is not ScopeKind.TENANT or spec.salt is not None:
+def places_of(spec: DomainSpec | None) -> tuple[Place | None, Place | None]:
+    """`owner` and `wide` of a domain's events."""
+    if spec is None or spec.issuer is None or spec.tenant is None:
+        return None, None
+    if spec.salt is not None and not spec.salt.startswith(_OF_EPOCHS):
+        return None, None
+    tenant = Place(spec.issuer, spec.tenant)
+    if spec.scope is ScopeKind.TENANT:
+        return tenant, tenant
+    if spec.scope is ScopeKind.SEGMENT:
+        return None, tenant
+    return Place(spec.issuer, spec.tenant, spec.subject, None if spec.subject else spec.session), None
+
+
+def requester_of(principal: Principal | None) -> Place | None:
+    """Under whose name a door before a router puts a request: the subject's, else the session's, else the tenant's."""
+    if principal is None:
         return None
-    assert spec.issuer is not None and spec.tenant is not None, "a tenant's domain has both"
-    return spec.issuer, spec.tenant
+    of = principal
+    return Place(of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
 
 
 def worker_scope(revision: int) -> EventScope:
@@ -104,10 +139,12 @@ def stored(
     medium: str = "GPU",
     group: int | None = None,
     lora_name: str | None = None,
+    requester: Place | None = None,
 ) -> BlockEvent:
     """Blocks were published and may be reused from now on by who the scope says."""
     return BlockEvent(
-        STORED, scope, keys, residency, parent, block_tokens, tokens, salt, medium, group, lora_name
+        *(STORED, scope, keys, residency, parent, block_tokens, tokens, salt, medium, group, lora_name),
+        requester=requester,
     )
 
 

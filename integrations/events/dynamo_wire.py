@@ -1,10 +1,10 @@
-"""KV events as Dynamo's indexer and its `KvEventPublisher` relay read them (1.6.1), each in its tenant's namespace.
+"""KV events as Dynamo's indexer and its `KvEventPublisher` relay read them (1.6.1), each in its namespace.
 
 1. An event is a map, and a store names its namespace in `cache_salt`. Dynamo mixes that field, and no other, into its
    hashes: a salt in `extra_keys`, of a map or of an array, is skipped, and such blocks are found by every tenant.
    So nothing else is written here, and `screen` lets nothing else through.
-2. Only blocks that every request of their tenant may use are told: a router has one namespace for a request, and what
-   is narrower, or lent, would be an answer to requests that cannot use it.
+2. Only blocks with a namespace are told (`names.told_blocks`): a router has one for a request, and what is lent would
+   be an answer to requests that cannot use it.
 3. Dynamo recomputes hashes from token ids; without them there is nothing to tell. Ours travel as 64 bits and serve
    removals and parents alone.
 """
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
 from kvcustody.integrations.events.custody_field import CustodyField, custody_of
 from kvcustody.integrations.events.sglang_wire import medium_of, short_hash
@@ -64,16 +63,15 @@ class DynamoBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 
 class DynamoWire:
-    """Governed events in Dynamo's form, under one deployment's namespaces."""
+    """Governed events in Dynamo's form."""
 
-    def __init__(self, namespaces: RouterNamespaces, *, tokens_published: bool) -> None:
+    def __init__(self, *, tokens_published: bool) -> None:
         """Raises `ConfigError` where token ids are withheld (rule 3)."""
         if not tokens_published:
             raise ConfigError(
                 "setting `kv_events_format`: Dynamo indexes token ids, which are withheld; set `kv_events_tokens` to "
                 "`published`, or publish in another format"
             )
-        self._namespaces = namespaces
         self._encoder = msgspec.msgpack.Encoder()
 
     def payload_of(
@@ -99,8 +97,7 @@ class DynamoWire:
         """The event in Dynamo's form; None where a router is not told of it (rules 2 and 3)."""
         if event.kind == CLEARED:
             return DynamoCleared(custody_of(event, incarnation))
-        owner = event.scope.owner
-        if owner is None or (event.kind == STORED and not event.tokens):
+        if not event.namespace or (event.kind == STORED and not event.tokens):
             return None
         custody = custody_of(event, incarnation)
         hashes = [short_hash(key) for key in split_keys(event.keys)]
@@ -112,7 +109,7 @@ class DynamoWire:
             short_hash(event.parent) if event.parent else None,
             [int(token) for token in event.tokens],
             event.block_tokens,
-            self._namespaces.of(*owner),
+            event.namespace,
             medium,
             event.lora_name,
             event.group,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.integrations.events.block_event import EVERY_TENANT, REMOVED, BlockEvent, EventScope, scope_of
 
 MayExport = Callable[[str, str], bool]  # of a tenant and a classification
@@ -26,6 +27,14 @@ class BlockEventPublisher(Protocol):
 
     def publish(self, events: Sequence[BlockEvent], /) -> int:
         """Hand over; never waits."""
+
+
+@runtime_checkable
+class NamedBlocksPublisher(BlockEventPublisher, Protocol):
+    """One that names requesters, so that erasures end names."""
+
+    def take_epochs(self, known: KnownEpochs, /) -> None:
+        """Name by these from now on, and tell at once what they end."""
 
 
 class BlockEventFeed(ABC):
@@ -79,6 +88,11 @@ class BlockEventFeed(ABC):
                 self._told.clear()
             self._told.add(who)
         return True
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """Act by these erase epochs: what routers know under names that they end is removed at once."""
+        if isinstance(self._publisher, NamedBlocksPublisher):
+            self._publisher.take_epochs(known)
 
     def close(self) -> None:
         """Custody has ended."""

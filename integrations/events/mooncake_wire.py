@@ -4,10 +4,10 @@
    `cleared`) and an envelope that names its tenant. Frames are vLLM's.
 2. The aliases that Mooncake's master adds for consumers of vLLM's events (`type`, `block_hashes`) are not written: who
    reads those reads no tenant, and would keep every tenant's blocks in one index.
-3. `tenant_id` and `additional_salt` are the tenant's router namespace. Only blocks that every request of their tenant
-   may use are told, and none of an adapter: a removal would not say which.
-4. A stream is a tenant's blocks in one medium. It begins with a clear and numbers its events from 0: what an earlier
-   process said of that tenant is gone.
+3. `tenant_id` and `additional_salt` are the namespace. Only blocks with one are told (`names.told_blocks`), and none of
+   an adapter: a removal would not say which.
+4. A stream is a namespace's blocks in one medium. It begins with a clear and numbers its events from 0: what an earlier
+   process said of that namespace is gone.
 5. What is read names blocks by tenant and hash, or by tenant and object key: two tenants' equal hashes are two blocks.
    Token ids are not decoded.
 """
@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
 from kvcustody.integrations.events.custody_field import SHORT_KEY_BYTES, CustodyField, custody_of
 
@@ -79,10 +78,9 @@ class MooncakeBatch(msgspec.Struct, array_like=True, gc=False):
 class MooncakeWire:
     """Governed events in the standard form, of one cache owner. Used by one thread."""
 
-    def __init__(self, namespaces: RouterNamespaces, backend: str) -> None:
-        self._namespaces = namespaces
+    def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._next: dict[tuple[str, str], int] = {}  # by tenant and medium
+        self._next: dict[tuple[str, str], int] = {}  # by namespace and medium
         self._block_tokens: int | None = None
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -104,8 +102,8 @@ class MooncakeWire:
                 made += [
                     MooncakeCleared(*self._envelope(stream, ts_ms, rank), custody) for stream in self._next
                 ]
-            elif event.scope.owner is not None and event.lora_name is None:
-                made += self._told(event, event.scope.owner, ts_ms, rank, incarnation, tokens_published)
+            elif event.namespace and event.lora_name is None:
+                made += self._told(event, ts_ms, rank, incarnation, tokens_published)
         return self._encoder.encode(MooncakeBatch(ts_ms, made, rank))
 
     def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
@@ -115,7 +113,6 @@ class MooncakeWire:
     def _told(
         self,
         event: BlockEvent,
-        owner: tuple[str, str],
         ts_ms: int,
         rank: int,
         incarnation: str,
@@ -123,7 +120,7 @@ class MooncakeWire:
     ) -> list[MooncakeStored | MooncakeRemoved | MooncakeCleared]:
         custody = custody_of(event, incarnation)
         medium = _MEDIUM.get(event.medium, event.medium.lower())
-        stream = (self._namespaces.of(*owner), medium)
+        stream = (event.namespace, medium)
         made: list[MooncakeStored | MooncakeRemoved | MooncakeCleared] = []
         if event.kind == STORED:
             self._block_tokens = event.block_tokens

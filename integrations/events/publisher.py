@@ -4,8 +4,8 @@
 2. Every batch has a sequence number, and they are contiguous. A batch that found the queue full, or could not be
    encoded, keeps its number and is never sent: consumers see the hole, and the next batch begins with a clear.
 3. Memory is bounded: batches and blocks that wait, batches and bytes that can be replayed, messages to slow peers.
-4. What leaves the process is decided once, when the publisher is made: token ids and salts are withheld unless they
-   are published; scope, residency and block keys always leave.
+4. What leaves the process is decided once, when the publisher is made: token ids, salts and namespaces are withheld
+   unless they are published; scope, residency and block keys always leave.
 5. The stream begins with a clear: whatever an earlier process published at this address is gone.
 """
 
@@ -23,8 +23,11 @@ from typing import Literal, NamedTuple, Protocol
 import zmq
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
+from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.settings import Settings
 from kvcustody.guarding_thread import GuardingThread
@@ -33,6 +36,7 @@ from kvcustody.integrations.events.block_event import BlockEvent, check_event, c
 from kvcustody.integrations.events.dynamo_wire import DynamoWire
 from kvcustody.integrations.events.endpoint import at_rank, check_bind
 from kvcustody.integrations.events.mooncake_wire import MooncakeWire
+from kvcustody.integrations.events.names.told_blocks import ToldBlocks
 from kvcustody.logger import get_logger
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -40,7 +44,7 @@ _POLL_MS = 500
 _REQUEST_BYTES_MAX = 1024
 _log = get_logger(__name__)
 Form = Literal["vllm", "sglang", "dynamo", "mooncake"]
-_WITH_NAMESPACES = ("dynamo", "mooncake")
+_FOR_ROUTERS = ("dynamo", "mooncake")
 
 
 class _Wire(Protocol):
@@ -98,7 +102,7 @@ class EventPublisher:
         replay_endpoint: str | None = None,
         *,
         form: Form = "vllm",
-        namespaces: RouterNamespaces | None = None,
+        namespaces: CurrentNamespaces | None = None,
         backend: str = "kvcustody",
         tokens_published: bool = False,
         remote_allowed: bool = False,
@@ -108,8 +112,15 @@ class EventPublisher:
         topic: str = "",
         limits: PublisherLimits | None = None,
     ) -> None:
-        """namespaces: what tenants are called in forms that routers index; backend: this cache's name in Mooncake's."""
-        self._wire = _wire(form, namespaces, backend, tokens_published=tokens_published)
+        """namespaces: what requesters are called by routers; backend: this cache's name in Mooncake's form.
+
+        Raises `ConfigError` for a form that only routers read where there are no `namespaces`.
+        """
+        if namespaces is None and form in _FOR_ROUTERS:
+            raise ConfigError(f"KV events in the form of `{form}` need the namespaces of tenants", form=form)
+        self._wire = _wire(form, backend, tokens_published=tokens_published)
+        self._told = None if namespaces is None else ToldBlocks(namespaces)
+        self._known: KnownEpochs | None = None
         self._tokens_published = tokens_published
         self._incarnation = incarnation
         self._revision = revision
@@ -154,8 +165,17 @@ class EventPublisher:
 
         The sequence of events must not be changed afterwards. Raises `IsolationError` for an event without a scope.
         """
-        if not events:
-            return -1
+        return self._hand_over(events) if events else -1
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """Name requesters by these erase epochs from now on, and tell what they end. Any thread; never waits."""
+        with self._lock:
+            if self._told is None or known is self._known:
+                return
+            self._known = known
+        self._hand_over(())
+
+    def _hand_over(self, events: Sequence[BlockEvent]) -> int:
         blocks = 0
         for event in events:
             check_event(event)
@@ -256,10 +276,13 @@ class EventPublisher:
         with self._lock:
             waiting = self._queue.popleft()
             self._queued_blocks -= waiting.blocks
+            known = self._known
         events = waiting.events
         if waiting.sequence != self._due:
             events = (cleared(self._revision, "resync" if self._due >= 0 else "start"), *events)
         try:
+            if self._told is not None:
+                events = (*self._told.take_epochs(known), *self._told.tell(events))
             payload = self._wire.payload_of(
                 events,
                 waiting.ts_seconds,
@@ -302,16 +325,12 @@ class EventPublisher:
             self._counts["replays"] += 1
 
 
-def _wire(form: Form, namespaces: RouterNamespaces | None, backend: str, *, tokens_published: bool) -> _Wire:
+def _wire(form: Form, backend: str, *, tokens_published: bool) -> _Wire:
     if form == "vllm":
         return vllm_wire
     if form == "sglang":
         return sglang_wire
-    if namespaces is None:
-        raise ConfigError(f"KV events in the form of `{form}` need the namespaces of tenants", form=form)
-    if form == "dynamo":
-        return DynamoWire(namespaces, tokens_published=tokens_published)
-    return MooncakeWire(namespaces, backend)
+    return DynamoWire(tokens_published=tokens_published) if form == "dynamo" else MooncakeWire(backend)
 
 
 def open_publisher(
@@ -320,17 +339,19 @@ def open_publisher(
     """The publisher that the settings ask for; None where `kv_events_endpoint` is empty."""
     if not settings.kv_events_endpoint:
         return None
-    namespaces: RouterNamespaces | None = None
-    if settings.kv_events_format in _WITH_NAMESPACES:
+    namespaces: CurrentNamespaces | None = None
+    are_published = settings.kv_events_tokens == "published"
+    if are_published or settings.kv_events_format in _FOR_ROUTERS:
         with open_scope_key(settings.scope_token_key_path) as secret:
-            namespaces = RouterNamespaces(secret)
+            names = RouterNamespaces(secret)
+        namespaces = CurrentNamespaces(names, SystemClock(), days=settings.namespace_days)
     return EventPublisher(
         settings.kv_events_endpoint,
         settings.kv_events_replay_endpoint or None,
         form=settings.kv_events_format,
         namespaces=namespaces,
         backend=settings.worker_name,
-        tokens_published=settings.kv_events_tokens == "published",
+        tokens_published=are_published,
         remote_allowed=settings.kv_events_remote,
         revision=revision,
         incarnation=incarnation,

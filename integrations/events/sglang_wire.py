@@ -129,7 +129,7 @@ def _event(event: BlockEvent, incarnation: str, tokens_published: bool) -> Event
         event.block_tokens,
         None,
         medium,
-        event.salt if tokens_published else None,
+        (event.namespace or event.salt) if tokens_published else None,
         lora_name=event.lora_name,
         kvcustody=custody,
     )

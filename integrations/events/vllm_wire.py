@@ -23,7 +23,10 @@ Hash = bytes | int
 
 
 class VllmBlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
-    """Full blocks of one chain entered the prefix cache; `extra_keys` has an entry per block, the salt in the first."""
+    """Full blocks of one chain entered the prefix cache.
+
+    `extra_keys` has an entry for each block: the namespace in a chain's first.
+    """
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -130,8 +133,9 @@ def _event(event: BlockEvent, incarnation: str, tokens_published: bool) -> Event
     tokens: list[int] = []
     if tokens_published:
         tokens = [int(token) for token in event.tokens]
-        if event.salt is not None and not event.parent:
-            extra = [(event.salt,), *(None for _ in keys[1:])]
+        salt = event.namespace or event.salt
+        if salt and not event.parent:
+            extra = [(salt,), *(None for _ in keys[1:])]
     return GovernedStored(
         keys,
         event.parent or None,

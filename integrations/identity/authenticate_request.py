@@ -16,6 +16,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.credentials.owner_tags import OwnerTags
 from kvcustody.governance.edge.door_token import PresentedToken
+from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import NAMESPACE_HEADER, RouterNamespaces
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
@@ -72,6 +73,7 @@ class Authentication:
         clock: Clock,
         *,
         server: EngineServer = VLLM_SERVER,
+        namespace_days: int = NAMESPACE_DAYS,
     ) -> None:
         self._document = document
         self._server = server
@@ -82,7 +84,7 @@ class Authentication:
             (one.tokens for one in self._authenticators if isinstance(one, DoorTokenAuthenticator)), None
         )
         self._tags = OwnerTags(secret)
-        self._namespaces = RouterNamespaces(secret)
+        self._namespaces = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""

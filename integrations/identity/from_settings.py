@@ -41,6 +41,7 @@ def open_request_gate(
             clock,
             token_seconds=settings.scope_token_seconds,
             server=server,
+            namespace_days=settings.namespace_days,
         )
 
 

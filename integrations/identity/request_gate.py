@@ -10,6 +10,7 @@ from pathlib import Path
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.credentials.scope_token import Carried, ScopeTokens
+from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS
 from kvcustody.governance.edge.door_token import PresentedToken
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
@@ -46,8 +47,11 @@ class RequestGate:
         *,
         token_seconds: int = 60,
         server: EngineServer = VLLM_SERVER,
+        namespace_days: int = NAMESPACE_DAYS,
     ) -> None:
-        self._authentication = Authentication(document, directory, secret, clock, server=server)
+        self._authentication = Authentication(
+            document, directory, secret, clock, server=server, namespace_days=namespace_days
+        )
         self._document = document
         self._server = server
         self._tokens = ScopeTokens(secret, clock)

@@ -202,7 +202,8 @@ class SlotCustody:
         )
         if isinstance(answer, AdmissionRefused):
             return answer
-        request = self.requests[request_id] = SlotRequest(request_id, answer, narrowed_by, hints.latency)
+        request = SlotRequest(request_id, answer, narrowed_by, hints.latency, principal)
+        self.requests[request_id] = request
         return request
 
     def may_start(self, request: SlotRequest) -> bool:

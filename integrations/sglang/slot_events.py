@@ -27,7 +27,14 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import IsolationError
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cleared, removed, stored
+from kvcustody.integrations.events.block_event import (
+    BlockEvent,
+    EventScope,
+    cleared,
+    removed,
+    requester_of,
+    stored,
+)
 from kvcustody.integrations.events.feed import BlockEventFeed, BlockEventPublisher
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages, PageTree
 from kvcustody.integrations.sglang.slot_request import SlotRequest
@@ -107,8 +114,9 @@ class SlotBlockEvents(BlockEventFeed):
         """What entered the tree since is the request's, in `domain`."""
         entered, self._tree.entered = self._tree.entered, []
         scope = self._scope(domain)
+        requester = requester_of(request.principal)
         if request.narrowed_by:
-            scope = scope._replace(owner=None)
+            scope = scope._replace(owner=None, wide=None)
         for node in entered:
             parent = node.parent
             before = b""
@@ -124,6 +132,7 @@ class SlotBlockEvents(BlockEventFeed):
                     parent=before,
                     block_tokens=self._tree.page_tokens,
                     tokens=node.tokens if self._with_tokens else (),
+                    requester=requester,
                 )
             )
 

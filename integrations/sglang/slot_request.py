@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.governance.external.namespace_keys import NO_PATH, TreePath
+from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.tiers.run_transfers import CopyReader, TierWay
 from kvcustody.governance.tiers.tier import Found
 from kvcustody.governance.tiers.tier_link import TransferChoice
@@ -61,6 +62,7 @@ class SlotRequest:
         "node",
         "path",
         "planned",
+        "principal",
         "published",
         "publishes",
         "reported",
@@ -70,10 +72,16 @@ class SlotRequest:
     )
 
     def __init__(
-        self, request_id: str, residency: ExternalResidency, narrowed_by: str, latency: str = ""
+        self,
+        request_id: str,
+        residency: ExternalResidency,
+        narrowed_by: str,
+        latency: str = "",
+        principal: Principal | None = None,
     ) -> None:
         self.request_id = request_id
         self.residency = residency
+        self.principal = principal
         self.narrowed_by = narrowed_by  # what its client said besides: a part of its namespaces
         self.latency = latency  # its class, as tiers see it
         self.cause: str | None = None  # why it ends, where governance ends it

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvcustody.governance.identity.domain_spec import ScopeKind
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     STORED,
@@ -31,6 +30,7 @@ from kvcustody.integrations.events.block_event import (
     EventScope,
     check_event,
     cleared,
+    places_of,
     removed,
     split_keys,
     stored,
@@ -70,11 +70,8 @@ class EventScopes:
             return
         spec = label.spec
         number = self._domains.setdefault(standing.domain, len(self._domains) + 1)
-        owner = None
-        if spec.scope is ScopeKind.TENANT and spec.salt is None:
-            assert spec.issuer is not None and spec.tenant is not None, "a tenant's domain has both"
-            owner = (spec.issuer, spec.tenant)
-        scope = EventScope(label.tenant, label.scope, label.classification, number, self.revision, owner)
+        whose = (label.tenant, label.scope, label.classification)
+        scope = EventScope(*whose, number, self.revision, *places_of(spec))
         for hash_, key in zip(hashes, keys, strict=True):
             self._blocks[hash_] = ScopedBlock(key, scope)
             if len(self._blocks) > _HASHES_MAX:

@@ -23,6 +23,7 @@ from kvcustody.integrations.events.block_event import (
     EventScope,
     cleared,
     removed,
+    requester_of,
     stored,
 )
 from kvcustody.integrations.events.feed import BlockEventFeed, BlockEventPublisher
@@ -157,6 +158,7 @@ class SchedulerBlockEvents(BlockEventFeed):
                     tokens=governed.request._all_token_ids[begin:end] if self._with_tokens else (),
                     group=group if self._groups > 1 else None,
                     lora_name=adapter.lora_name if adapter is not None else None,
+                    requester=requester_of(governed.principal),
                 )
             )
 

@@ -25,12 +25,12 @@ def test_dynamo_alone(case: str, found: bool) -> None:
 
 
 def test_one_namespace_for_everybody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant: "acme")
+    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant, *_: "acme")
     assert kvcustody_dynamo.main("salt-dropped")["found"] is True
 
 
 def test_a_namespace_that_anybody_can_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant: tenant)
+    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant, *_: tenant)
     assert kvcustody_dynamo.main("index-dump")["found"] is True
 
 

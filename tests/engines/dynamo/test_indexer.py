@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
+from kvcustody.governance.edge.erase_epochs import (
+    EpochScope,
+    EpochTags,
+    EraseEpochs,
+    KnownEpochs,
+    RaisedEpoch,
+)
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.dynamo.relay import ScopedRelay
-from kvcustody.integrations.events.block_event import cleared
+from kvcustody.integrations.events.block_event import cleared, stored
 from kvcustody.integrations.events.publisher import EventPublisher
 from standins.engines.dynamo.router_world import (
     ACME,
@@ -19,10 +26,12 @@ from standins.engines.dynamo.router_world import (
     BLOCK,
     BLOCKS,
     GLOBEX,
+    ISSUER,
     Indexer,
     RawPublisher,
     hashes,
     indexer,
+    keys,
     namespaces,
     prompt,
     some_removed,
@@ -32,6 +41,7 @@ from standins.engines.dynamo.router_world import (
 LOCAL = "tcp://127.0.0.1:0"
 WHOLE = BLOCK * BLOCKS
 NAMES = namespaces()
+NS_ALICE = NAMES.of(*ALICE.owner)  # type: ignore[misc]
 NS_ACME, NS_GLOBEX = NAMES.of(*ACME.owner), NAMES.of(*GLOBEX.owner)  # type: ignore[misc]
 MARK = 99  # a prompt that is stored last: when it is found, everything before it has been applied
 
@@ -88,16 +98,45 @@ def test_a_clear_ends_all(world: World) -> None:
     assert world.found(3) == (0, 0, 0)
 
 
-def test_blocks_of_one_subject_are_not_told(world: World) -> None:
+def test_blocks_of_one_subject_are_told_under_its_name_alone(world: World) -> None:
     world.publish(some_stored(4, ALICE))
     assert world.found(4) == (0, 0, 0)
+    assert world.index.tokens_found(prompt(4), NS_ALICE) == WHOLE
+
+
+def test_a_subject_finds_a_chain_that_begins_in_the_tenants_blocks(world: World) -> None:
+    """Two blocks are everybody's, and the rest hers: under her name the index sees all four."""
+    tokens, mine = prompt(5), keys(5)
+    shared = stored(ACME, mine[:64], residency=7, block_tokens=BLOCK, tokens=tokens[: 2 * BLOCK])
+    rest = stored(
+        ALICE, mine[64:], residency=7, parent=mine[32:64], block_tokens=BLOCK, tokens=tokens[2 * BLOCK :]
+    )
+    world.publish(shared)
+    assert world.index.tokens_found(tokens, NS_ALICE) == 0, "nothing of hers stands on it yet"
+    world.publish(rest)
+    assert world.index.tokens_found(tokens, NS_ALICE) == WHOLE
+    assert world.index.tokens_found(tokens, NS_ACME) == 2 * BLOCK
+
+
+def test_a_raised_epoch_ends_a_subjects_name_in_the_index(world: World) -> None:
+    world.publish(some_stored(6, ALICE), some_stored(6, ACME))
+    assert world.index.tokens_found(prompt(6), NS_ALICE) == WHOLE
+    tags = EpochTags(bytes(32))
+    raised = [RaisedEpoch(1, tags.of(EpochScope(ISSUER, "acme", "alice")))]
+    known = KnownEpochs(EraseEpochs(raised, version=1), tags)
+    world.publisher.take_epochs(known)
+    assert world.index.settles(lambda: world.index.tokens_found(prompt(6), NS_ALICE) == 0)
+    assert world.found(6) == (WHOLE, 0, 0), "the tenant's stay"
+    world.publish(some_stored(6, ALICE))
+    assert world.index.tokens_found(prompt(6), NS_ALICE) == 0
+    assert world.index.tokens_found(prompt(6), NAMES.of(*ALICE.owner, known=known)) == WHOLE  # type: ignore[misc]
 
 
 def test_without_namespaces_of_their_own_tenants_find_each_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the first test: the same publisher with one namespace for everybody."""
-    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant: NS_ACME)
+    monkeypatch.setattr(RouterNamespaces, "of", lambda self, issuer, tenant, *_: NS_ACME)
     more: Any = {"form": "dynamo", "namespaces": NAMES, "tokens_published": True}
     with EventPublisher(LOCAL, **more) as publisher, indexer(publisher.endpoint, tmp_path / "log") as index:
         world = World(publisher, index)
@@ -186,16 +225,17 @@ def test_the_relay_refuses_it(shape: str, engine: RawPublisher, tmp_path: Path) 
 
 @pytest.mark.parametrize(("form", "told"), [("vllm", 0), ("mooncake", 0), ("sglang", WHOLE)])
 def test_other_forms_are_not_for_dynamo(form: Any, told: int, tmp_path: Path) -> None:
-    """Ours in another engine's form, tokens published: Dynamo reads SGLang's, and then for every tenant."""
+    """Ours in another engine's form, tokens published: Dynamo reads SGLang's, under the name that it has."""
     more: Any = {"form": form, "namespaces": NAMES, "tokens_published": True}
     with EventPublisher(LOCAL, **more) as publisher, indexer(publisher.endpoint, tmp_path / "log") as index:
 
         def told_now() -> bool:
             publisher.publish([some_stored(1, ACME)])
-            return index.tokens_found(prompt(1)) == WHOLE
+            return index.tokens_found(prompt(1), NS_ACME if told else None) == WHOLE
 
         if told:
             assert index.settles(told_now)
+            assert [index.tokens_found(prompt(1), each) for each in (None, NS_GLOBEX)] == [0, 0]
         else:
             for _ in range(20):  # as long as SGLang's form needs, many times over
                 assert not told_now()

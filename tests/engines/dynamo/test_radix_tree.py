@@ -8,6 +8,7 @@ from dynamo._core import RadixTree, compute_block_hash_for_seq
 
 from kvcustody.integrations.events.block_event import BlockEvent
 from kvcustody.integrations.events.dynamo_wire import DynamoRemoved, DynamoStored, DynamoWire
+from kvcustody.integrations.events.names.told_blocks import ToldBlocks
 from standins.engines.dynamo.router_world import (
     ACME,
     BLOCK,
@@ -20,7 +21,8 @@ from standins.engines.dynamo.router_world import (
 )
 
 NAMES = namespaces()
-WIRE = DynamoWire(NAMES, tokens_published=True)
+WIRE = DynamoWire(tokens_published=True)
+NAMED = ToldBlocks(NAMES)
 
 
 def looked_up(tree: RadixTree, number: int, namespace: str | None) -> int:
@@ -30,7 +32,8 @@ def looked_up(tree: RadixTree, number: int, namespace: str | None) -> int:
 
 def apply(tree: RadixTree, number: int, event: BlockEvent, *, scoped: bool = True) -> None:
     """What Dynamo's relay makes of one of our events: hashes of the tokens, in the namespace that it names."""
-    form = WIRE.event_of(event, "inc")
+    (named,) = NAMED.tell([event])
+    form = WIRE.event_of(named, "inc")
     if isinstance(form, DynamoRemoved):
         data: dict[str, object] = {"removed": {"block_hashes": [_unsigned(one) for one in form.block_hashes]}}
     else:

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.edge.router_namespace import RouterNamespaces
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.erase_epochs import (
+    EpochScope,
+    EpochTags,
+    EraseEpochs,
+    KnownEpochs,
+    RaisedEpoch,
+)
 from kvcustody.integrations.dynamo.push_publisher import PushPublisher
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cleared, removed, stored
+from kvcustody.integrations.events.block_event import BlockEvent, EventScope, Place, cleared, removed, stored
+from standins.integrations.router_names import lasting_names
 
-ACME = EventScope("acme", "tenant", "internal", 3, 5, ("issuer", "acme"))
+ACME = EventScope("acme", "tenant", "internal", 3, 5, Place("issuer", "acme"))
 ALICE = EventScope("acme", "subject", "internal", 4, 5)
 
 
@@ -34,10 +41,8 @@ def sink() -> Sink:
 
 
 @pytest.fixture
-def names() -> RouterNamespaces:
-    with KeyBuffer() as secret:
-        secret.writable()[:] = bytes(range(32))
-        return RouterNamespaces(secret)
+def names() -> CurrentNamespaces:
+    return lasting_names(bytes(range(32)))
 
 
 def keys(first: int, count: int) -> bytes:
@@ -49,7 +54,7 @@ def some(first: int = 1, scope: EventScope = ACME, **more: Any) -> BlockEvent:
     return stored(scope, keys(first, 2), **fields)
 
 
-def test_a_store_names_its_namespace(sink: Sink, names: RouterNamespaces) -> None:
+def test_a_store_names_its_namespace(sink: Sink, names: CurrentNamespaces) -> None:
     PushPublisher(sink, names).publish([some()])
     ((told,),) = sink.batches
     assert told["cache_salt"] == names.of("issuer", "acme") and told["type"] == "stored"
@@ -57,7 +62,7 @@ def test_a_store_names_its_namespace(sink: Sink, names: RouterNamespaces) -> Non
     assert len(told["block_hashes"]) == 2 and told["parent_hash"] is None
 
 
-def test_what_cannot_be_scoped_is_not_handed_over(sink: Sink, names: RouterNamespaces) -> None:
+def test_what_cannot_be_scoped_is_not_handed_over(sink: Sink, names: CurrentNamespaces) -> None:
     pushed = PushPublisher(sink, names)
     pushed.publish(
         [some(scope=ALICE), some(medium="CPU"), some(group=1), some()._replace(tokens=()), cleared(1, "x")]
@@ -67,7 +72,7 @@ def test_what_cannot_be_scoped_is_not_handed_over(sink: Sink, names: RouterNames
         pushed.publish([some()._replace(scope=None)])  # type: ignore[arg-type]
 
 
-def test_removals_and_clears_end_what_was_told_and_nothing_else(sink: Sink, names: RouterNamespaces) -> None:
+def test_removals_and_clears_end_what_was_told_and_nothing_else(sink: Sink, names: CurrentNamespaces) -> None:
     pushed = PushPublisher(sink, names)
     pushed.publish([some(1), some(3)])
     pushed.publish([removed(ACME, keys(1, 1), cause="expired"), removed(ACME, keys(9, 1), cause="expired")])
@@ -78,9 +83,20 @@ def test_removals_and_clears_end_what_was_told_and_nothing_else(sink: Sink, name
     assert set(ended) == told and len(ended) == len(told)
 
 
-def test_a_refusal_costs_no_step(sink: Sink, names: RouterNamespaces) -> None:
+def test_a_refusal_costs_no_step(sink: Sink, names: CurrentNamespaces) -> None:
     pushed = PushPublisher(sink, names)
     sink.broken = True
     assert pushed.publish([some()]) == 0 and pushed.refused_batches == 1
     sink.broken = False
     assert pushed.publish([some()]) == 1 and len(sink.batches) == 1
+
+
+def test_a_raised_epoch_removes_what_was_told(sink: Sink, names: CurrentNamespaces) -> None:
+    pushed = PushPublisher(sink, names)
+    pushed.publish([some()])
+    tags = EpochTags(bytes(32))
+    raised = [RaisedEpoch(1, tags.of(EpochScope("issuer", "acme")))]
+    pushed.take_epochs(KnownEpochs(EraseEpochs(raised, version=1), tags))
+    assert sink.batches[1] == [{"type": "removed", "block_hashes": sink.batches[0][0]["block_hashes"]}]
+    pushed.publish([some()])
+    assert sink.batches[2][0]["cache_salt"] != sink.batches[0][0]["cache_salt"]

@@ -12,11 +12,14 @@ import msgspec
 import pytest
 import zmq
 
+from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.events import vllm_wire
+from kvcustody.integrations.events.block_event import Place
 from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
 from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
 from standins.integrations.kv_wires import (
@@ -276,7 +279,7 @@ def test_close_sends_what_waits_and_later_batches_count_as_lost() -> None:
 def test_settings_give_routers_the_namespace_that_the_door_makes(form: Any, tmp_path: Path) -> None:
     key = tmp_path / "scope.key"
     with open_scope_key(key) as secret:
-        namespace = RouterNamespaces(secret).of("issuer", "acme")
+        namespace = CurrentNamespaces(RouterNamespaces(secret), SystemClock()).of("issuer", "acme")
     settings = Settings(
         kv_events_endpoint=LOCAL,
         kv_events_format=form,
@@ -285,13 +288,13 @@ def test_settings_give_routers_the_namespace_that_the_door_makes(form: Any, tmp_
     )
     publisher = open_publisher(settings, revision=1)
     assert publisher is not None
-    owned = ACME._replace(owner=("issuer", "acme"))
+    owned = ACME._replace(owner=Place("issuer", "acme"))
     with publisher, sockets(zmq.SUB) as [sub]:
         subscribed(publisher, sub)
         publisher.publish([some_stored(scope=owned), some_stored(9, 1, BETA)])
         wire = receive(sub)[2]
         assert namespace.encode() in wire and SALT_CANARY.encode() not in wire
-        assert b"beta" not in wire, "what is narrower than a tenant is not told"
+        assert b"beta" not in wire, "what nobody owns is not told"
     if form == "dynamo":
         withheld = settings.model_copy(update={"kv_events_tokens": "withheld"})
         with pytest.raises(ConfigError, match="kv_events_tokens"):

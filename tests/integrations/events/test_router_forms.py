@@ -17,27 +17,25 @@ from hypothesis import strategies as st
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.edge.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.events import incoming
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, cleared, scope_of
+from kvcustody.integrations.events.block_event import BlockEvent, EventScope, Place, cleared, scope_of
 from kvcustody.integrations.events.dynamo_wire import DynamoWire, screen
 from kvcustody.integrations.events.mooncake_wire import MooncakeWire
 from kvcustody.integrations.events.publisher import EventPublisher
 from standins.integrations.kv_wires import ACME as UNOWNED
 from standins.integrations.kv_wires import TOKEN_CANARY, key, some_removed, some_stored
+from standins.integrations.router_names import NamedWire, lasting_names
 
 ISSUER = "https://idp.example"
-ACME = EventScope("acme", "tenant", "internal", 3, 5, (ISSUER, "acme"))
-GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, (ISSUER, "globex"))
+ACME = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"))
+GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, Place(ISSUER, "globex"))
 pack = msgspec.msgpack.encode
 
 
-def namespaces(fill: int = 1) -> RouterNamespaces:
-    with KeyBuffer() as secret:
-        secret.writable()[:] = bytes([fill]) * 32
-        return RouterNamespaces(secret)
+def namespaces(fill: int = 1) -> CurrentNamespaces:
+    return lasting_names(bytes([fill]) * 32)
 
 
 NAMES = namespaces()
@@ -50,12 +48,12 @@ def told(wire: Any, *events: BlockEvent, published: bool = True) -> list[dict[st
     return made
 
 
-def dynamo() -> DynamoWire:
-    return DynamoWire(NAMES, tokens_published=True)
+def dynamo() -> NamedWire:
+    return NamedWire(DynamoWire(tokens_published=True), NAMES)
 
 
-def mooncake() -> MooncakeWire:
-    return MooncakeWire(NAMES, "worker-0")
+def mooncake() -> NamedWire:
+    return NamedWire(MooncakeWire("worker-0"), NAMES)
 
 
 # -- whose ------------------------------------------------------------------------------------------------------------
@@ -76,14 +74,18 @@ def test_a_namespace_is_of_one_tenant_of_one_issuer_under_one_secret() -> None:
 @pytest.mark.parametrize(
     ("more", "owner"),
     [
-        ({"scope": ScopeKind.TENANT}, (ISSUER, "acme")),
+        ({"scope": ScopeKind.TENANT}, Place(ISSUER, "acme")),
         ({"scope": ScopeKind.TENANT, "salt": "mine"}, None),
-        ({"scope": ScopeKind.SUBJECT, "subject": "alice"}, None),
-        ({"scope": ScopeKind.SESSION, "session": "chat"}, None),
+        ({"scope": ScopeKind.TENANT, "salt": "epoch-0123"}, Place(ISSUER, "acme")),
+        ({"scope": ScopeKind.SUBJECT, "subject": "alice"}, Place(ISSUER, "acme", "alice")),
+        ({"scope": ScopeKind.SUBJECT, "subject": "alice", "salt": "mine"}, None),
+        ({"scope": ScopeKind.SESSION, "session": "chat"}, Place(ISSUER, "acme", None, "chat")),
+        ({"scope": ScopeKind.SESSION, "session": "chat", "subject": "alice"}, Place(ISSUER, "acme", "alice")),
+        ({"scope": ScopeKind.SEGMENT, "segment": "prompt"}, None),
         ({"scope": ScopeKind.PUBLIC, "issuer": None, "tenant": None}, None),
     ],
 )
-def test_only_what_every_request_of_a_tenant_may_use_has_an_owner(more: Any, owner: Any) -> None:
+def test_only_what_every_request_of_a_name_may_use_has_an_owner(more: Any, owner: Any) -> None:
     fields: dict[str, Any] = {"issuer": ISSUER, "tenant": "acme", **more}
     spec = DomainSpec(classification="internal", model=bytes(32), key_epoch=1, **fields)
     label = DomainLabel("acme", "internal", 1, spec.scope.value, spec.subject, spec.session, spec)
@@ -115,7 +117,7 @@ def test_dynamo_is_told_nothing_it_cannot_scope_or_index() -> None:
     assert told(dynamo(), some_stored(scope=UNOWNED), some_removed(scope=UNOWNED)) == []
     assert told(dynamo(), some_stored(scope=ACME)._replace(tokens=())) == []
     with pytest.raises(ConfigError, match="kv_events_tokens"):
-        DynamoWire(NAMES, tokens_published=False)
+        DynamoWire(tokens_published=False)
     for form in ("dynamo", "mooncake"):
         with pytest.raises(ConfigError, match="namespaces"):
             EventPublisher("tcp://127.0.0.1:0", form=form, tokens_published=True)  # type: ignore[arg-type]
@@ -241,11 +243,12 @@ class StandardIndex:
 
 def test_an_index_of_the_documented_kind_finds_own_prompts_alone() -> None:
     prompt = [TOKEN_CANARY] * 8
-    events = told(mooncake(), some_stored(0, 2, ACME))
+    wire = mooncake()
+    events = told(wire, some_stored(0, 2, ACME))
     index = StandardIndex()
     index.apply(events)
     assert (index.found(NS_ACME, prompt), index.found(NS_GLOBEX, prompt)) == (8, 0)
-    index.apply(told(mooncake(), some_removed(0, 2, ACME)))
+    index.apply(told(wire, some_removed(0, 2, ACME)))
     assert index.found(NS_ACME, prompt) == 0
     everybody = StandardIndex("default")  # the control: a registration that names one tenant for the stream
     everybody.apply(events)

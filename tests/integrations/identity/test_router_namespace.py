@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.identity import authenticate_request
 from kvcustody.integrations.identity.request_headers import RequestHeaders
@@ -59,7 +60,7 @@ def test_without_it_the_clients_header_gets_through(
 
 def test_it_is_the_one_that_engines_publish(deployment: Deployment) -> None:
     with secret() as same:
-        names = RouterNamespaces(same)
+        names = CurrentNamespaces(RouterNamespaces(same), deployment.clock)
     headers = RequestHeaders([(b"authorization", b"Bearer " + deployment.acme.encode())])
     who = deployment.gate.authenticate("POST", "/v1/completions", headers).principal
     assert seen(deployment, deployment.acme) == names.of(who.issuer, who.tenant)

@@ -14,14 +14,13 @@ import pytest
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IsolationError
-from kvcustody.governance.credentials.scope_token_secret import open_scope_key
-from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
     STORED,
     BlockEvent,
+    Place,
     check_event,
     split_keys,
 )
@@ -31,6 +30,7 @@ from kvcustody.integrations.sglang.page_tree import PageTree
 from kvcustody.integrations.sglang.slot_events import WatchedTree
 from kvcustody.testkit.conformance.policy import IDLE_US, policy
 from standins.integrations.paged_engine import PagedEngine
+from standins.integrations.router_names import lasting_names
 from standins.integrations.segmented_engine import COVERED, POLICY, SHARED, SegmentedEngine
 from standins.integrations.slot_prompt import PROMPT
 
@@ -211,7 +211,7 @@ def test_what_is_narrowed_or_shared_is_no_tenants_whole(tmp_path):
     one.run("alpha", "ann", PROMPT)
     one.run("alpha", "ann", PROMPT, "mine")
     compare(one)
-    assert [event.scope.owner for event in one.router.events] == [("idp", "alpha"), None]
+    assert [event.scope.owner for event in one.router.events] == [Place("idp", "alpha"), None]
     assert one.router.events[0].keys != one.router.events[1].keys
 
 
@@ -250,8 +250,7 @@ def test_tokens_and_denied_tenants_stay_here():
 @pytest.mark.parametrize("form", ["vllm", "sglang", "dynamo", "mooncake"])
 def test_each_form_takes_every_event(form, tmp_path):
     """Through the publisher that the settings open; what cannot be encoded would be lost there, and counted."""
-    with open_scope_key(tmp_path / "scope.key") as secret:
-        names = RouterNamespaces(secret)
+    names = lasting_names(bytes(32))
     with EventPublisher(
         f"ipc://{tmp_path}/events", form=form, namespaces=names, tokens_published=True
     ) as publisher:

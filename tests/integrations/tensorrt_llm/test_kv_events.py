@@ -14,6 +14,7 @@ from kvcustody.integrations.events.block_event import (
     STORED,
     BlockEvent,
     EventScope,
+    Place,
     cleared,
     removed,
     stored,
@@ -59,7 +60,8 @@ def test_each_block_is_told_with_its_tenant_and_by_our_keys(world: TrtllmWorld) 
         assert [event.parent for event in events] == [b"", *(event.keys for event in events[:-1])]
         assert len({event.scope.domain for event in events}) == 1
     assert not any(len(event.tokens) or event.salt for event in kept.events), "no prompt and no salt"
-    assert all(event.scope.owner is None for event in kept.events), "a subject's: no router is told"
+    whose = {event.scope.owner for event in kept.events}
+    assert {(of.tenant, of.subject) for of in whose if of} == {("acme", "s"), ("beta", "s")}
 
 
 def test_removals_follow_their_stores(world: TrtllmWorld) -> None:
@@ -137,7 +139,7 @@ def test_moves_parts_and_what_is_malformed_are_counted(world: TrtllmWorld) -> No
     assert dict(feed.counts) == {"off the device": 1, "partial": 1, "malformed": 2}
 
 
-SCOPE = EventScope("acme", "tenant", "internal", 3, 7, ("api-keys", "acme"))
+SCOPE = EventScope("acme", "tenant", "internal", 3, 7, Place("api-keys", "acme"), Place("api-keys", "acme"))
 
 
 def test_ours_in_its_form_say_whose_they_are() -> None:

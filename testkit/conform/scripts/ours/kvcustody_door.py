@@ -15,6 +15,7 @@ from typing import Any
 from kvcustody.clock import SystemClock
 from kvcustody.files import write_file
 from kvcustody.governance.credentials.api_key_file import ISSUER, add_key
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.identity.identity_document import load_identity
@@ -40,7 +41,7 @@ class Door:
         write_file(folder / "identity.yaml", DOCUMENT)
         secret = KeyBuffer()
         secret.writable()[:] = bytes(range(32))
-        self.beta = RouterNamespaces(secret).of(ISSUER, "beta")
+        self.beta = CurrentNamespaces(RouterNamespaces(secret), SystemClock()).of(ISSUER, "beta")
         self._gate = RequestGate(load_identity(folder / "identity.yaml"), folder, secret, SystemClock())
         self.reached: list[dict[str, str]] = []
 

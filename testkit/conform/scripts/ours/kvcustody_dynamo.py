@@ -13,23 +13,25 @@ import sys
 import time
 from typing import Any
 
+from kvcustody.clock import SystemClock
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.dynamo.relay import ScopedRelay
-from kvcustody.integrations.events.block_event import EventScope, stored
+from kvcustody.integrations.events.block_event import EventScope, Place, stored
 from kvcustody.integrations.events.publisher import EventPublisher
 from kvcustody.testkit.conform.scripts.layers import dynamo_indexer as asked
 
 LOCAL = "tcp://127.0.0.1:0"
 ISSUER = "api-keys"
-SCOPE = EventScope("acme", "tenant", "internal", 3, 5, (ISSUER, "acme"))
+SCOPE = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"))
 
 
-def namespaces() -> RouterNamespaces:
+def namespaces() -> CurrentNamespaces:
     """Of a secret that only this deployment has."""
     with KeyBuffer() as secret:
         secret.writable()[:] = os.urandom(32)
-        return RouterNamespaces(secret)
+        return CurrentNamespaces(RouterNamespaces(secret), SystemClock(), days=0)
 
 
 def _published(case: str) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import msgspec
 import pytest
 from sglang.srt.disaggregation import kv_events as theirs
 
+from kvcustody.clock import SystemClock
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events import sglang_wire
 from kvcustody.integrations.events.block_event import EventScope, cleared, removed, stored
@@ -217,7 +219,7 @@ def test_dynamos_form_names_each_tenants_namespace_and_nothing_narrower(listened
     for tenant in ("acme", "beta"):
         engine.run(tokens, site.token(tenant))
     with open_scope_key(site.folder / "scope.key") as secret:
-        names = RouterNamespaces(secret)
+        names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
     spaces = {names.of("api-keys", tenant) for tenant in ("acme", "beta")}
     told: dict[str, list[int]] = {}
     until = time.monotonic() + 20

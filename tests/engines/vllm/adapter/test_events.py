@@ -10,8 +10,10 @@ import msgspec
 import pytest
 import zmq
 
+from kvcustody.clock import SystemClock
 from kvcustody.errors import IsolationError
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import (
@@ -161,12 +163,13 @@ def test_a_twin_is_told_once_and_leaves_with_the_last(rig: Callable[..., TruthRi
 
 
 def test_tokens_leave_only_where_the_setting_says_so(
-    rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch
+    rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ids = prompt(100)
     whole = ids[: len(ids) // BLOCK_TOKENS * BLOCK_TOKENS]
     for setting, expected in (("withheld", []), ("published", whole)):
         monkeypatch.setenv("KVCUSTODY_KV_EVENTS_TOKENS", setting)
+        monkeypatch.setenv("KVCUSTODY_SCOPE_TOKEN_KEY_PATH", str(tmp_path / "scope.key"))
         one = rig()
         one.ask(ids, "alpha")
         assert [token for event in one.router.events for token in event.tokens] == expected
@@ -192,7 +195,7 @@ def test_the_setting_opens_a_publisher(model: Path, monkeypatch: pytest.MonkeyPa
 def test_a_router_is_told_in_the_doors_namespaces(
     scope: str, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Dynamo's form: one prompt of two tenants in two namespaces; what is a subject's alone is not told."""
+    """Dynamo's form: one prompt of two tenants under the names that the door makes of their requests."""
     policy = scheduler_rig.POLICY.replace("profile: shared", f"profile: shared\nscope: {scope}")
     assert policy != scheduler_rig.POLICY
     monkeypatch.setattr(scheduler_rig, "POLICY", policy)
@@ -208,21 +211,23 @@ def test_a_router_is_told_in_the_doors_namespaces(
         one.ask(ids, tenant)
     one.clock.advance(61_000_000)
     one.step()
-    told = _replay(f"ipc://{replayed}", ends=scope == "tenant")
+    told = _replay(f"ipc://{replayed}")
     one.side.close()
     stores = [event for event in told if event["type"] == "BlockStored"]
     with open_scope_key(key) as secret:
-        names = RouterNamespaces(secret)
-    expected = {names.of("idp", tenant) for tenant in ("alpha", "beta")} if scope == "tenant" else set()
+        names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
+    expected = {names.of("idp", tenant, "u") for tenant in ("alpha", "beta")}
+    if scope == "tenant":
+        expected |= {names.of("idp", tenant) for tenant in ("alpha", "beta")}
     assert {event["cache_salt"] for event in stores} == expected
     whole = ids[: len(ids) // BLOCK_TOKENS * BLOCK_TOKENS]
     for namespace in expected:
         mine = [event["token_ids"] for event in stores if event["cache_salt"] == namespace]
         assert [token for each in mine for token in each] == whole
-    assert (told[-1]["type"] == "BlockRemoved") is (scope == "tenant")
+    assert told[-1]["type"] == "BlockRemoved"
 
 
-def _replay(endpoint: str, *, ends: bool = True) -> list[dict[str, Any]]:
+def _replay(endpoint: str) -> list[dict[str, Any]]:
     """All that was published, once the removal is among it."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
         asks.setsockopt(zmq.RCVTIMEO, 10_000)
@@ -236,7 +241,7 @@ def _replay(endpoint: str, *, ends: bool = True) -> list[dict[str, Any]]:
                 if not payload:
                     break
                 told += msgspec.msgpack.decode(payload)[1]
-            if told and (not ends or told[-1]["type"] == "BlockRemoved"):
+            if told and told[-1]["type"] == "BlockRemoved":
                 return told
     raise AssertionError("the removal was never published")
 

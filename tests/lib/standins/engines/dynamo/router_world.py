@@ -17,23 +17,21 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvcustody.governance.edge.router_namespace import RouterNamespaces
-from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, removed, stored
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.integrations.events.block_event import BlockEvent, EventScope, Place, removed, stored
+from standins.integrations.router_names import lasting_names
 
 ISSUER = "https://idp.example"
 BLOCK = 16
 BLOCKS = 4
-ACME = EventScope("acme", "tenant", "internal", 3, 5, (ISSUER, "acme"))
-GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, (ISSUER, "globex"))
-ALICE = EventScope("acme", "subject", "internal", 6, 5)
+ACME = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"), Place(ISSUER, "acme"))
+GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, Place(ISSUER, "globex"))
+ALICE = EventScope("acme", "subject", "internal", 6, 5, Place(ISSUER, "acme", "alice"))
 PATIENCE_SECONDS = 20.0
 
 
-def namespaces() -> RouterNamespaces:
-    with KeyBuffer() as secret:
-        secret.writable()[:] = bytes(range(32))
-        return RouterNamespaces(secret)
+def namespaces() -> CurrentNamespaces:
+    return lasting_names(bytes(range(32)))
 
 
 def prompt(number: int) -> list[int]:

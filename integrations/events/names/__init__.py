@@ -1,0 +1,1 @@
+"""Under which names routers are told of blocks."""

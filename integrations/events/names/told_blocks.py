@@ -1,0 +1,268 @@
+"""Which blocks routers were told of, under which names: the names that doors write into requests.
+
+    told = ToldBlocks(names)
+    told.tell(events)          # the events of one step, each with its namespace, in the order to send
+    told.take_epochs(known)    # what is removed because its name has ended
+
+1. A block is told under the name of who may use it: a tenant's under the tenant's, a subject's or a session's under
+   theirs. What is lent, or narrowed by a client's salt, is told under none.
+2. A tenant's or a segment's block is told under the names of requests that stand on it, too, from the chain's first
+   block on: an index sees their chains whole. Those names are bounded, and the oldest are let go.
+3. Under a further name a block has another hash, made of its key and the name: indexes keep one entry for a hash.
+4. A name ends with its scope's epoch, or its days: what was told under it is removed at once. What is stored later is
+   told under the new one.
+5. A clear ends everything that was told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
+from kvcustody.integrations.events.block_event import (
+    CLEARED,
+    REMOVED,
+    STORED,
+    BlockEvent,
+    EventScope,
+    Place,
+    split_keys,
+)
+
+WIDE_BLOCKS_MAX: Final = 1 << 15
+FURTHER_MAX: Final = 1 << 16
+RENAMED: Final = "renamed"  # the cause of a removal under a name that ended
+LET_GO: Final = "let-go"  # of one that made room (rule 2)
+_PERSON: Final = b"kvc-told-name"
+
+
+class _Of(NamedTuple):
+    """What blocks of one event have in common, as a removal of them says it."""
+
+    scope: EventScope
+    residency: int
+    medium: str
+    group: int | None
+
+
+class _Id(NamedTuple):
+    """One block in one medium and layer group."""
+
+    key: bytes
+    medium: str
+    group: int | None
+
+
+class ToldBlocks:
+    """What one publisher told. Used on one thread."""
+
+    def __init__(
+        self,
+        names: CurrentNamespaces,
+        *,
+        wide_blocks_max: int = WIDE_BLOCKS_MAX,
+        further_max: int = FURTHER_MAX,
+    ) -> None:
+        """`wide_blocks_max`: blocks of tenants and segments that can be told again; `further_max`: see rule 2."""
+        self._names = names
+        self._wide_blocks_max = wide_blocks_max
+        self._further_max = further_max
+        self._known: KnownEpochs | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._name_of: dict[Place, str] = {}  # of every place under whose name something is told
+        self._first: dict[Place, dict[_Id, _Of]] = {}  # under the name of who owns the block
+        self._further: OrderedDict[tuple[Place, _Id], _Of] = OrderedDict()
+        self._further_of: dict[Place, dict[_Id, None]] = {}
+        self._places: dict[_Id, dict[Place, None]] = {}  # of `_further`
+        self._wide: OrderedDict[_Id, BlockEvent] = OrderedDict()  # one block each
+
+    def __len__(self) -> int:
+        return sum(map(len, self._first.values())) + len(self._further)
+
+    def take_epochs(self, known: KnownEpochs | None) -> list[BlockEvent]:
+        """Name by these epochs from now on; the removals of what was told under names that they end."""
+        if known is self._known:
+            return []
+        self._known = known
+        return [event for place in list(self._name_of) for event in self._renew(place)]
+
+    def tell(self, events: Iterable[BlockEvent]) -> list[BlockEvent]:
+        """The events as routers are told them: with their namespaces, and under further names."""
+        made: list[BlockEvent] = []
+        for event in events:
+            if event.kind == CLEARED:
+                self._forget()
+                made.append(event)
+            elif event.kind == STORED:
+                made += self._stored(event)
+            else:
+                made += self._removed(event)
+        return made
+
+    # -- stores -------------------------------------------------------------------------------------------------------
+
+    def _stored(self, event: BlockEvent) -> list[BlockEvent]:
+        scope, made = event.scope, list[BlockEvent]()
+        if scope.wide is not None:
+            self._keep_wide(event)
+        if scope.owner is None:
+            made.append(event)
+        else:
+            made += self._renew(scope.owner)
+            made += self._whole_chain(scope.owner, event)
+            held = self._first.setdefault(scope.owner, {})
+            held.update(dict.fromkeys(_ids(event), _of(event)))
+            parent = self._told_parent(scope.owner, event)
+            made.append(event._replace(namespace=self._name(scope.owner), parent=parent))
+        asker = event.requester
+        if asker is not None and asker != scope.owner and scope.wide == asker.whole_tenant:
+            made += self._renew(asker)
+            made += self._whole_chain(asker, event)
+            made += self._tell_further(asker, event)
+        return made
+
+    def _keep_wide(self, event: BlockEvent) -> None:
+        parent, size = event.parent, event.block_tokens
+        for at, one in enumerate(_ids(event)):
+            tokens = array("q", event.tokens[at * size : (at + 1) * size]) if len(event.tokens) else ()
+            self._wide[one] = event._replace(keys=one.key, parent=parent, tokens=tokens, requester=None)
+            self._wide.move_to_end(one)
+            parent = one.key
+        while len(self._wide) > self._wide_blocks_max:
+            self._wide.popitem(last=False)
+
+    def _whole_chain(self, place: Place, event: BlockEvent) -> list[BlockEvent]:
+        """What an index lacks of the chain before an event under this name; nothing where it is not known whole."""
+        lacking: list[BlockEvent] = []
+        before = _Id(event.parent, event.medium, event.group)
+        while before.key and not self._is_told(place, before):
+            block = self._wide.get(before)
+            assert len(lacking) < len(self._wide) + 1, "a chain of keys is no circle"
+            if block is None or block.scope.wide != place.whole_tenant:
+                return []
+            lacking.append(block)
+            before = before._replace(key=block.parent)
+        return [told for block in reversed(lacking) for told in self._tell_further(place, block)]
+
+    def _tell_further(self, place: Place, event: BlockEvent) -> list[BlockEvent]:
+        """A wide event under the name of a place that is not its owner's, unless it was told so."""
+        ids = _ids(event)
+        if all((place, one) in self._further for one in ids):
+            return []
+        name, of = self._name(place), _of(event)
+        for one in ids:
+            self._further[place, one] = of
+            self._further_of.setdefault(place, {})[one] = None
+            self._places.setdefault(one, {})[place] = None
+        keys = b"".join(hash_under(one.key, name) for one in ids)
+        told = event._replace(keys=keys, parent=self._told_parent(place, event), namespace=name)
+        return [told, *self._let_go()]
+
+    def _told_parent(self, place: Place, event: BlockEvent) -> bytes:
+        """What an index calls the block before an event under this name."""
+        before = _Id(event.parent, event.medium, event.group)
+        if (place, before) in self._further:
+            return hash_under(event.parent, self._name(place))
+        return event.parent
+
+    def _name(self, place: Place) -> str:
+        """The name that something of a place is told under, or its name of now."""
+        name = self._name_of.get(place)
+        if name is None:
+            name = self._name_of[place] = self._names.of(*place, known=self._known)
+        return name
+
+    def _is_told(self, place: Place, one: _Id) -> bool:
+        return (place, one) in self._further or one in self._first.get(place, ())
+
+    def _let_go(self) -> list[BlockEvent]:
+        made: list[BlockEvent] = []
+        while len(self._further) > self._further_max:
+            place, one = next(iter(self._further))
+            made += self._end_further(place, one, LET_GO)
+        return made
+
+    # -- removals -----------------------------------------------------------------------------------------------------
+
+    def _removed(self, event: BlockEvent) -> list[BlockEvent]:
+        made, ids = list[BlockEvent](), _ids(event)
+        for one in ids:
+            self._wide.pop(one, None)
+        owner = event.scope.owner
+        if owner is None:
+            made.append(event)
+        else:
+            held = self._first.get(owner, {})
+            keys = b"".join(one.key for one in ids if held.pop(one, None) is not None)
+            if keys:
+                made.append(event._replace(keys=keys, namespace=self._name(owner)))
+            self._forget_unused(owner)
+        for one in ids:
+            for place in list(self._places.get(one, ())):
+                made += self._end_further(place, one, event.cause)
+        return made
+
+    def _end_further(self, place: Place, one: _Id, cause: str) -> list[BlockEvent]:
+        of, name = self._further.pop((place, one)), self._name_of[place]
+        del self._further_of[place][one]
+        places = self._places[one]
+        del places[place]
+        if not places:
+            del self._places[one]
+        self._forget_unused(place)
+        return [_removal(of, [hash_under(one.key, name)], name, cause)]
+
+    def _forget_unused(self, place: Place) -> None:
+        """Forget the name of a place of which nothing is told any more."""
+        if not self._first.get(place) and not self._further_of.get(place):
+            for held in (self._first, self._further_of, self._name_of):
+                held.pop(place, None)
+
+    def _renew(self, place: Place) -> list[BlockEvent]:
+        """Give a place its name of now; the removals of what was told under another (rule 4)."""
+        name, before = self._names.of(*place, known=self._known), self._name_of.get(place)
+        if before is None or before == name:
+            self._name_of[place] = name
+            return []
+        made = [
+            _removal(of, [one.key for one, _ in run], before, RENAMED)
+            for of, run in groupby(self._first.pop(place, {}).items(), key=lambda each: each[1])
+        ]
+        for one in list(self._further_of.get(place, ())):
+            made += self._end_further(place, one, RENAMED)
+        self._name_of[place] = name
+        return made
+
+
+def hash_under(key: bytes, name: str) -> bytes:
+    """What a block is called under a further name."""
+    return hashlib.blake2b(key + name.encode("ascii"), digest_size=len(key), person=_PERSON).digest()
+
+
+def _ids(event: BlockEvent) -> list[_Id]:
+    return [_Id(key, event.medium, event.group) for key in split_keys(event.keys)]
+
+
+def _of(event: BlockEvent) -> _Of:
+    return _Of(event.scope, event.residency, event.medium, event.group)
+
+
+def _removal(of: _Of, keys: Sequence[bytes], name: str, cause: str) -> BlockEvent:
+    return BlockEvent(
+        REMOVED,
+        of.scope,
+        b"".join(keys),
+        of.residency,
+        medium=of.medium,
+        group=of.group,
+        cause=cause,
+        namespace=name,
+    )
