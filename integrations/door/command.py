@@ -29,7 +29,7 @@ from kvcustody.integrations.identity.from_settings import open_identity
 app = typer.Typer(
     no_args_is_help=True,
     help="A door before a router: identity, namespaces that routers can use, and tokens that no worker can make.",
-    epilog="docs/operate/routers.md says what routers do with a request, and how to set the door up.",
+    epilog="docs/routers/door.md says what routers do with a request, and how to set the door up.",
 )
 _KEY = Path("kvcustody-door.key")
 _Key = Annotated[Path, typer.Option("--key", help="The file of the door's own private key.", metavar="FILE")]
