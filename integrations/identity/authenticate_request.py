@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.credentials.owner_tags import OwnerTags
-from kvcustody.governance.edge.door_token import PresentedToken
 from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
+from kvcustody.governance.edge.door_token import PresentedToken
 from kvcustody.governance.edge.router_namespace import NAMESPACE_HEADER, RouterNamespaces
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
