@@ -15,7 +15,6 @@ from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, KnownEpochs
 from kvcustody.governance.edge.router_namespace import NamespaceAge, RouterNamespaces
 
 NAMESPACE_DAYS: Final = 30
-NAMESPACE_DAYS_MAX: Final = 3650
 
 
 class CurrentNamespaces:

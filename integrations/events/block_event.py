@@ -29,7 +29,7 @@ WORKER = "worker"
 _OF_EPOCHS: Final = "epoch-"  # how salts begin that erase epochs make
 
 
-class Place(NamedTuple):
+class NamedRequester(NamedTuple):
     """A tenant, or one subject or session of it: whom a door before a router names a request by."""
 
     issuer: str
@@ -38,9 +38,9 @@ class Place(NamedTuple):
     session: str | None = None
 
     @property
-    def whole_tenant(self) -> Place:
+    def whole_tenant(self) -> NamedRequester:
         """The tenant of this place."""
-        return Place(self.issuer, self.tenant)
+        return NamedRequester(self.issuer, self.tenant)
 
 
 class EventScope(NamedTuple):
@@ -58,8 +58,8 @@ class EventScope(NamedTuple):
     classification: str
     domain: int
     revision: int
-    owner: Place | None = None
-    wide: Place | None = None
+    owner: NamedRequester | None = None
+    wide: NamedRequester | None = None
 
 
 class BlockEvent(NamedTuple):
@@ -85,7 +85,7 @@ class BlockEvent(NamedTuple):
     group: int | None = None
     lora_name: str | None = None
     cause: str = ""
-    requester: Place | None = None
+    requester: NamedRequester | None = None
     namespace: str = ""
 
 
@@ -100,26 +100,28 @@ def scope_of(domain: Domain, revision: int) -> EventScope:
     return EventScope(*whose, domain.tag, revision, *places_of(label.spec))
 
 
-def places_of(spec: DomainSpec | None) -> tuple[Place | None, Place | None]:
+def places_of(spec: DomainSpec | None) -> tuple[NamedRequester | None, NamedRequester | None]:
     """`owner` and `wide` of a domain's events."""
     if spec is None or spec.issuer is None or spec.tenant is None:
         return None, None
     if spec.salt is not None and not spec.salt.startswith(_OF_EPOCHS):
         return None, None
-    tenant = Place(spec.issuer, spec.tenant)
+    tenant = NamedRequester(spec.issuer, spec.tenant)
     if spec.scope is ScopeKind.TENANT:
         return tenant, tenant
     if spec.scope is ScopeKind.SEGMENT:
         return None, tenant
-    return Place(spec.issuer, spec.tenant, spec.subject, None if spec.subject else spec.session), None
+    return NamedRequester(
+        spec.issuer, spec.tenant, spec.subject, None if spec.subject else spec.session
+    ), None
 
 
-def requester_of(principal: Principal | None) -> Place | None:
+def requester_of(principal: Principal | None) -> NamedRequester | None:
     """Under whose name a door before a router puts a request: the subject's, else the session's, else the tenant's."""
     if principal is None:
         return None
     of = principal
-    return Place(of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
+    return NamedRequester(of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
 
 
 def worker_scope(revision: int) -> EventScope:
@@ -139,7 +141,7 @@ def stored(
     medium: str = "GPU",
     group: int | None = None,
     lora_name: str | None = None,
-    requester: Place | None = None,
+    requester: NamedRequester | None = None,
 ) -> BlockEvent:
     """Blocks were published and may be reused from now on by who the scope says."""
     return BlockEvent(

@@ -4,7 +4,7 @@
 
 `GET /recorded` gives the requests since the last such question and forgets them. `POST /fail/N` makes the next N
 requests for a completion fail with 503. `/v1/chat/completions/render` answers with one token a character. A completion
-whose `user` is `slow` is answered after `SLOW_SECONDS`.
+of `SLOW_TOKENS` tokens is answered after `SLOW_SECONDS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 CHAT, RENDER = "/v1/chat/completions", "/v1/chat/completions/render"
 NAME_HEADER = "x-worker-name"
-SLOW_SECONDS = 0.06
+SLOW_SECONDS, SLOW_TOKENS = 0.06, 2
 _MODEL = {"id": "toy", "object": "model", "owned_by": "test", "root": "toy", "max_model_len": 4096}
 _INFO = {"model_path": "toy", "served_model_name": "toy", "model_id": "toy", "version": "0", "status": "ok"}
 
@@ -57,7 +57,7 @@ class RecordingWorker:
 
     async def _chat(self, request: Request) -> Response:
         body = json.loads(await self._record(request))
-        if body.get("user") == "slow":
+        if body.get("max_tokens") == SLOW_TOKENS:
             await asyncio.sleep(SLOW_SECONDS)
         if self._failing:
             self._failing -= 1

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from recording_worker import SLOW_TOKENS
 from running_router import Router
 
 TOKEN: Final = "t" * 900  # as long as a scope token with its signature and long names
@@ -236,7 +237,7 @@ def placement(router: Router, pairing: Pairing, pairs: int, seed: int) -> Placem
 
     def load(pool: ThreadPoolExecutor) -> None:
         for _ in range(chance.randrange(4)):
-            pool.submit(router.ask, chat(prompts.text(), "salt-z") | {"user": "slow"})
+            pool.submit(router.ask, chat(prompts.text(), "salt-z") | {"max_tokens": SLOW_TOKENS})
         time.sleep(0.01)
 
     for _ in range(pairs):

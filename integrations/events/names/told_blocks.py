@@ -31,7 +31,7 @@ from kvcustody.integrations.events.block_event import (
     STORED,
     BlockEvent,
     EventScope,
-    Place,
+    NamedRequester,
     split_keys,
 )
 
@@ -77,11 +77,11 @@ class ToldBlocks:
         self._forget()
 
     def _forget(self) -> None:
-        self._name_of: dict[Place, str] = {}  # of every place under whose name something is told
-        self._first: dict[Place, dict[_Id, _Of]] = {}  # under the name of who owns the block
-        self._further: OrderedDict[tuple[Place, _Id], _Of] = OrderedDict()
-        self._further_of: dict[Place, dict[_Id, None]] = {}
-        self._places: dict[_Id, dict[Place, None]] = {}  # of `_further`
+        self._name_of: dict[NamedRequester, str] = {}  # of every place under whose name something is told
+        self._first: dict[NamedRequester, dict[_Id, _Of]] = {}  # under the name of who owns the block
+        self._further: OrderedDict[tuple[NamedRequester, _Id], _Of] = OrderedDict()
+        self._further_of: dict[NamedRequester, dict[_Id, None]] = {}
+        self._places: dict[_Id, dict[NamedRequester, None]] = {}  # of `_further`
         self._wide: OrderedDict[_Id, BlockEvent] = OrderedDict()  # one block each
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class ToldBlocks:
         while len(self._wide) > self._wide_blocks_max:
             self._wide.popitem(last=False)
 
-    def _whole_chain(self, place: Place, event: BlockEvent) -> list[BlockEvent]:
+    def _whole_chain(self, place: NamedRequester, event: BlockEvent) -> list[BlockEvent]:
         """What an index lacks of the chain before an event under this name; nothing where it is not known whole."""
         lacking: list[BlockEvent] = []
         before = _Id(event.parent, event.medium, event.group)
@@ -152,7 +152,7 @@ class ToldBlocks:
             before = before._replace(key=block.parent)
         return [told for block in reversed(lacking) for told in self._tell_further(place, block)]
 
-    def _tell_further(self, place: Place, event: BlockEvent) -> list[BlockEvent]:
+    def _tell_further(self, place: NamedRequester, event: BlockEvent) -> list[BlockEvent]:
         """A wide event under the name of a place that is not its owner's, unless it was told so."""
         ids = _ids(event)
         if all((place, one) in self._further for one in ids):
@@ -166,21 +166,21 @@ class ToldBlocks:
         told = event._replace(keys=keys, parent=self._told_parent(place, event), namespace=name)
         return [told, *self._let_go()]
 
-    def _told_parent(self, place: Place, event: BlockEvent) -> bytes:
+    def _told_parent(self, place: NamedRequester, event: BlockEvent) -> bytes:
         """What an index calls the block before an event under this name."""
         before = _Id(event.parent, event.medium, event.group)
         if (place, before) in self._further:
             return hash_under(event.parent, self._name(place))
         return event.parent
 
-    def _name(self, place: Place) -> str:
+    def _name(self, place: NamedRequester) -> str:
         """The name that something of a place is told under, or its name of now."""
         name = self._name_of.get(place)
         if name is None:
             name = self._name_of[place] = self._names.of(*place, known=self._known)
         return name
 
-    def _is_told(self, place: Place, one: _Id) -> bool:
+    def _is_told(self, place: NamedRequester, one: _Id) -> bool:
         return (place, one) in self._further or one in self._first.get(place, ())
 
     def _let_go(self) -> list[BlockEvent]:
@@ -210,7 +210,7 @@ class ToldBlocks:
                 made += self._end_further(place, one, event.cause)
         return made
 
-    def _end_further(self, place: Place, one: _Id, cause: str) -> list[BlockEvent]:
+    def _end_further(self, place: NamedRequester, one: _Id, cause: str) -> list[BlockEvent]:
         of, name = self._further.pop((place, one)), self._name_of[place]
         del self._further_of[place][one]
         places = self._places[one]
@@ -220,13 +220,13 @@ class ToldBlocks:
         self._forget_unused(place)
         return [_removal(of, [hash_under(one.key, name)], name, cause)]
 
-    def _forget_unused(self, place: Place) -> None:
+    def _forget_unused(self, place: NamedRequester) -> None:
         """Forget the name of a place of which nothing is told any more."""
         if not self._first.get(place) and not self._further_of.get(place):
             for held in (self._first, self._further_of, self._name_of):
                 held.pop(place, None)
 
-    def _renew(self, place: Place) -> list[BlockEvent]:
+    def _renew(self, place: NamedRequester) -> list[BlockEvent]:
         """Give a place its name of now; the removals of what was told under another (rule 4)."""
         name, before = self._names.of(*place, known=self._known), self._name_of.get(place)
         if before is None or before == name:

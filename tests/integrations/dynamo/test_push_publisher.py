@@ -17,10 +17,17 @@ from kvcustody.governance.edge.erase_epochs import (
     RaisedEpoch,
 )
 from kvcustody.integrations.dynamo.push_publisher import PushPublisher
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, Place, cleared, removed, stored
+from kvcustody.integrations.events.block_event import (
+    BlockEvent,
+    EventScope,
+    NamedRequester,
+    cleared,
+    removed,
+    stored,
+)
 from standins.integrations.router_names import lasting_names
 
-ACME = EventScope("acme", "tenant", "internal", 3, 5, Place("issuer", "acme"))
+ACME = EventScope("acme", "tenant", "internal", 3, 5, NamedRequester("issuer", "acme"))
 ALICE = EventScope("acme", "subject", "internal", 4, 5)
 
 

@@ -19,7 +19,7 @@ from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.events import vllm_wire
-from kvcustody.integrations.events.block_event import Place
+from kvcustody.integrations.events.block_event import NamedRequester
 from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
 from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
 from standins.integrations.kv_wires import (
@@ -203,8 +203,11 @@ def test_an_event_without_scope_is_refused_at_the_door(publisher: EventPublisher
 
 @pytest.mark.parametrize("form", ["vllm", "sglang"])
 @pytest.mark.parametrize("switch", ["withheld", "published"])
-def test_a_canary_on_the_wire_is_found_only_where_the_switch_is_on(form: Any, switch: Any) -> None:
+def test_a_canary_on_the_wire_is_found_only_where_the_switch_is_on(
+    form: Any, switch: Any, tmp_path: Path
+) -> None:
     settings = Settings(
+        scope_token_key_path=tmp_path / "scope.key",
         kv_events_endpoint=LOCAL,
         kv_events_replay_endpoint=LOCAL,
         kv_events_format=form,
@@ -288,7 +291,7 @@ def test_settings_give_routers_the_namespace_that_the_door_makes(form: Any, tmp_
     )
     publisher = open_publisher(settings, revision=1)
     assert publisher is not None
-    owned = ACME._replace(owner=Place("issuer", "acme"))
+    owned = ACME._replace(owner=NamedRequester("issuer", "acme"))
     with publisher, sockets(zmq.SUB) as [sub]:
         subscribed(publisher, sub)
         publisher.publish([some_stored(scope=owned), some_stored(9, 1, BETA)])

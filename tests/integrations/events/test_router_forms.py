@@ -20,7 +20,13 @@ from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.integrations.events import incoming
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, Place, cleared, scope_of
+from kvcustody.integrations.events.block_event import (
+    BlockEvent,
+    EventScope,
+    NamedRequester,
+    cleared,
+    scope_of,
+)
 from kvcustody.integrations.events.dynamo_wire import DynamoWire, screen
 from kvcustody.integrations.events.mooncake_wire import MooncakeWire
 from kvcustody.integrations.events.publisher import EventPublisher
@@ -29,8 +35,8 @@ from standins.integrations.kv_wires import TOKEN_CANARY, key, some_removed, some
 from standins.integrations.router_names import NamedWire, lasting_names
 
 ISSUER = "https://idp.example"
-ACME = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"))
-GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, Place(ISSUER, "globex"))
+ACME = EventScope("acme", "tenant", "internal", 3, 5, NamedRequester(ISSUER, "acme"))
+GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, NamedRequester(ISSUER, "globex"))
 pack = msgspec.msgpack.encode
 
 
@@ -74,13 +80,16 @@ def test_a_namespace_is_of_one_tenant_of_one_issuer_under_one_secret() -> None:
 @pytest.mark.parametrize(
     ("more", "owner"),
     [
-        ({"scope": ScopeKind.TENANT}, Place(ISSUER, "acme")),
+        ({"scope": ScopeKind.TENANT}, NamedRequester(ISSUER, "acme")),
         ({"scope": ScopeKind.TENANT, "salt": "mine"}, None),
-        ({"scope": ScopeKind.TENANT, "salt": "epoch-0123"}, Place(ISSUER, "acme")),
-        ({"scope": ScopeKind.SUBJECT, "subject": "alice"}, Place(ISSUER, "acme", "alice")),
+        ({"scope": ScopeKind.TENANT, "salt": "epoch-0123"}, NamedRequester(ISSUER, "acme")),
+        ({"scope": ScopeKind.SUBJECT, "subject": "alice"}, NamedRequester(ISSUER, "acme", "alice")),
         ({"scope": ScopeKind.SUBJECT, "subject": "alice", "salt": "mine"}, None),
-        ({"scope": ScopeKind.SESSION, "session": "chat"}, Place(ISSUER, "acme", None, "chat")),
-        ({"scope": ScopeKind.SESSION, "session": "chat", "subject": "alice"}, Place(ISSUER, "acme", "alice")),
+        ({"scope": ScopeKind.SESSION, "session": "chat"}, NamedRequester(ISSUER, "acme", None, "chat")),
+        (
+            {"scope": ScopeKind.SESSION, "session": "chat", "subject": "alice"},
+            NamedRequester(ISSUER, "acme", "alice"),
+        ),
         ({"scope": ScopeKind.SEGMENT, "segment": "prompt"}, None),
         ({"scope": ScopeKind.PUBLIC, "issuer": None, "tenant": None}, None),
     ],

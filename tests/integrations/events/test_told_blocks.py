@@ -22,7 +22,7 @@ from kvcustody.integrations.events.block_event import (
     STORED,
     BlockEvent,
     EventScope,
-    Place,
+    NamedRequester,
     cleared,
     removed,
     split_keys,
@@ -36,8 +36,12 @@ from standins.integrations.door_world import secret
 from standins.integrations.router_names import NamedWire, lasting_names
 
 ISSUER = "idp"
-TENANT = Place(ISSUER, "acme")
-ANN, BOB, GLOBEX = Place(ISSUER, "acme", "ann"), Place(ISSUER, "acme", "bob"), Place(ISSUER, "globex", "eve")
+TENANT = NamedRequester(ISSUER, "acme")
+ANN, BOB, GLOBEX = (
+    NamedRequester(ISSUER, "acme", "ann"),
+    NamedRequester(ISSUER, "acme", "bob"),
+    NamedRequester(ISSUER, "globex", "eve"),
+)
 WIDE = EventScope("acme", "tenant", "internal", 1, 1, TENANT, TENANT)
 SEGMENT = EventScope("acme", "segment", "internal", 2, 1, None, TENANT)
 OF_ANN = EventScope("acme", "subject", "internal", 3, 1, ANN)
@@ -52,7 +56,7 @@ def key(*path: int) -> bytes:
     return bytes(path).ljust(32, b"\0")
 
 
-def store(scope: EventScope, *paths: tuple[int, ...], by: Place | None = None) -> BlockEvent:
+def store(scope: EventScope, *paths: tuple[int, ...], by: NamedRequester | None = None) -> BlockEvent:
     """Blocks of one chain, each named by its path from the first on; its tokens are the path's last number."""
     tokens = [path[-1] for path in paths for _ in range(BLOCK)]
     parent = key(*paths[0][:-1]) if len(paths[0]) > 1 else b""
@@ -101,7 +105,7 @@ class Index:
         return found
 
 
-def name(place: Place, known: KnownEpochs | None = None) -> str:
+def name(place: NamedRequester, known: KnownEpochs | None = None) -> str:
     return NAMES.of(*place, known=known)
 
 
@@ -224,7 +228,7 @@ def test_a_clear_ends_everything_that_was_told(world: World) -> None:
 def test_further_names_are_bounded_and_the_oldest_are_let_go() -> None:
     world = World(further_max=10)
     world.tell(store(WIDE, (1,), (1, 2)))
-    subjects = [Place(ISSUER, "acme", f"s{number}") for number in range(20)]
+    subjects = [NamedRequester(ISSUER, "acme", f"s{number}") for number in range(20)]
     for number, place in enumerate(subjects):
         scope = EventScope("acme", "subject", "internal", 10 + number, 1, place)
         world.tell(store(scope, (1, 2, 3 + number)))

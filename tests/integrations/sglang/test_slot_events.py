@@ -20,7 +20,7 @@ from kvcustody.integrations.events.block_event import (
     REMOVED,
     STORED,
     BlockEvent,
-    Place,
+    NamedRequester,
     check_event,
     split_keys,
 )
@@ -211,7 +211,7 @@ def test_what_is_narrowed_or_shared_is_no_tenants_whole(tmp_path):
     one.run("alpha", "ann", PROMPT)
     one.run("alpha", "ann", PROMPT, "mine")
     compare(one)
-    assert [event.scope.owner for event in one.router.events] == [Place("idp", "alpha"), None]
+    assert [event.scope.owner for event in one.router.events] == [NamedRequester("idp", "alpha"), None]
     assert one.router.events[0].keys != one.router.events[1].keys
 
 

@@ -14,7 +14,7 @@ from kvcustody.integrations.events.block_event import (
     STORED,
     BlockEvent,
     EventScope,
-    Place,
+    NamedRequester,
     cleared,
     removed,
     stored,
@@ -139,7 +139,9 @@ def test_moves_parts_and_what_is_malformed_are_counted(world: TrtllmWorld) -> No
     assert dict(feed.counts) == {"off the device": 1, "partial": 1, "malformed": 2}
 
 
-SCOPE = EventScope("acme", "tenant", "internal", 3, 7, Place("api-keys", "acme"), Place("api-keys", "acme"))
+SCOPE = EventScope(
+    "acme", "tenant", "internal", 3, 7, NamedRequester("api-keys", "acme"), NamedRequester("api-keys", "acme")
+)
 
 
 def test_ours_in_its_form_say_whose_they_are() -> None:

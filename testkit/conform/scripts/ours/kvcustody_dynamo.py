@@ -18,13 +18,13 @@ from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.dynamo.relay import ScopedRelay
-from kvcustody.integrations.events.block_event import EventScope, Place, stored
+from kvcustody.integrations.events.block_event import EventScope, NamedRequester, stored
 from kvcustody.integrations.events.publisher import EventPublisher
 from kvcustody.testkit.conform.scripts.layers import dynamo_indexer as asked
 
 LOCAL = "tcp://127.0.0.1:0"
 ISSUER = "api-keys"
-SCOPE = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"))
+SCOPE = EventScope("acme", "tenant", "internal", 3, 5, NamedRequester(ISSUER, "acme"))
 
 
 def namespaces() -> CurrentNamespaces:

@@ -10,12 +10,12 @@ import json
 import sys
 from typing import Any
 
-from kvcustody.integrations.events.block_event import EventScope, Place, stored
+from kvcustody.integrations.events.block_event import EventScope, NamedRequester, stored
 from kvcustody.integrations.events.publisher import EventPublisher
 
 BLOCK_TOKENS, BLOCKS, SALT = 32, 4, "a-salt-of-acme"
 PROMPT = [3 + number * 7 % 1000 for number in range(BLOCK_TOKENS * BLOCKS)]
-SCOPE = EventScope("acme", "tenant", "internal", 3, 5, Place("api-keys", "acme"))
+SCOPE = EventScope("acme", "tenant", "internal", 3, 5, NamedRequester("api-keys", "acme"))
 
 
 def heard(**terms: Any) -> list[Any]:

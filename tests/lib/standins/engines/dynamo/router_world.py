@@ -18,15 +18,17 @@ import msgspec
 import zmq
 
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, Place, removed, stored
+from kvcustody.integrations.events.block_event import BlockEvent, EventScope, NamedRequester, removed, stored
 from standins.integrations.router_names import lasting_names
 
 ISSUER = "https://idp.example"
 BLOCK = 16
 BLOCKS = 4
-ACME = EventScope("acme", "tenant", "internal", 3, 5, Place(ISSUER, "acme"), Place(ISSUER, "acme"))
-GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, Place(ISSUER, "globex"))
-ALICE = EventScope("acme", "subject", "internal", 6, 5, Place(ISSUER, "acme", "alice"))
+ACME = EventScope(
+    "acme", "tenant", "internal", 3, 5, NamedRequester(ISSUER, "acme"), NamedRequester(ISSUER, "acme")
+)
+GLOBEX = EventScope("globex", "tenant", "internal", 4, 5, NamedRequester(ISSUER, "globex"))
+ALICE = EventScope("acme", "subject", "internal", 6, 5, NamedRequester(ISSUER, "acme", "alice"))
 PATIENCE_SECONDS = 20.0
 
 
