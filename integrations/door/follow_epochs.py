@@ -18,7 +18,7 @@ from kvcustody.integrations.door.door_metrics import DoorMetrics
 Record = Callable[[KnownEpochs], None]
 
 
-class TakenEpochs:
+class EpochsOfDoor:
     """What a feed told last, for metrics and the record. Told on the feed's thread, read on any."""
 
     def __init__(self, clock: Clock, record: Record | None = None) -> None:
@@ -56,7 +56,7 @@ def follow_epochs(
     record: Record | None = None,
 ) -> Callable[[], KnownEpochs | None]:
     """The epochs of now for a gate, shown by `metrics`, until `stack` is closed."""
-    taken = TakenEpochs(clock, record)
+    taken = EpochsOfDoor(clock, record)
     metrics.show_epochs(lambda: taken.version, lambda: taken.age_seconds)
     feed = EpochFeed(connection, clock, lease_seconds=lease_seconds, on_known=taken.take)
     stack.callback(feed.stop)

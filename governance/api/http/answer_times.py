@@ -22,9 +22,9 @@ from pydantic import BaseModel, TypeAdapter
 from kvcustody.times import iso
 
 MOMENTS = frozenset({
-    "absolute_us", "answered_us", "at_us", "changed_us", "created_us", "deadline_us", "delivered_us",
+    "absolute_us", "answered_us", "at_us", "behind_since_us", "changed_us", "created_us", "deadline_us", "delivered_us",
     "disabled_us", "due_us", "ended_us", "enrolled_us", "expires_us", "failing_since_us", "failing_us",
-    "first_use_us", "from_us", "hold_us", "hour_us", "issued_us", "judged_us", "last_us", "made_us",
+    "first_use_us", "from_us", "heard_us", "hold_us", "hour_us", "issued_us", "judged_us", "last_us", "made_us",
     "next_us", "not_after_us", "not_before_us", "now_us", "opened_us", "received_us", "released_us", "revoked_us",
     "seen_us", "since_us", "started_us", "taken_us", "until_us", "used_us", "utc_us", "wall_us",
 })  # fmt: skip
@@ -34,7 +34,7 @@ LENGTHS = frozenset({
     "predicted_us", "predicted_actual_us", "recompute_us", "saved_us", "transfer_us", "unwitnessed_us",
 })  # fmt: skip
 """Fields of answers that are lengths of time."""
-_OF_COMMANDS = frozenset({"heard_us", "signed_us"})  # moments that commands print, and no answer has
+_OF_COMMANDS = frozenset({"signed_us"})  # moments that commands print, and no answer has
 _SIGNED = "signature"  # the field of a signed document
 _END_US = 253_402_300_800_000_000  # the year 10,000
 _EPOCH = datetime(1970, 1, 1)  # in UTC: what writes the answer takes it so, and faster than with a zone

@@ -84,8 +84,8 @@ def hint_effects(decisions, requests, seed):
         hint = Hints(word, None)
         principal = world.principal(tenant, "s")
         book, moment = world.governor._book, world.clock.utc_us()
-        plain = book.plan((principal, b"m" * 32, route, None, None), moment)
-        told = book.plan((principal, b"m" * 32, route, hint.classification, None), moment)
+        plain = book.plan((principal, b"m" * 32, route, None, None, None), moment)
+        told = book.plan((principal, b"m" * 32, route, hint.classification, None, None), moment)
         effects += (
             told.level < plain.level or bool(told.segments) or told.level >= len(policy.classifications)
         )
