@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tempfile
 import time
 from collections import Counter
@@ -139,7 +140,10 @@ def test_a_router_rebuilds_the_index_and_no_tenants_blocks_are_anothers(listened
     router.agrees(engine)
     assert not router.index and router.causes >= {"start", "evicted", "ended", "reset"}
     spoken = b"".join(router.payloads)
-    assert b"cache_salt" not in spoken and b"session_id" not in spoken
+    events = [event for payload in router.payloads for event in msgspec.msgpack.decode(payload)[1]]
+    salts = {event["cache_salt"] for event in events if "cache_salt" in event}
+    assert salts and all(re.fullmatch("[0-9a-f]{32}", salt) for salt in salts), "names of doors alone"
+    assert b"session_id" not in spoken
 
 
 def test_tokens_stay_here_unless_they_are_published(listened):
@@ -211,8 +215,8 @@ def test_sglang_reads_what_we_publish_and_skips_our_field():
     assert read.events[2].block_hashes == short[:1] and read.attn_dp_rank == 0
 
 
-def test_dynamos_form_names_each_tenants_namespace_and_nothing_narrower(listened):
-    """One prompt in two namespaces; what a client narrowed is an answer to no other request of its tenant."""
+def test_dynamos_form_names_each_requester_as_doors_do(listened):
+    """A tenant's blocks under its name and its subject's; what a client narrowed is an answer to no other request."""
     engine, router = listened("dynamo", "published", policy=POLICY.replace("scope: subject", "scope: tenant"))
     site, tokens = engine.deployment, prompt(42, 120)
     engine.run(prompt(43, 120), site.token("acme"), extra_key="mine")
@@ -220,10 +224,10 @@ def test_dynamos_form_names_each_tenants_namespace_and_nothing_narrower(listened
         engine.run(tokens, site.token(tenant))
     with open_scope_key(site.folder / "scope.key") as secret:
         names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
-    spaces = {names.of("api-keys", tenant) for tenant in ("acme", "beta")}
+    spaces = {names.of("api-keys", tenant, *who) for tenant in ("acme", "beta") for who in ((), ("s",))}
     told: dict[str, list[int]] = {}
     until = time.monotonic() + 20
-    while sum(map(len, told.values())) < 2 * len(tokens):
+    while sum(map(len, told.values())) < 4 * len(tokens):
         assert time.monotonic() < until, {name: len(found) for name, found in told.items()}
         for arrival in router.reader.poll(50):
             for event in msgspec.msgpack.decode(arrival.payload)[1]:
