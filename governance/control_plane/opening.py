@@ -61,9 +61,14 @@ def remote_startup_policy(
     )
 
 
-def open_remote_ledger(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> RemoteLedger:
-    """The worker's ledger behind the control plane; raises `ConfigError` with the reason (rule 1)."""
-    signed = bool(settings.policy_trust)
+def open_remote_ledger(
+    settings: Settings, connection: ControlPlaneConnection, clock: Clock, *, may_be_away: bool | None = None
+) -> RemoteLedger:
+    """The ledger behind the control plane; raises `ConfigError` with the reason (rule 1).
+
+    `may_be_away`: whether it opens while the control plane is away; None: where the policy is signed, as for a worker.
+    """
+    signed = bool(settings.policy_trust) if may_be_away is None else may_be_away
     try:
         return RemoteLedger(
             connection,

@@ -213,6 +213,7 @@ def _run(
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[door]'") from None
     from kvcustody.integrations.door.client_hints import HintBounds
     from kvcustody.integrations.door.door_metrics import DoorMetrics
+    from kvcustody.integrations.door.door_record import open_door_record
     from kvcustody.integrations.door.edge_gate import EdgeGate
     from kvcustody.integrations.door.follow_epochs import follow_epochs
     from kvcustody.integrations.door.passed_fields import PassedFields
@@ -222,7 +223,9 @@ def _run(
     stack, metrics, epochs = ExitStack(), DoorMetrics(), None
     if settings.control_plane:
         connection = connect(settings, stack)
-        epochs = follow_epochs(connection, clock, metrics, stack, lease_seconds=tokens.lease_seconds)
+        record = open_door_record(settings, connection, clock, stack)
+        lease = tokens.lease_seconds
+        epochs = follow_epochs(connection, clock, metrics, stack, lease_seconds=lease, record=record)
     with open_scope_key(settings.scope_token_key_path) as secret:
         gate = EdgeGate(
             open_identity(settings),

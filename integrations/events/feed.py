@@ -40,7 +40,7 @@ class NamedBlocksPublisher(BlockEventPublisher, Protocol):
 class BlockEventFeed(ABC):
     """The events of one engine. revision: the policy's that is active now; close: ends a publisher that is ours.
 
-    may_export: `Authority.may_export`.
+    may_export: `Authority.may_export`. epochs: the erase epochs that the engine's thread acts by; None: it knows none.
     """
 
     def __init__(
@@ -49,8 +49,11 @@ class BlockEventFeed(ABC):
         revision: Callable[[], int],
         may_export: MayExport,
         close: Callable[[], None] | None = None,
+        epochs: Callable[[], KnownEpochs | None] = lambda: None,
     ) -> None:
         self._publisher = publisher
+        self._epochs = epochs
+        self._named_by: KnownEpochs | None = None
         self._revision = revision
         self._may_export = may_export
         self._told: set[tuple[str, str]] = (
@@ -70,6 +73,10 @@ class BlockEventFeed(ABC):
 
     def publish_pending(self) -> None:
         """Publish what has happened since the last call: once a step."""
+        known = self._epochs()
+        if known is not None and known is not self._named_by:
+            self._named_by = known
+            self.take_epochs(known)
         events = [event for event in self.take_pending() if self._may_leave(event)]
         if events:
             self._publisher.publish(events)

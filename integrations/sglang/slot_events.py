@@ -98,7 +98,9 @@ class SlotBlockEvents(BlockEventFeed):
         close: Callable[[], None] | None = None,
     ) -> None:
         """Raises `IsolationError` where `tree` is not watched, or has something already."""
-        super().__init__(publisher, lambda: port.table.revision, port.may_export, close)
+        super().__init__(
+            publisher, lambda: port.table.revision, port.may_export, close, lambda: port.epochs.known
+        )
         if not isinstance(tree, WatchedTree) or np.any(tree.indexed()):
             raise IsolationError("block events begin with an empty, watched tree")
         self._cause = ENDED  # of what leaves now

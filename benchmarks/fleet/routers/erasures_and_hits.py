@@ -101,7 +101,7 @@ class Fleet:
         age = NamespaceAge(self._known.of(ISSUER, TENANT, person))
         name = self._namespaces.of(ISSUER, TENANT, person, None, age)
         text = "".join(f"{block:0{BLOCK_CHARACTERS}x}" for block in blocks)
-        answer = self._router.ask(chat(text, name) | {"user": "slow"})
+        answer = self._router.ask(chat(text, name) | {"max_tokens": 2})
         with self._lock:
             found = self._caches[answer.worker].take(subject, blocks)
             self.tokens += request.input_tokens

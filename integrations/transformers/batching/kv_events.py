@@ -32,7 +32,13 @@ class BatchingBlockEvents(BlockEventFeed):
     def __init__(
         self, governor: Governor, publisher: BlockEventPublisher, close: Callable[[], None] | None = None
     ) -> None:
-        super().__init__(publisher, lambda: governor.table.revision, governor.may_export, close)
+        super().__init__(
+            publisher,
+            lambda: governor.table.revision,
+            governor.may_export,
+            close,
+            lambda: governor.epochs.known,
+        )
         self._governor = governor
         governor.index_changes()  # recorded from here on
 

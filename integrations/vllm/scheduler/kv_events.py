@@ -80,7 +80,9 @@ class SchedulerBlockEvents(BlockEventFeed):
         groups: int = 1,
         close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(publisher, lambda: port.table.revision, port.may_export, close)
+        super().__init__(
+            publisher, lambda: port.table.revision, port.may_export, close, lambda: port.epochs.known
+        )
         self.cause = ENDED  # of what leaves now
         self._pool = pool
         self._port = port

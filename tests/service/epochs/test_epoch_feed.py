@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.epoch_feed import EpochFeed
 from kvcustody.governance.edge.erase_epochs import EpochScope, KnownEpochs, RaisedEpoch
 from kvcustody.governance.service.epochs import epoch_book as giving_out
-from kvcustody.governance.service.service import Service
-from standins.service.service_world import Server, Worker, register, ship
-
-
-class Fleet(NamedTuple):
-    """A service at an address, whose ledger knows the issuer `corp`."""
-
-    service: Service
-    client: Any
-    people: Any
-    server: Server
-
-    def connect(self, who: str = "door") -> ControlPlaneConnection:
-        return ControlPlaneConnection(self.server.address, self.people[who])
-
-    def erase(self, subject: str = "ana", tenant: str = "acme") -> str:
-        body = {"tenant": tenant, "subject": subject, "deadline_seconds": 3600}
-        answer = self.client("POST", "/v1/erasures", self.people["dpo"], json=body)
-        assert answer.status_code == 202, answer.text
-        return str(answer.json()["erasure"])
+from standins.service.epoch_fleet import Fleet
 
 
 class MovedClock(SystemClock):
@@ -43,26 +23,6 @@ class MovedClock(SystemClock):
 
     def now_us(self) -> int:
         return super().now_us() + self.moved_us
-
-
-@pytest.fixture
-def fleet(make_service: Callable[..., Service], make_client: Any, make_people: Any) -> Iterator[Fleet]:
-    service = make_service()
-    people, client = make_people(service), make_client(service)
-    worker = Worker("worker")
-    register(client, people["worker"], worker)
-    assert (
-        client(
-            "PUT", "/v1/worker/issuers", people["worker"], json={"issuer": "corp", "tenants": "bare"}
-        ).status_code
-        == 200
-    )
-    batch = worker.batch([worker.started(), *worker.request("acme", "ana")])
-    assert ship(client, people["worker"], worker, batch).status_code == 200
-    server = Server(service)
-    yield Fleet(service, client, people, server)
-    service.stopping.set()
-    server.close()
 
 
 def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
