@@ -137,11 +137,13 @@ def test_ones_own_conversation_returns_to_its_cache(edge: Edge) -> None:
 
 
 def test_a_foreign_tenant_finds_nothing_whatever_it_sends(edge: Edge) -> None:
-    for number, more in enumerate(({}, {"cache_salt": "s"}, {"kv_transfer_params": {"kvcustody": "x"}}), 20):
+    for number, more in enumerate(({}, {"cache_salt": "s"}), 20):
         tokens = prompt(number)
         assert [edge.ask("alpha", tokens).cached_tokens for _ in range(2)] == [0, BLOCKS_ASKED * BLOCK]
         foreign = edge.ask("beta", tokens, **more)
         assert (foreign.status, foreign.cached_tokens) == (200, 0)
+    refused = edge.ask("beta", prompt(20), kv_transfer_params={"kvcustody": "x"})
+    assert refused.status == 400 and "kv_transfer_params" in refused.text
 
 
 def test_a_worker_takes_nobody_without_a_token_of_the_door(edge: Edge) -> None:
