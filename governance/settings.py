@@ -129,7 +129,8 @@ class Settings(LayeredSettings):
         ge=0,
         le=86_400,
         description="Seconds without word of erasures from the control plane after which nothing is reused at all; "
-        "each worker adds or takes up to a fifth. 0: `erasure.within` of the policy at the start, and at least 300.",
+        "each worker and door adds or takes up to a fifth. 0: `erasure.within` of the policy at the start, at least "
+        "300; a door has no policy.",
     )
     policy_mark_path: Path = Field(
         Path("kvcustody-policy.mark"),
@@ -291,7 +292,8 @@ class Settings(LayeredSettings):
         30,
         ge=0,
         le=3650,
-        description="Days after which routers know a requester by another name; equal at doors and workers, 0: never.",
+        description="Days after which routers know a requester by another name, where no control plane says how many; "
+        "equal at doors and workers, 0: never.",
     )
     request_bytes_max: ByteSize = Field(
         ByteSize(32 << 20), description="Largest request body that the middleware reads; larger ones get 413."

@@ -20,13 +20,13 @@ from typing import Final, NamedTuple
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.edge.custody_lease import spread
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs, RaisedEpoch
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
 EPOCHS_PATH: Final = "/v1/worker/epochs"
 WAIT_SECONDS_MAX: Final = 15
-LEASE_JITTER: Final = 0.2  # so that the processes of a fleet do not reach the end of their leases together
 _END_SECONDS = 0.5
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.2, 5.0
 _log = get_logger(__name__)
@@ -50,14 +50,13 @@ class EpochFeed:
         *,
         lease_seconds: float,
         on_known: Callable[[KnownEpochs, int], None] = lambda _known, _until_us: None,
-        jitter: float | None = None,
+        spread: Callable[[float], float] = spread,
     ) -> None:
         """`on_known(known, until_us)`: called on the feed's thread for each answer, `until_us` in boot time.
 
-        `jitter`: the share by which this feed's lease differs; None: drawn from ± `LEASE_JITTER`.
+        `spread`: the length of this feed's own lease, around `lease_seconds`.
         """
-        share = random.uniform(-LEASE_JITTER, LEASE_JITTER) if jitter is None else jitter  # noqa: S311 - no secret
-        self.lease_us = int(lease_seconds * (1 + share) * MICROSECONDS)
+        self.lease_us = int(spread(lease_seconds) * MICROSECONDS)
         self._wait_seconds = max(1, min(WAIT_SECONDS_MAX, self.lease_us // (6 * MICROSECONDS)))
         self._connection, self._clock, self._on_known = connection, clock, on_known
         self._heard: _Heard | None = None
@@ -119,7 +118,10 @@ class EpochFeed:
                 raise ServiceError("erase epochs: the digest is not that of the snapshot")
             heard, acknowledged = None, 0
             epochs, sent_us = EraseEpochs(), self._clock.now_us()
-        known = KnownEpochs(epochs, EpochTags(key))
+        days, last = int(answer["namespace_days"]), self._heard
+        known = KnownEpochs(epochs, EpochTags(key), days)
+        if last is not None and last.known.epochs is epochs and last.known.namespace_days == days:
+            known = last.known  # the same object says that nothing is new
         self._heard = _Heard(known, key, sent_us + self.lease_us)
         self._on_known(known, sent_us + self.lease_us)
 

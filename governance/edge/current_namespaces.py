@@ -3,7 +3,8 @@
     names = CurrentNamespaces(RouterNamespaces(secret), clock, days=settings.namespace_days)
     names.of("corp", "acme", "ann", known=known)
 
-Doors and workers of one deployment have the same secret and the same `days`: what one calls a requester, the others do.
+Doors and workers of one deployment have the same secret, and the same `days`, those of the control plane where it says
+them: what one calls a requester, the others do.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class CurrentNamespaces:
         known: KnownEpochs | None = None,
     ) -> str:
         """The name of a tenant, or of a subject or session in it; without `known` no epoch was ever raised."""
-        epochs = NO_EPOCHS if known is None else known.of(issuer, tenant, subject, session)
-        age = NamespaceAge(epochs, self._clock.utc_us(), self._days)
+        epochs, days = NO_EPOCHS, self._days
+        if known is not None:
+            epochs = known.of(issuer, tenant, subject, session)
+            days = self._days if known.namespace_days is None else known.namespace_days
+        age = NamespaceAge(epochs, self._clock.utc_us(), days)
         return self._namespaces.of(issuer, tenant, subject, session, age)

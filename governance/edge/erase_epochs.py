@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -98,15 +99,13 @@ class EraseEpochs:
                 version=version,
             )
         self.version, self.floor = version, floor
-        self._numbers, self._tags = (
-            numbers,
-            tags.astype(_TAG, copy=False),
-        )  # joined arrays have another byte order
+        self._numbers = numbers
+        self._tags = tags.astype(_TAG, copy=False)  # joined arrays have another byte order
         high = tags["high"].astype(np.uint64)
         order = np.lexsort((numbers, high))
         self._high, self._places = high[order], order.astype(np.int32)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Of version, floor and every raise that is kept (rule 5)."""
         made = hashlib.blake2b(digest_size=32, person=b"epoch-snapshot")
@@ -147,6 +146,8 @@ class EraseEpochs:
                 version=version,
                 floor=floor,
             )
+        if (version, floor) == (self.version, self.floor) and not raised:
+            return self
         more = type(self)(raised, version=version, floor=self.version)
         kept = self._numbers > floor
         later = more._numbers > floor
@@ -161,10 +162,14 @@ class EraseEpochs:
 
 
 class KnownEpochs(NamedTuple):
-    """A snapshot and the tags that its key gives: the epochs of whoever asks."""
+    """A snapshot and the tags that its key gives: the epochs of whoever asks.
+
+    `namespace_days`: after how many days names end, as long as the control plane keeps a raise; None: it did not say.
+    """
 
     epochs: EraseEpochs
     tags: EpochTags
+    namespace_days: int | None = None
 
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
         """The epochs of a request of this subject, else this session, else of nobody in the tenant."""

@@ -337,8 +337,8 @@ class ServiceSettings(LayeredSettings):
         30,
         ge=1,
         le=3650,
-        description="Days after which doors replace routers' names: a raised erase epoch is kept as long, and at least "
-        "for the longest ceiling of the policies in effect.",
+        description="Days after which doors and workers replace routers' names: a raised erase epoch is kept as long, "
+        "and at least for the longest ceiling of the policies in effect.",
     )
     requests_per_second: float = Field(
         50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."

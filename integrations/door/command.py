@@ -19,6 +19,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.credentials.watched_file import WatchedFile
+from kvcustody.governance.edge.custody_lease import lease_seconds
 from kvcustody.governance.edge.door_token import GROUP, SECONDS_MAX
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
@@ -78,14 +79,6 @@ class TokenOptions(ParameterGroup):
             "share a worker for a common prompt and can tell so."
         ),
     ] = "subject"
-    lease_seconds: Annotated[
-        int,
-        typer.Option(
-            min=30,
-            help="Seconds without word from the control plane after which no request finds anything; at most the "
-            "shortest deadline of an erasure.",
-        ),
-    ] = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +217,7 @@ def _run(
     if settings.control_plane:
         connection = connect(settings, stack)
         record = open_door_record(settings, connection, clock, stack)
-        lease = tokens.lease_seconds
+        lease = lease_seconds(settings.custody_lease_seconds, erased_within_us=0)
         epochs = follow_epochs(connection, clock, metrics, stack, lease_seconds=lease, record=record)
     with open_scope_key(settings.scope_token_key_path) as secret:
         gate = EdgeGate(

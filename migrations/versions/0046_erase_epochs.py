@@ -29,7 +29,8 @@ def upgrade() -> None:
         sa.Column("key", sa.String(16), nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_erase_epochs"),
     )
-    op.create_index("ix_erase_epochs_shared", "erase_epochs", ["shared"])
+    op.create_index("ix_erase_epochs_shared", "erase_epochs", ["shared", "kind", "raised_us"])
+    op.create_index("ix_erase_epochs_deadline_us", "erase_epochs", ["deadline_us"])
     op.create_table(
         "service_epoch_takers",
         sa.Column("name", sa.Text, nullable=False),

@@ -140,7 +140,8 @@ erase_epochs = Table(
     Column("ends_us", BigInteger, nullable=False),
     Column("erasure", String(64), nullable=False),
     Column("key", String(16), nullable=False),  # which key the tags are under
-    Index("ix_erase_epochs_shared", "shared"),
+    Index("ix_erase_epochs_shared", "shared", "kind", "raised_us"),
+    Index("ix_erase_epochs_deadline_us", "deadline_us"),
 )
 
 service_epoch_takers = Table(

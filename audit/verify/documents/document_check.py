@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,7 @@ class OpenedDocument(NamedTuple):
         return self.document.facts
 
 
-class DocumentRules:
+class DocumentRules(ABC):
     """What one kind of document gives the verifier; `orders` is the path of what it says of orders.
 
     `may_be_unsigned`: without a signature it counts where it was made again.
@@ -111,13 +112,13 @@ class DocumentRules:
     orders: str | None = None
     may_be_unsigned = False
 
+    @abstractmethod
     def read(self, document: Document) -> Any:
         """Its facts as the kind's model; raises `LedgerError` where they are none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, opened: OpenedDocument, trust: ReaderTrust) -> ShownAlone:
         """What it shows by itself."""
-        raise NotImplementedError
 
     def alone(self, opened: OpenedDocument) -> tuple[Unchecked, ...]:
         """What is not checked where it was not made again."""
@@ -127,15 +128,15 @@ class DocumentRules:
         """The checkpoint that an export must be of."""
         return SealedAs(opened.document.checkpoint)
 
+    @abstractmethod
     def from_ledger(self, opened: OpenedDocument, connection: Connection, trust: ReaderTrust) -> MadeAgain:
         """The document again, from the ledger that it is of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def from_export(
         self, opened: OpenedDocument, folder: Path, connection: Connection, trust: ReaderTrust
     ) -> MadeAgain:
         """The document again, from the ledger that was made of an export's leaves."""
-        raise NotImplementedError
 
     def comparable(self, facts: Facts) -> Any:
         """Its facts without what is checked by itself."""

@@ -359,7 +359,8 @@ class Covered(Model):
 class EpochsModel(Model):
     """Raised erase epochs in the order of their numbers, each a number and the tag of its scope under `key`.
 
-    What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow.
+    What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow. Names
+    of routers end after `namespace_days`.
     """
 
     model_config = example(
@@ -369,6 +370,7 @@ class EpochsModel(Model):
             "floor": 3,
             "digest": "cd" * 32,
             "raised": [[17, "ef" * 16]],
+            "namespace_days": 30,
             "at_us": 1_780_000_000_000_000,
         }
     )
@@ -378,4 +380,5 @@ class EpochsModel(Model):
     floor: Whole
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     raised: Annotated[list[tuple[Whole, str]], Field(max_length=PAGE_RAISES)]
+    namespace_days: Whole
     at_us: Utc

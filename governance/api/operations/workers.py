@@ -400,6 +400,7 @@ def _epochs_after(service: ServiceDep, start: int) -> dict[str, Any]:
         "floor": page.floor,
         "digest": page.digest,
         "raised": [[number, tag.hex()] for number, tag in page.raised],
+        "namespace_days": service.epochs.namespace_days,
         "at_us": service.clock.utc_us(),
     }
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -107,7 +107,7 @@ class EpochBook:
         namespace_days: int,
     ) -> None:
         """`key`: rule 5. `ceiling_us`: the longest of the policies in effect; None: of one nobody knows it."""
-        self.key, self._tags = key, EpochTags(key)
+        self.key, self._tags, self.namespace_days = key, EpochTags(key), namespace_days
         self._key_id = hashlib.blake2b(key, digest_size=8, person=b"epoch-key-id").hexdigest()
         self._engine, self._clock = engine, clock
         self._ceiling_us = ceiling_us
@@ -129,14 +129,12 @@ class EpochBook:
         ends_us = self._end_us()
         with self._writing() as connection:
             wanted = self._scopes(connection, selector)
-            waiting = self._waiting(connection)
             numbers = self._insert(connection, wanted, erasure, deadline_us, ends_us)
             made: list[Event] = []
             for one, number in zip(wanted, numbers, strict=True):
                 made.append(EpochRaised(at_us, erasure, selector.tenant, one.kind, number))
                 if one.kind in (TENANT, FLEET):
-                    ended = [each for shared, each in waiting.items() if one.shared in (None, shared)]
-                    made += self._leaves(connection, at_us, ended, one.kind, number)
+                    made += self._settle(connection, at_us, one.shared, one.kind, number)
         return made + self._taken_events()
 
     def raise_batches(self, at_us: int, *, now_us: int | None = None) -> list[Event]:
@@ -148,10 +146,9 @@ class EpochBook:
         if is_due:
             ends_us = self._end_us()
             with self._writing() as connection:  # seen again: another process may have been first
-                for shared, waiting in self._due(connection, now_us).items():
-                    one = Raise(SHARED, shared, shared)
-                    [number] = self._insert(connection, [one], "", None, ends_us)
-                    made += self._leaves(connection, at_us, [waiting], SHARED, number)
+                for shared in self._due(connection, now_us):
+                    [number] = self._insert(connection, [Raise(SHARED, shared, shared)], "", None, ends_us)
+                    made += self._settle(connection, at_us, shared, SHARED, number)
         return made + self._taken_events()
 
     def prune(self) -> int:
@@ -225,17 +222,18 @@ class EpochBook:
     def _end_us(self) -> int:
         return self._clock.utc_us() + max(self._ceiling_us() or 0, self._namespace_us)
 
-    def _leaves(
-        self,
-        connection: Connection,
-        at_us: int,
-        waiting: Sequence[Mapping[str, int]],
-        kind: str,
-        number: int,
+    def _settle(
+        self, connection: Connection, at_us: int, shared: bytes | None, kind: str, number: int
     ) -> list[Event]:
-        """A leaf for each erasure that waited for its tenant's shared name, which ends with this number."""
+        """End the waiting for a tenant's shared name (None: every tenant's), which ends with this number.
+
+        A leaf for each erasure that waited.
+        """
+        waits = [_table.deadline_us.is_not(None), *([] if shared is None else [_table.shared == shared])]
+        erasures = connection.scalars(select(_table.erasure).where(*waits).order_by(_table.number)).all()
+        connection.execute(update(erase_epochs).where(*waits).values(deadline_us=None))
         made: list[Event] = []
-        for erasure in (each for deadlines in waiting for each in deadlines):
+        for erasure in dict.fromkeys(erasures):
             try:
                 tenant = request(connection, erasure).tenant
             except LedgerError:  # it was raised for, and then not recorded
@@ -243,35 +241,15 @@ class EpochBook:
             made.append(EpochRaised(at_us, erasure, tenant, kind, number))
         return made
 
-    def _waiting(self, connection: Connection) -> dict[bytes, dict[str, int]]:
-        """The erasures that wait for a shared name, with their deadlines, by the name's tag (rule 2)."""
-        fleet = select(func.max(_table.number)).where(_table.kind.in_((FLEET, _KEY_CHANGED)))
-        ended = erase_epochs.alias("ended")
-        latest = (
-            select(func.max(ended.c.number))
-            .where(ended.c.shared == _table.shared, ended.c.kind.in_((SHARED, TENANT)))
-            .correlate(erase_epochs)
-            .scalar_subquery()
-        )
-        query = select(_table.shared, _table.erasure, _table.deadline_us).where(
-            _table.deadline_us.is_not(None),
-            _table.number > (connection.scalar(fleet) or 0),
-            _table.number > func.coalesce(latest, 0),
-        )
-        found: dict[bytes, dict[str, int]] = {}
-        for shared, erasure, deadline_us in connection.execute(query):
-            found.setdefault(bytes(shared), {})[erasure] = deadline_us
-        return found
-
-    def _due(self, connection: Connection, now_us: int) -> dict[bytes, dict[str, int]]:
-        """Those of names that are due (rule 2)."""
-        batch = select(func.max(_table.raised_us)).where(_table.kind == SHARED)
-        due: dict[bytes, dict[str, int]] = {}
-        for shared, deadlines in self._waiting(connection).items():
-            last_us = connection.scalar(batch.where(_table.shared == shared)) or 0
-            at_us = min(last_us + self._batch_us, *deadlines.values())
+    def _due(self, connection: Connection, now_us: int) -> list[bytes]:
+        """The tags of shared names whose end is due (rule 2): a raise waits for one while it has a deadline."""
+        earliest = select(_table.shared, func.min(_table.deadline_us)).where(_table.deadline_us.is_not(None))
+        due = []
+        for shared, deadline_us in connection.execute(earliest.group_by(_table.shared)).all():
+            batch = select(func.max(_table.raised_us)).where(_table.shared == shared, _table.kind == SHARED)
+            at_us = min((connection.scalar(batch) or 0) + self._batch_us, deadline_us)
             if at_us <= now_us + BATCH_SECONDS * MICROSECONDS:
-                due[shared] = deadlines
+                due.append(bytes(shared))
         return due
 
     def _taken_events(self) -> list[Event]:
@@ -324,12 +302,11 @@ class EpochBook:
             ends_us = self._end_us()
             with self._writing() as connection:
                 if self._has_foreign(connection):
-                    waiting = [*self._waiting(connection).values()]
                     one = Raise(_KEY_CHANGED, self._tags.of(EpochScope()), None)
                     [number] = self._insert(connection, [one], "", None, ends_us)
                     at_us = self._clock.now_us()
                     made = [EpochRaised(at_us, "", None, FLEET, number)]
-                    self._unrecorded += made + self._leaves(connection, at_us, waiting, FLEET, number)
+                    self._unrecorded += made + self._settle(connection, at_us, None, FLEET, number)
                     _log.warning(
                         "erase epochs were raised under another key: every router's name ends. Processes of one ledger "
                         "share one `service.key`"
@@ -371,8 +348,8 @@ class EpochBook:
             for row in rows:
                 since_us = None
                 if row.version < version:
-                    missed = select(func.min(_table.raised_us)).where(_table.number > row.version)
-                    since_us = connection.scalar(missed)
+                    later = select(_table.raised_us).where(_table.number > row.version)
+                    since_us = connection.scalar(later.order_by(_table.number).limit(1))
                 silent = now_us - row.heard_us > LIVE_SECONDS * MICROSECONDS
                 state = "silent" if silent else "current" if since_us is None else "behind"
                 said = row.name, row.role, row.version, version, row.heard_us

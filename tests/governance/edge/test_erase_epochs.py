@@ -6,7 +6,9 @@ import random
 
 import pytest
 
+from kvcustody.clock import VirtualClock
 from kvcustody.errors import ServiceError
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.erase_epochs import (
     NO_EPOCHS,
     EpochScope,
@@ -139,3 +141,14 @@ def test_names_end_with_an_epoch_and_with_their_days() -> None:
         assert by_day == sorted(by_day, key=by_day.index)  # a name that ended does not come back
         first_days[person] = next(day for day in range(21) if by_day[day] != by_day[0])
     assert len(set(first_days.values())) > 3  # and not all change on one day
+
+
+def test_names_end_after_the_days_that_the_control_plane_says() -> None:
+    """A raise is kept for as long: with more days of its own, a process would give an ended name again."""
+    clock = VirtualClock(0, 100 * DAY_US)
+    names = CurrentNamespaces(RouterNamespaces(door_world.secret()), clock, days=3650)
+    said = KnownEpochs(EraseEpochs(), TAGS, 7)
+    before = {known: names.of("idp", "acme", "ada", known=known) for known in (None, said)}
+    clock.advance(7 * DAY_US)
+    assert names.of("idp", "acme", "ada", known=said) != before[said]
+    assert names.of("idp", "acme", "ada") == before[None], "control: its own days are more"

@@ -103,6 +103,7 @@ class Plane:
             "floor": 0,
             "digest": epochs.digest,
             "raised": raised,
+            "namespace_days": 30,
         }
 
 

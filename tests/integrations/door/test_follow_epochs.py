@@ -47,6 +47,7 @@ class ControlPlane:
             "floor": 0,
             "digest": EraseEpochs(self.raised, version=version).digest,
             "raised": [[one.number, one.tag.hex()] for one in self.raised[query["after"] :]],
+            "namespace_days": 30,
         }
 
 
@@ -68,7 +69,7 @@ def test_an_erasure_ends_the_name_of_its_subject(
     began = epoch_feed.EpochFeed.__init__
 
     def kept(self: epoch_feed.EpochFeed, *given: Any, **more: Any) -> None:
-        began(self, *given, jitter=0.0, **more)
+        began(self, *given, spread=float, **more)
         made.append(self)
 
     monkeypatch.setattr(epoch_feed.EpochFeed, "__init__", kept)

@@ -54,7 +54,7 @@ def test_a_lease_runs_from_when_the_question_was_sent(fleet: Fleet) -> None:
     with fleet.connect() as connection:
         clock = MovedClock()
         feed = EpochFeed(
-            connection, clock, lease_seconds=60, on_known=lambda *known: heard.append(known), jitter=0.0
+            connection, clock, lease_seconds=60, on_known=lambda *known: heard.append(known), spread=float
         )
         before_us = clock.now_us()
         get = connection.get
@@ -150,3 +150,17 @@ def test_a_changed_key_ends_every_name(fleet: Fleet) -> None:
         after = feed.known()
     assert before is not None and after is not None
     assert before.of("corp", "acme", "bob").fleet == 0 < after.of("corp", "acme", "bob").fleet
+
+
+def test_an_answer_without_news_gives_the_same_snapshot_and_the_services_days(fleet: Fleet) -> None:
+    with fleet.connect() as connection:
+        feed = EpochFeed(connection, SystemClock(), lease_seconds=60)
+        fleet.erase()
+        feed.ask()
+        first = feed.known()
+        assert first is not None and first.namespace_days == fleet.service.settings.namespace_days
+        feed.ask()
+        assert feed.known() is first
+        fleet.erase("bo")
+        feed.ask()
+        assert feed.known() is not first
