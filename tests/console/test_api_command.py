@@ -527,6 +527,7 @@ def signs_of(local: Path) -> dict[str, bool]:
     }
 
 
+@pytest.mark.system("a declared operation lacks one of its faces")
 def test_an_operation_that_is_declared_once_is_everywhere(local: Path, declare: Callable[[], None]) -> None:
     """Control: before it is declared it is nowhere."""
     assert set(signs_of(local).values()) == {False}

@@ -67,6 +67,7 @@ def ledger(tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.system("a command imports the others")
 def test_what_a_command_costs_does_not_grow_by_the_others(ledger: str, tmp_path: Path) -> None:
     """By what it imports, and how much: seconds are another's business (`benchmarks/startup.py`)."""
     shown = imported(COMMAND, "--help")

@@ -127,6 +127,7 @@ def _check(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept["plans"] <= BOUNDS["plans"] + RESIDENCIES, kept
 
 
+@pytest.mark.system("4,000 invented identities pass a bound")
 def test_invented_identities_are_bounded_and_charged_to_their_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     """D7, small: 4,000 invented salts and subjects."""
     _check(4_000, monkeypatch)

@@ -88,7 +88,13 @@ def leaves(service: Any, kind: str) -> int:
         return int(connection.scalar(select(func.count()).select_from(events).where(events.c.kind == kind)))
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"reports"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(COMMANDS.keys() - {"reports", "cases"}),
+        pytest.param("cases", marks=pytest.mark.system("a case is answered otherwise by a control plane")),
+    ],
+)
 def test_a_ledger_and_its_control_plane_say_the_same(url: str, to: list[str], name: str) -> None:
     here, there = ([*COMMANDS[name], *where] for where in (("--ledger", url), to))
     assert run(*here, "--json") == run(*there, "--json")

@@ -94,6 +94,10 @@ class Dialect:
         for way in ("seqscan", "hashjoin", "mergejoin"):
             connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
 
+    def sort_in_memory(self, connection: Connection) -> None:
+        """A sort and a hash of this transaction write no temporary file up to this size, each on its own."""
+        connection.exec_driver_sql("SET LOCAL work_mem = '64MB'")
+
     def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
         """The transaction fails where a lock takes longer."""
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
@@ -202,6 +206,9 @@ class _Sqlite(Dialect):
 
     def look_up_by_index(self, connection: Connection) -> None:
         """As every range here is."""
+
+    def sort_in_memory(self, connection: Connection) -> None:
+        """A file's reader sorts by indexes."""
 
     def wait_for_locks_at_most(self, connection: Connection, milliseconds: int) -> None:
         """A writer has locked everything when it begins."""

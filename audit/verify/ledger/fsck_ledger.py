@@ -125,6 +125,7 @@ def fsck(
     then should be under a checkpoint by now.
     """
     report = FsckReport()
+    dialect_of(connection).sort_in_memory(connection)
     told = progress or (lambda log, done, total: None)
     report.problems += [FsckFinding(KEYS, None, None, "", what) for what in keys_of_no_number(connection)]
     if report.problems:

@@ -182,6 +182,7 @@ def test_what_an_auditor_looks_for_is_there(made: OneProcess, world: Callable[..
     assert "--threshold 98.5 --prepared-by 'Ada, compliance'" in named.rerun()
 
 
+@pytest.mark.system("a part of the PDF has no tag")
 def test_the_pdf_is_tagged_throughout(made: OneProcess, world: Callable[..., Any]) -> None:
     """Its structure names every mark on every page; what is drawn outside of a mark is no text."""
     pypdf = pytest.importorskip("pypdf")

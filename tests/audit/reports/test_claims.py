@@ -781,13 +781,18 @@ def planted(value: Any, path: list[str]) -> Any:
 def test_a_wrong_figure_among_the_facts_of_a_report_is_found(told: Told, framework: str) -> None:
     told.about(framework)
     report, there = told.report(framework), set()
-    for path in (*PLANTS, *(TIER_PLANTS if report["tiers"].rows else ())):
+    plants = (*PLANTS, *(TIER_PLANTS if report["tiers"].rows else ()))
+    place = FRAMEWORKS.index(framework)  # the first has each planted, the others, which share its sections, a part
+    for path in plants[max(0, place - 1) :: len(FRAMEWORKS) - 1 if place else 1]:
         try:
             false = planted(report, path.split("."))
         except IndexError:
             continue
         there.add(path)
         assert told.problems(page_of(false)) != [], path
+    assert there
+    if place:
+        return
     if report["tiers"].rows:
         assert there >= {*TIER_PLANTS}
     elif report["losses"].gaps:  # the ledger with much that is wrong has each of the others

@@ -182,7 +182,10 @@ def test_people_answer_for_exceptions(made: OneProcess, world: Callable[..., Any
             read_responses(wrong)
 
 
-@pytest.mark.parametrize("origin", ["replayed", ""])
+@pytest.mark.parametrize(
+    "origin",
+    [pytest.param("replayed", marks=pytest.mark.system("a page of a replayed report is not marked")), ""],
+)
 def test_replayed_history_is_marked_on_every_page_and_cites_no_clock(
     made: OneProcess, world: Callable[..., Any], origin: str
 ) -> None:

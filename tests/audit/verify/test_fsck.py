@@ -20,6 +20,7 @@ from kvcustody.audit.kinds import GapRecorded, WorkerStarted
 from kvcustody.audit.leaf.batch import read_leaves
 from kvcustody.audit.leaf.merkle import EMPTY, TreeHead, leaf_hashes
 from kvcustody.audit.project import count_events
+from kvcustody.audit.store.database.dialect import Dialect
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -421,3 +422,25 @@ def test_progress_counts_leaves(any_store: Engine, make_writer: Make) -> None:
     with any_store.connect() as connection:
         report = fsck(connection, progress=lambda *counts: told.append(counts))
     assert report.ok and report.leaves == 100 and told[-1] == ("system", 100, 100)
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_postgresql_writes_no_temporary_file(
+    postgres_store: Engine, make_writer: Make, world: Make, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+) -> None:
+    """Control: by the memory that a server has for a sort, here a small one, it does."""
+    writer, lived = make_writer(postgres_store), world(3)
+    lived.run(400)
+    writer.submit(lived.events)
+    assert writer.flush(60)
+    if not is_in_memory:
+        monkeypatch.setattr(Dialect, "sort_in_memory", lambda dialect, connection: None)
+    with postgres_store.connect() as connection:
+        for setting in ("work_mem = '64kB'", "hash_mem_multiplier = 1", "stats_fetch_consistency = none"):
+            connection.exec_driver_sql(f"SET {setting}")
+        connection.commit()
+        assert fsck(connection).ok
+        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+        connection.rollback()
+        written = "SELECT temp_bytes FROM pg_stat_database WHERE datname = current_database()"
+        assert (connection.exec_driver_sql(written).scalar_one() == 0) == is_in_memory

@@ -79,6 +79,7 @@ def run(*arguments: str, code: int = 0) -> str:
     return found.output
 
 
+@pytest.mark.system("the report command writes a report that its own check or its own rerun refuses")
 def test_a_report_is_written_verified_and_made_again(ledger: Path, tmp_path: Path) -> None:
     out = tmp_path / "q1"
     common = ("report", "make", "--framework", "gdpr", "--ledger", ledger, "--policy", POLICY)

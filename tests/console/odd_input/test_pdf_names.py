@@ -153,6 +153,7 @@ def test_a_name_that_is_written_as_markup_is_text() -> None:
     assert "".join(name.split()) in "".join(shown_of(pdf_of(html)).split())
 
 
+@pytest.mark.system("a PDF differs by the fonts of the machine")
 def test_fonts_of_the_system_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another font directory, and another configuration of fontconfig, as a machine with other fonts has them."""
     html = html_of("Łukasz 李")

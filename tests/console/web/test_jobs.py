@@ -25,7 +25,13 @@ def test_every_kind_of_job_is_tried() -> None:
     assert set(re.findall(r"jobs\.start\(\s*\"([a-z]+)\"", sources)) == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *sorted(KINDS.keys() - {"report"}),
+        pytest.param("report", marks=pytest.mark.system("the page of a finished report does not open")),
+    ],
+)
 def test_the_page_of_a_finished_job_opens(world: World, kind: str) -> None:
     path, body = KINDS[kind]
     who = "operator" if kind == "scan" else "auditor"

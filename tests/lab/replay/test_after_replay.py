@@ -110,6 +110,7 @@ def vkey() -> str:
     return found
 
 
+@pytest.mark.system("a command of the first minute fails on a replayed ledger")
 def test_every_question_of_the_first_minute_is_answered_at_once(here: Path, tmp_path: Path) -> None:
     """An auditor's whole way, without a step in between: proof, export, report, check."""
     key = vkey()

@@ -83,6 +83,7 @@ def test_a_service_without_renderer_gives_no_page(client, people, worker, servic
     assert client("POST", "/v1/reports", people["auditor"], json=body).status_code == 406
 
 
+@pytest.mark.system("a report of the service does not verify, or is another when made again")
 def test_a_report_verifies_and_is_made_again_by_its_digest(client, people, worker, vkey) -> None:
     asked = {
         "framework": "soc2",

@@ -147,6 +147,7 @@ def test_a_new_section_is_in_everything_that_is_made_of_sections(ledger: tuple[C
     assert any("`breadth.longest" in problem for problem in forged.problems)
 
 
+@pytest.mark.system("a new section is missing in print")
 @pytest.mark.usefixtures("added")
 def test_a_new_section_is_printed_by_its_template(connection: Connection) -> None:
     report = made(connection)

@@ -25,8 +25,8 @@ from standins.console.command_line import call
 
 POLICY = Path(__file__).parents[4] / "policies" / "library" / "regulated-saas.yaml"
 READERS = {
-    "report make --framework gdpr --out made": ("console.report.command", "build_report"),
-    f"report ropa --policy {POLICY} --controller A --out made": (
+    "report make --framework gdpr --format json --out made": ("console.report.command", "build_report"),
+    f"report ropa --policy {POLICY} --controller A --format json --out made": (
         "console.report.ropa",
         "build_record",
     ),
