@@ -13,6 +13,8 @@ NOT_FAST := $(addprefix --ignore=,tests/allocator/prefix/test_eviction_bound.py 
 
 IN_PARALLEL := -n 3 --dist loadfile # the tests of a file share its set-up; a third process works while others wait
 
+# The suites' processes share two cores: a second thread of PyTorch waits for the first.
+test test-fast test-system test-loaded durations: export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
 .PHONY: setup run test test-loaded durations test-fast test-system test-engines test-newest test-oscal check docs tables editor bench soak clean
