@@ -8,24 +8,27 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 import typer
 
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.clock import SystemClock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.edge.custody_lease import lease_seconds
 from kvcustody.governance.edge.door_token import GROUP, SECONDS_MAX
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.door.envoy_configuration import EnvoyTls, ListenPlace, envoy_configuration
 from kvcustody.integrations.identity.from_settings import open_identity
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.reading.load_policy import load_policy
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,13 +75,13 @@ class TokenOptions(ParameterGroup):
         int, typer.Option(min=0, max=16, help="How often the router may present one request again.")
     ] = 2
     group: Annotated[str, typer.Option(help="The group of workers that its tokens are for.")] = GROUP
-    affinity: Annotated[
-        Literal["subject", "tenant"],
+    policy: Annotated[
+        Path | None,
         typer.Option(
-            help="Whose namespace routers get: the subject's (else the session's), or the tenant's, so that subjects "
-            "share a worker for a common prompt and can tell so."
+            help="The policy that says by which scope requests are named; with a control plane, that says it.",
+            metavar="FILE",
         ),
-    ] = "subject"
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +232,7 @@ def _run(
             token_seconds=tokens.token_seconds,
             retries=tokens.retries,
             group=tokens.group,
-            affinity=tokens.affinity,
+            scopes=_scopes(tokens.policy, clock, is_told=epochs is not None),
             namespace_days=settings.namespace_days,
             epochs=epochs,
             metrics=metrics,
@@ -291,6 +294,31 @@ def _place(text: str) -> ListenPlace:
         return ListenPlace.parse(text)
     except ValueError as problem:
         raise ConfigError(str(problem)) from None
+
+
+def _scopes(path: Path | None, clock: SystemClock, *, is_told: bool) -> Callable[[], NameScopes] | None:
+    """What a policy's file says at each moment. `is_told`: a control plane says it."""
+    if path is None:
+        return None
+    if is_told:
+        raise ConfigError("--policy: the control plane says which policies are in effect; leave it out")
+
+    watched = WatchedFile(path, lambda file: NameScopes.of_policies([_policy(file)]), clock)
+
+    def scopes() -> NameScopes:
+        try:
+            return watched.content()
+        except IdentityError:  # unreadable: nothing is known
+            return NameScopes()
+
+    return scopes
+
+
+def _policy(path: Path) -> Policy:
+    try:
+        return load_policy(path.read_bytes(), name=str(path))
+    except OSError as problem:
+        raise ConfigError(f"--policy `{path}` cannot be read ({problem.strerror})", path=path) from None
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -5,9 +5,10 @@
 1. Identity is established as at an engine's own door: the same document, the same credentials, the same answers.
 2. The client's credential ends here. The engine gets a door's token (`door_token`) in its place, in `Authorization`.
    Every router passes this header on, also to where prompts are rendered.
-3. Routers know the requester by a namespace in `cache_salt` (`current_namespaces`). It is made from verified identity:
-   of the subject, else of the session, else of the tenant; or of the tenant alone (`affinity`). It ends with each
-   erase epoch of its scope. Past its lease on epochs, the door gives each request a name of its own: nothing is found.
+3. Routers know the requester by a namespace in `cache_salt` (`current_namespaces`). It is made from verified identity,
+   of the scope that the policies in effect say (`name_scopes`): of the tenant, the subject or the session. It ends with
+   each erase epoch of its scope. A request of whom a policy reuses nothing has a name of its own, and so has each
+   request past the door's lease on epochs: nothing is found.
 4. Of a client's fields and headers, those go on that are listed (`passed_fields`), and hints within the operator's
    bounds (`client_hints`).
 5. A client's salt can only narrow: its keyed digest travels in the token.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
@@ -27,6 +28,8 @@ from kvcustody.governance.credentials.scope_token import USES_MAX, SaltDigests
 from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
 from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
+from kvcustody.governance.edge.name_scopes import NameScopes
+from kvcustody.governance.edge.named_requester import named_requester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
@@ -51,8 +54,8 @@ from kvcustody.logger import get_logger
 # Prefixes of response headers that say which worker answered.
 TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
-Affinity = Literal["subject", "tenant"]
 EpochsSource = Callable[[], KnownEpochs | None]
+ScopesSource = Callable[[], NameScopes]
 _LOG = get_logger("kvcustody.door")
 
 
@@ -84,7 +87,7 @@ class EdgeGate:
         token_seconds: int = 30,
         retries: int = 2,
         group: str = GROUP,
-        affinity: Affinity = "subject",
+        scopes: ScopesSource | None = None,
         namespace_days: int = NAMESPACE_DAYS,
         epochs: EpochsSource | None = None,
         passed: PassedFields | None = None,
@@ -96,6 +99,7 @@ class EdgeGate:
 
         `key`: the door's, as it is now. `secret`: what engines make the names in their events under. `retries`: of the
         router, for one request. `epochs`: those of now, None past the lease; without it no epoch is ever raised.
+        `scopes`: of a policy that the door reads itself; without it those that come with epochs.
         Raises `ConfigError` where the document trusts doors: only clients come here.
         """
         if document.doors is not None:
@@ -111,7 +115,7 @@ class EdgeGate:
         self._token_seconds = token_seconds
         self._presentations = 1 + retries
         self._group = group
-        self._affinity = affinity
+        self._scopes = scopes
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
         self._epochs = epochs
@@ -123,9 +127,14 @@ class EdgeGate:
 
     def lacks(self) -> tuple[str, ...]:
         """What the door does without at this moment; it serves all the same (rule 3)."""
-        if self._epochs is None or self._epochs() is not None:
+        known = None if self._epochs is None else self._epochs()
+        if self._epochs is not None and known is None:
+            return (
+                "erase epochs within the lease: until the control plane answers, no request finds anything",
+            )
+        if self._named_by(known).is_known:
             return ()
-        return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
+        return ("the scopes of a policy: until it knows them, it names each session apart",)
 
     def passes(self, header: str) -> bool:
         """Whether a client's header goes on to the router."""
@@ -161,18 +170,22 @@ class EdgeGate:
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
         """The namespace of a request, under the epochs of this moment (rule 3)."""
-        of = admitted.principal
+        of, known = admitted.principal, None
         whose = (of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
-        known = None
         if self._epochs is not None:
             known = self._epochs()
             self._last_known = known or self._last_known
         epochs = NO_EPOCHS if self._last_known is None else self._last_known.of(*whose)
         if self._epochs is not None and known is None:
             self.metrics.past_lease()
-            return _Placed(secrets.token_hex(16), epochs)
-        named = whose if self._affinity == "subject" else whose[:2]
-        return _Placed(self._names.of(*named, known=known), epochs)
+            return _Placed(_own_name(), epochs)
+        requester = named_requester(of, self._named_by(known).of(of.issuer, of.tenant))
+        return _Placed(_own_name() if requester is None else self._names.of(*requester, known=known), epochs)
+
+    def _named_by(self, known: KnownEpochs | None) -> NameScopes:
+        if self._scopes is not None:
+            return self._scopes()
+        return NameScopes() if known is None else known.scopes
 
     def _headers(
         self, admitted: AdmittedRequest, placed: _Placed, request_id: str, salt: bytes, uses: int
@@ -197,6 +210,11 @@ class EdgeGate:
             return self._salts.of(given)
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
+
+
+def _own_name() -> str:
+    """A name under which nothing is found."""
+    return secrets.token_hex(16)
 
 
 def _made_id(admitted: AdmittedRequest) -> str:

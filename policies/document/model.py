@@ -46,6 +46,13 @@ class Scope(IntEnum):
     PUBLIC = 4
 
 
+class Affinity(StrEnum):
+    """Whose requests a router places together: those of one private scope, or all of a tenant."""
+
+    PRIVATE = "private"
+    SEGMENT = "segment"
+
+
 class Action(IntEnum):
     """What is decided."""
 
@@ -274,6 +281,7 @@ class TenantPolicy:
     cap: Fraction
     borrow: bool
     scope: Scope
+    affinity: Affinity = Affinity.PRIVATE
     labels: Labels = ()
     residencies: int | None = None
     tenants_max: int | None = None
@@ -282,6 +290,11 @@ class TenantPolicy:
     offload: tuple[tuple[int, Offload], ...] = ()
     integrity: tuple[tuple[int, IntegrityPolicy], ...] = ()
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+    @property
+    def name_scope(self) -> Scope:
+        """By which scope routers know a request: its private one, or the tenant's where all are placed together."""
+        return Scope.TENANT if self.affinity is Affinity.SEGMENT else self.scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,11 @@ class DecisionTable:
         entry = self._tenants.get(tenant)
         return self.policy.default if entry is None and _well_formed(tenant) else entry
 
+    def names_by_tenant(self, tenant: str) -> bool:
+        """Whether routers know all of the tenant's requests by one name."""
+        entry = self.tenant(tenant)
+        return entry is not None and entry.name_scope is Scope.TENANT
+
     def entries(self) -> frozenset[tuple[str | Unlisted, str]]:
         """Every (reader, owner) with an entry of its own across tenants; any other pair is denied."""
         return frozenset((*self._grants, *self._segments))

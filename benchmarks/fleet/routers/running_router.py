@@ -24,6 +24,21 @@ ROOT = FOLDER.parents[2]
 CHAT = "/v1/chat/completions"
 TENANTS = ("a", "b")
 START_SECONDS = 60
+POLICY = """\
+schema: kvcustody/policy@1
+name: probed
+profile: shared
+scope: subject
+affinity: {affinity}
+classifications: [low]
+classify: [{{tenant: "*", as: low}}]
+tenants: {{a: {{}}, b: {{}}}}
+retention: {{low: {{idle: 1h, absolute: 8h, active_max: 2h}}}}
+scrub: {{default: {{within: 1s, verify: none}}}}
+offload: {{low: never}}
+audit:
+  on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}
+"""
 
 
 class RecordedRequest(NamedTuple):
@@ -138,7 +153,9 @@ def running(
 ) -> Iterator[Router]:
     """Start recording workers, the router over them and, if asked, our door before it, as a reverse proxy.
 
-    `with_door`: the door's affinity, or empty for no door. `policy`: the router's own word for how it places requests.
+    `with_door`: the `affinity` of the door's policy, or empty for no door. `policy`: the router's own word for how it
+    places requests.
+
     Raises `RuntimeError` where one does not start.
     """
     environment = environment_of(name)
@@ -193,7 +210,8 @@ def _start_door(
     subprocess.run(made, env=environment, check=True, stdout=subprocess.DEVNULL)
     places = [f"127.0.0.1:{port}" for port in ports]
     command = [*ours, "proxy", "--router", router, "--listen", places[0], "--about", places[1], "--key", key]
-    command += ["--affinity", affinity]
+    (folder / "policy.yaml").write_text(POLICY.format(affinity=affinity))
+    command += ["--policy", str(folder / "policy.yaml")]
     start(command, environment)
     return f"http://{places[1]}", keys
 
