@@ -20,6 +20,7 @@ import orjson
 from kvcustody.errors import ServiceError
 from kvcustody.governance.identity.domain_spec import ScopeKind
 from kvcustody.policies.document.model import Policy, Scope
+from kvcustody.policies.table.decision_table import name_scope
 from kvcustody.tenants import issuers_of
 
 NARROWEST: Final = ScopeKind.SESSION
@@ -47,7 +48,7 @@ class NameScopes:
         issuers = {policy.issuers for policy in every}
         if len(issuers) != 1:
             return cls()
-        listed = [{entry.id: entry.name_scope for entry in policy.tenants} for policy in every]
+        listed = [{entry.id: name_scope(entry) for entry in policy.tenants} for policy in every]
         unlisted = [scope for scope in map(_unlisted, every) if scope is not None]
         default = min(unlisted, default=None)
         tenants = {}
@@ -95,4 +96,4 @@ class NameScopes:
 
 
 def _unlisted(policy: Policy) -> Scope | None:
-    return None if policy.default is None else policy.default.name_scope
+    return None if policy.default is None else name_scope(policy.default)

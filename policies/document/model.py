@@ -291,11 +291,6 @@ class TenantPolicy:
     integrity: tuple[tuple[int, IntegrityPolicy], ...] = ()
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
-    @property
-    def name_scope(self) -> Scope:
-        """By which scope routers know a request: its private one, or the tenant's where all are placed together."""
-        return Scope.TENANT if self.affinity is Affinity.SEGMENT else self.scope
-
 
 @dataclass(frozen=True, slots=True)
 class TenantGroup:

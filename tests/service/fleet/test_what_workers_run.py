@@ -245,7 +245,7 @@ def test_doors_name_by_the_scopes_of_what_workers_run(
         assert worker.writer.flush()
         entry = worker.governor.table.tenant("acme")
         assert entry is not None
-        assert watcher.service.name_scopes.now().of("corp", "acme").value == entry.name_scope.name.lower()
+        assert watcher.service.name_scopes.now().of("corp", "acme").value == entry.scope.name.lower()
 
 
 def test_where_the_document_is_not_on_record_nothing_is_claimed_of_it(
