@@ -26,6 +26,7 @@ from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.door.envoy_configuration import EnvoyTls, ListenPlace, envoy_configuration
+from kvcustody.integrations.door.placement_groups import read_placement
 from kvcustody.integrations.identity.from_settings import open_identity
 from kvcustody.policies.document.model import Policy
 from kvcustody.policies.reading.load_policy import load_policy
@@ -40,6 +41,12 @@ _Key = Annotated[Path, typer.Option("--key", help="The file of the door's own pr
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 _Door = Annotated[str, typer.Option(help="Where Envoy finds the door.", metavar="HOST:PORT")]
 _DOOR = "127.0.0.1:18131"
+_Placement = Annotated[
+    Path | None,
+    typer.Option(
+        help="Placement groups, each with a router of its own, over which tenants are spread.", metavar="FILE"
+    ),
+]
 
 
 @app.command(epilog="Example: `kvcustody door key door-1.example.org >> doors.vkeys`")
@@ -75,6 +82,7 @@ class TokenOptions(ParameterGroup):
         int, typer.Option(min=0, max=16, help="How often the router may present one request again.")
     ] = 2
     group: Annotated[str, typer.Option(help="The group of workers that its tokens are for.")] = GROUP
+    placement: _Placement = None
     policy: Annotated[
         Path | None,
         typer.Option(
@@ -166,7 +174,9 @@ def serve(
 @grouped
 def proxy(
     *,
-    router: Annotated[str, typer.Option(help="The router's address.", metavar="URL")],
+    router: Annotated[
+        str, typer.Option(help="The router's address; that of each group with --placement.", metavar="URL")
+    ] = "",
     listen: Annotated[
         str, typer.Option(help="Where it takes clients' requests.", metavar="HOST:PORT")
     ] = "127.0.0.1:18130",
@@ -180,10 +190,13 @@ def proxy(
 
     Its settings are those of `serve`. Answers are streamed; a client that leaves ends its request at the router.
     """
-    if not router.startswith(("http://", "https://")):
-        raise ConfigError(f"--router `{router}` is no URL; write it as http://127.0.0.1:30000")
+    routers = _routers(router, tokens.placement)
+    for url in routers.values():
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"router `{url}` is no URL; write it as http://127.0.0.1:30000")
+    first = next(iter(routers.values()))
     _run(
-        lambda door, *given: door.ProxyDoor(*given, router=router),
+        lambda door, *given: door.ProxyDoor(*given, router=first, routers=routers),
         (listen, about),
         tokens,
         clients,
@@ -232,6 +245,7 @@ def _run(
             token_seconds=tokens.token_seconds,
             retries=tokens.retries,
             group=tokens.group,
+            placement=None if tokens.placement is None else read_placement(tokens.placement),
             scopes=_scopes(tokens.policy, clock, is_told=epochs is not None),
             namespace_days=settings.namespace_days,
             epochs=epochs,
@@ -262,7 +276,11 @@ def _run(
     epilog="Example: `kvcustody door envoy --listen 0.0.0.0:8443 --router 127.0.0.1:30000 > envoy.yaml`"
 )
 def envoy(
-    router: Annotated[str, typer.Option(help="Where the router listens.", metavar="HOST:PORT")],
+    router: Annotated[
+        str,
+        typer.Option(help="Where the router listens; of each group with --placement.", metavar="HOST:PORT"),
+    ] = "",
+    placement: _Placement = None,
     listen: Annotated[
         str, typer.Option(help="Where Envoy takes clients' requests.", metavar="HOST:PORT")
     ] = "127.0.0.1:18130",
@@ -280,13 +298,22 @@ def envoy(
         raise ConfigError("--tls-certificate and --tls-key: give both, or neither")
     tls = EnvoyTls(tls_certificate, tls_key, door_ca) if tls_certificate else None
     bound = int(load_settings().request_bytes_max)
-    text = envoy_configuration(
-        _place(listen), _place(ext_proc), _place(router), body_bytes_max=bound, tls=tls
-    )
+    routers = {group: _place(given) for group, given in _routers(router, placement).items()}
+    behind = routers if placement else routers[""]
+    text = envoy_configuration(_place(listen), _place(ext_proc), behind, body_bytes_max=bound, tls=tls)
     if as_json:
         _print_json({"configuration": text})
     else:
         typer.echo(text, nl=False)
+
+
+def _routers(router: str, placement: Path | None) -> dict[str, str]:
+    """The address of each group's router; of the one without a name where there are no groups."""
+    if bool(router) == (placement is not None):
+        raise ConfigError("--router or --placement: give one of the two")
+    if placement is None:
+        return {"": router}
+    return {name: group.router for name, group in read_placement(placement).groups.items()}
 
 
 def _place(text: str) -> ListenPlace:

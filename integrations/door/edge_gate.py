@@ -12,6 +12,7 @@
 4. Of a client's fields and headers, those go on that are listed (`passed_fields`), and hints within the operator's
    bounds (`client_hints`).
 5. A client's salt can only narrow: its keyed digest travels in the token.
+6. Where there are placement groups, each request goes to one of them (`placement_groups`), which its token names.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ from kvcustody.governance.request import Hints
 from kvcustody.integrations.door.client_hints import HintBounds, clip_hints
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.passed_fields import PassedFields
+from kvcustody.integrations.door.placement_groups import (
+    PLACEMENT_HEADER,
+    PlacementDocument,
+    PlacementGroups,
+)
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import IdentityDocument
@@ -60,17 +66,22 @@ _LOG = get_logger("kvcustody.door")
 
 
 class Forwarded(NamedTuple):
-    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes."""
+    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes.
+
+    `group`: the placement group whose router it is; empty where there are none, or for who needs no identity.
+    """
 
     headers: dict[str, str]
     body: bytes | None
+    group: str = ""
 
 
 class _Placed(NamedTuple):
-    """Where routers look for a request: a namespace, and the epochs that its principal stood on."""
+    """Where routers look for a request: a namespace, the epochs that its principal stood on, and its workers' group."""
 
     namespace: str
     epochs: Epochs
+    group: str = GROUP
 
 
 class EdgeGate:
@@ -87,6 +98,7 @@ class EdgeGate:
         token_seconds: int = 30,
         retries: int = 2,
         group: str = GROUP,
+        placement: PlacementDocument | None = None,
         scopes: ScopesSource | None = None,
         namespace_days: int = NAMESPACE_DAYS,
         epochs: EpochsSource | None = None,
@@ -99,7 +111,8 @@ class EdgeGate:
 
         `key`: the door's, as it is now. `secret`: what engines make the names in their events under. `retries`: of the
         router, for one request. `epochs`: those of now, None past the lease; without it no epoch is ever raised.
-        `scopes`: of a policy that the door reads itself; without it those that come with epochs.
+        `scopes`: of a policy that the door reads itself; without it those that come with epochs. `placement`: the
+        groups of workers that requests are spread over, in place of the one `group`.
         Raises `ConfigError` where the document trusts doors: only clients come here.
         """
         if document.doors is not None:
@@ -115,6 +128,7 @@ class EdgeGate:
         self._token_seconds = token_seconds
         self._presentations = 1 + retries
         self._group = group
+        self._placement = None if placement is None else PlacementGroups(placement, secret)
         self._scopes = scopes
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
@@ -146,8 +160,14 @@ class EdgeGate:
 
     def plain(self, admitted: AdmittedRequest) -> Forwarded:
         """What goes on of an admitted request that reaches no engine block."""
-        request_id = admitted.ids[REQUEST_ID] or _made_id(admitted)
-        return Forwarded(self._headers(admitted, self._placed(admitted), request_id, b"", 1), None)
+        request_id, placed = admitted.ids[REQUEST_ID] or _made_id(admitted), self._placed(admitted)
+        return self._forwarded(placed, self._headers(admitted, placed, request_id, b"", 1), None)
+
+    def placed_in(self, admitted: AdmittedRequest) -> Forwarded:
+        """What says where an admitted request goes, before its body is there; nothing without placement groups."""
+        if self._placement is None:
+            return Forwarded({}, None)
+        return self._forwarded(_Placed("", NO_EPOCHS, self._placement.of(admitted.principal)), {}, None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
         """What goes on of an admitted request for the engine; `RequestRefused` if its body is malformed."""
@@ -166,9 +186,21 @@ class EdgeGate:
         uses = min(requests * self._presentations, USES_MAX)
         placed = self._placed(admitted)
         headers = self._headers(admitted, placed, request_id, salt, uses)
-        return Forwarded(headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
+        return self._forwarded(placed, headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
+
+    def _forwarded(self, placed: _Placed, headers: dict[str, str], body: bytes | None) -> Forwarded:
+        if self._placement is None:
+            return Forwarded(headers, body)
+        return Forwarded(headers | {PLACEMENT_HEADER: placed.group}, body, placed.group)
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
+        """Where a request goes, and under which name."""
+        named = self._named(admitted)
+        if self._placement is None:
+            return named._replace(group=self._group)
+        return named._replace(group=self._placement.of(admitted.principal))
+
+    def _named(self, admitted: AdmittedRequest) -> _Placed:
         """The namespace of a request, under the epochs of this moment (rule 3)."""
         of, known = admitted.principal, None
         whose = (of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
@@ -194,7 +226,7 @@ class EdgeGate:
             admitted.principal,
             Hints(admitted.hint),
             placed.namespace,
-            self._group,
+            placed.group,
             request_id,
             uses,
             placed.epochs,
