@@ -203,7 +203,7 @@ def _router_placement() -> str:
     for found in routers:
         columns.append((f"{found['router']} {found['version']}, alone", found["placement"]))
         columns += [
-            (f"behind the door, `--affinity {affinity}`", placed)
+            (f"behind the door, `affinity: {affinity}`", placed)
             for affinity, placed in found["placement_behind_the_door"].items()
         ]
     rows = [

@@ -8,20 +8,22 @@
    together is asked for anew, as a whole.
 4. What the control plane says under a new key replaces what was known. A version below the known one is refused: the
    control plane went back, and would bring names back that erasures ended.
+5. With the epochs comes by which scopes requests are named (`edge.name_scopes`), where it is news.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.edge.custody_lease import spread
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs, RaisedEpoch
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
@@ -38,6 +40,14 @@ class _Heard(NamedTuple):
     known: KnownEpochs
     key: bytes
     until_us: int
+
+
+def _scopes(answer: Mapping[str, Any], last: _Heard | None) -> NameScopes:
+    """Those of an answer, which says them where they are other than those that were heard last."""
+    said = answer.get("scopes")
+    if said is None:
+        return NameScopes() if last is None else last.known.scopes
+    return NameScopes.from_data(said)
 
 
 class EpochFeed:
@@ -87,7 +97,7 @@ class EpochFeed:
 
     def ask(self, *, wait_seconds: int = 0) -> None:
         """Ask once, to the last page, and take the answer; raises `ServiceError` where there is none to take."""
-        heard = self._heard
+        heard = last = self._heard
         sent_us = self._clock.now_us()
         key, epochs = (b"", EraseEpochs()) if heard is None else (heard.key, heard.known.epochs)
         acknowledged = epochs.version
@@ -97,6 +107,7 @@ class EpochFeed:
                 known=acknowledged,
                 after=epochs.version,
                 floor=epochs.floor,
+                scopes=None if last is None else last.known.scopes.digest,
                 wait=wait_seconds or None,
             )
             given, wait_seconds = bytes.fromhex(answer["key"]), 0
@@ -118,9 +129,8 @@ class EpochFeed:
                 raise ServiceError("erase epochs: the digest is not that of the snapshot")
             heard, acknowledged = None, 0
             epochs, sent_us = EraseEpochs(), self._clock.now_us()
-        days, last = int(answer["namespace_days"]), self._heard
-        known = KnownEpochs(epochs, EpochTags(key), days)
-        if last is not None and last.known.epochs is epochs and last.known.namespace_days == days:
+        known = KnownEpochs(epochs, EpochTags(key), int(answer["namespace_days"]), _scopes(answer, last))
+        if last is not None and last.known[2:] == known[2:] and last.known.epochs is epochs:
             known = last.known  # the same object says that nothing is new
         self._heard = _Heard(known, key, sent_us + self.lease_us)
         self._on_known(known, sent_us + self.lease_us)

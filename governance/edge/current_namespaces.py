@@ -35,10 +35,15 @@ class CurrentNamespaces:
         *,
         known: KnownEpochs | None = None,
     ) -> str:
-        """The name of a tenant, or of a subject or session in it; without `known` no epoch was ever raised."""
-        epochs, days = NO_EPOCHS, self._days
+        """The name of a tenant, or of a subject or session in it; without `known` no epoch was ever raised.
+
+        Of a subject's session it is, ended by the epochs of both.
+        """
+        epochs, days = tuple(NO_EPOCHS), self._days
         if known is not None:
-            epochs = known.of(issuer, tenant, subject, session)
+            epochs = tuple(known.of(issuer, tenant, subject, session))
+            if subject is not None and session is not None:
+                epochs += (known.of(issuer, tenant, None, session).private,)
             days = self._days if known.namespace_days is None else known.namespace_days
         age = NamespaceAge(epochs, self._clock.utc_us(), days)
         return self._namespaces.of(issuer, tenant, subject, session, age)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcustody.errors import ServiceError
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.governance.identity import tlv
 
 TAG_BYTES: Final = 16
@@ -165,11 +166,13 @@ class KnownEpochs(NamedTuple):
     """A snapshot and the tags that its key gives: the epochs of whoever asks.
 
     `namespace_days`: after how many days names end, as long as the control plane keeps a raise; None: it did not say.
+    `scopes`: whose names requests go by.
     """
 
     epochs: EraseEpochs
     tags: EpochTags
     namespace_days: int | None = None
+    scopes: NameScopes = NameScopes()
 
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
         """The epochs of a request of this subject, else this session, else of nobody in the tenant."""

@@ -157,6 +157,18 @@ def group_owner(group: str) -> KeyOwner:
     return KeyOwner("group", "", check_identifier("group", group))
 
 
+def own_scope(principal: Principal, scope: ScopeKind) -> ScopeKind | None:
+    """In which scope the principal's own blocks lie, where its policy says this one.
+
+    A subject scope without a subject becomes a session scope; without a session there is none (`None`).
+    """
+    if scope not in (ScopeKind.TENANT, ScopeKind.SUBJECT, ScopeKind.SESSION):
+        raise IdentityError(f"domain: `{scope.value}` is not a principal's own scope", field="scope")
+    if scope is ScopeKind.SUBJECT and principal.subject is None:
+        scope = ScopeKind.SESSION
+    return None if scope is ScopeKind.SESSION and principal.session is None else scope
+
+
 def own_domain(
     principal: Principal,
     *,
@@ -171,21 +183,17 @@ def own_domain(
     """The principal's own domain at `tenant`, `subject` or `session` scope, narrowed where an identifier is
     missing.
 
-    A subject scope without a subject becomes a session scope; a session scope without a session has no
-    domain (`None`): nothing of that request is reused across requests.
+    None where nothing of that request is reused across requests (`own_scope`).
     """
-    if scope not in (ScopeKind.TENANT, ScopeKind.SUBJECT, ScopeKind.SESSION):
-        raise IdentityError(f"domain: `{scope.value}` is not a principal's own scope", field="scope")
-    if scope is ScopeKind.SUBJECT and principal.subject is None:
-        scope = ScopeKind.SESSION
-    if scope is ScopeKind.SESSION and principal.session is None:
+    found = own_scope(principal, scope)
+    if found is None:
         return None
     return DomainSpec(
-        scope=scope,
+        scope=found,
         issuer=principal.issuer,
         tenant=principal.tenant,
-        subject=None if scope is ScopeKind.TENANT else principal.subject,
-        session=principal.session if scope is ScopeKind.SESSION else None,
+        subject=None if found is ScopeKind.TENANT else principal.subject,
+        session=principal.session if found is ScopeKind.SESSION else None,
         classification=classification,
         labels=tuple(labels),
         model=model,

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.access.sessions import Sessions
     from kvcustody.governance.service.access.sign_in_links import SignInLinks
     from kvcustody.governance.service.epochs.epoch_book import EpochBook, EpochTurns
+    from kvcustody.governance.service.epochs.scopes_in_effect import ScopesInEffect
     from kvcustody.governance.service.fleet.dead_workers import DeadWorkers
     from kvcustody.governance.service.fleet.exports import Exports
     from kvcustody.governance.service.fleet.figure_keeper import FigureKeeper
@@ -377,6 +378,13 @@ class Service(LedgerReads):
             epoch_minutes=self.settings.epoch_minutes,
             namespace_days=self.settings.namespace_days,
         )
+
+    @cached_property
+    def name_scopes(self) -> ScopesInEffect:
+        """By which scopes doors name requests."""
+        from kvcustody.governance.service.epochs.scopes_in_effect import ScopesInEffect
+
+        return ScopesInEffect(self.policies_in_effect)
 
     @cached_property
     def epoch_turns(self) -> EpochTurns:

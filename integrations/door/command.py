@@ -8,24 +8,28 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 import typer
 
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.clock import SystemClock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.edge.custody_lease import lease_seconds
 from kvcustody.governance.edge.door_token import GROUP, SECONDS_MAX
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.door.envoy_configuration import EnvoyTls, ListenPlace, envoy_configuration
+from kvcustody.integrations.door.placement_groups import read_placement
 from kvcustody.integrations.identity.from_settings import open_identity
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.reading.load_policy import load_policy
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,6 +41,12 @@ _Key = Annotated[Path, typer.Option("--key", help="The file of the door's own pr
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 _Door = Annotated[str, typer.Option(help="Where Envoy finds the door.", metavar="HOST:PORT")]
 _DOOR = "127.0.0.1:18131"
+_Placement = Annotated[
+    Path | None,
+    typer.Option(
+        help="Placement groups, each with a router of its own, over which tenants are spread.", metavar="FILE"
+    ),
+]
 
 
 @app.command(epilog="Example: `kvcustody door key door-1.example.org >> doors.vkeys`")
@@ -72,13 +82,14 @@ class TokenOptions(ParameterGroup):
         int, typer.Option(min=0, max=16, help="How often the router may present one request again.")
     ] = 2
     group: Annotated[str, typer.Option(help="The group of workers that its tokens are for.")] = GROUP
-    affinity: Annotated[
-        Literal["subject", "tenant"],
+    placement: _Placement = None
+    policy: Annotated[
+        Path | None,
         typer.Option(
-            help="Whose namespace routers get: the subject's (else the session's), or the tenant's, so that subjects "
-            "share a worker for a common prompt and can tell so."
+            help="The policy that says by which scope requests are named; with a control plane, that says it.",
+            metavar="FILE",
         ),
-    ] = "subject"
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +174,9 @@ def serve(
 @grouped
 def proxy(
     *,
-    router: Annotated[str, typer.Option(help="The router's address.", metavar="URL")],
+    router: Annotated[
+        str, typer.Option(help="The router's address; that of each group with --placement.", metavar="URL")
+    ] = "",
     listen: Annotated[
         str, typer.Option(help="Where it takes clients' requests.", metavar="HOST:PORT")
     ] = "127.0.0.1:18130",
@@ -177,10 +190,13 @@ def proxy(
 
     Its settings are those of `serve`. Answers are streamed; a client that leaves ends its request at the router.
     """
-    if not router.startswith(("http://", "https://")):
-        raise ConfigError(f"--router `{router}` is no URL; write it as http://127.0.0.1:30000")
+    routers = _routers(router, tokens.placement)
+    for url in routers.values():
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"router `{url}` is no URL; write it as http://127.0.0.1:30000")
+    first = next(iter(routers.values()))
     _run(
-        lambda door, *given: door.ProxyDoor(*given, router=router),
+        lambda door, *given: door.ProxyDoor(*given, router=first, routers=routers),
         (listen, about),
         tokens,
         clients,
@@ -229,7 +245,8 @@ def _run(
             token_seconds=tokens.token_seconds,
             retries=tokens.retries,
             group=tokens.group,
-            affinity=tokens.affinity,
+            placement=None if tokens.placement is None else read_placement(tokens.placement),
+            scopes=_scopes(tokens.policy, clock, is_told=epochs is not None),
             namespace_days=settings.namespace_days,
             epochs=epochs,
             metrics=metrics,
@@ -259,7 +276,11 @@ def _run(
     epilog="Example: `kvcustody door envoy --listen 0.0.0.0:8443 --router 127.0.0.1:30000 > envoy.yaml`"
 )
 def envoy(
-    router: Annotated[str, typer.Option(help="Where the router listens.", metavar="HOST:PORT")],
+    router: Annotated[
+        str,
+        typer.Option(help="Where the router listens; of each group with --placement.", metavar="HOST:PORT"),
+    ] = "",
+    placement: _Placement = None,
     listen: Annotated[
         str, typer.Option(help="Where Envoy takes clients' requests.", metavar="HOST:PORT")
     ] = "127.0.0.1:18130",
@@ -277,13 +298,22 @@ def envoy(
         raise ConfigError("--tls-certificate and --tls-key: give both, or neither")
     tls = EnvoyTls(tls_certificate, tls_key, door_ca) if tls_certificate else None
     bound = int(load_settings().request_bytes_max)
-    text = envoy_configuration(
-        _place(listen), _place(ext_proc), _place(router), body_bytes_max=bound, tls=tls
-    )
+    routers = {group: _place(given) for group, given in _routers(router, placement).items()}
+    behind = routers if placement else routers[""]
+    text = envoy_configuration(_place(listen), _place(ext_proc), behind, body_bytes_max=bound, tls=tls)
     if as_json:
         _print_json({"configuration": text})
     else:
         typer.echo(text, nl=False)
+
+
+def _routers(router: str, placement: Path | None) -> dict[str, str]:
+    """The address of each group's router; of the one without a name where there are no groups."""
+    if bool(router) == (placement is not None):
+        raise ConfigError("--router or --placement: give one of the two")
+    if placement is None:
+        return {"": router}
+    return {name: group.router for name, group in read_placement(placement).groups.items()}
 
 
 def _place(text: str) -> ListenPlace:
@@ -291,6 +321,31 @@ def _place(text: str) -> ListenPlace:
         return ListenPlace.parse(text)
     except ValueError as problem:
         raise ConfigError(str(problem)) from None
+
+
+def _scopes(path: Path | None, clock: SystemClock, *, is_told: bool) -> Callable[[], NameScopes] | None:
+    """What a policy's file says at each moment. `is_told`: a control plane says it."""
+    if path is None:
+        return None
+    if is_told:
+        raise ConfigError("--policy: the control plane says which policies are in effect; leave it out")
+
+    watched = WatchedFile(path, lambda file: NameScopes.of_policies([_policy(file)]), clock)
+
+    def scopes() -> NameScopes:
+        try:
+            return watched.content()
+        except IdentityError:  # unreadable: nothing is known
+            return NameScopes()
+
+    return scopes
+
+
+def _policy(path: Path) -> Policy:
+    try:
+        return load_policy(path.read_bytes(), name=str(path))
+    except OSError as problem:
+        raise ConfigError(f"--policy `{path}` cannot be read ({problem.strerror})", path=path) from None
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -5,12 +5,14 @@
 1. Identity is established as at an engine's own door: the same document, the same credentials, the same answers.
 2. The client's credential ends here. The engine gets a door's token (`door_token`) in its place, in `Authorization`.
    Every router passes this header on, also to where prompts are rendered.
-3. Routers know the requester by a namespace in `cache_salt` (`current_namespaces`). It is made from verified identity:
-   of the subject, else of the session, else of the tenant; or of the tenant alone (`affinity`). It ends with each
-   erase epoch of its scope. Past its lease on epochs, the door gives each request a name of its own: nothing is found.
+3. Routers know the requester by a namespace in `cache_salt` (`current_namespaces`). It is made from verified identity,
+   of the scope that the policies in effect say (`name_scopes`): of the tenant, the subject or the session. It ends with
+   each erase epoch of its scope. A request of whom a policy reuses nothing has a name of its own, and so has each
+   request past the door's lease on epochs: nothing is found.
 4. Of a client's fields and headers, those go on that are listed (`passed_fields`), and hints within the operator's
    bounds (`client_hints`).
 5. A client's salt can only narrow: its keyed digest travels in the token.
+6. Where there are placement groups, each request goes to one of them (`placement_groups`), which its token names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
@@ -27,12 +29,19 @@ from kvcustody.governance.credentials.scope_token import USES_MAX, SaltDigests
 from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
 from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
+from kvcustody.governance.edge.name_scopes import NameScopes
+from kvcustody.governance.edge.named_requester import named_requester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
 from kvcustody.integrations.door.client_hints import HintBounds, clip_hints
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.passed_fields import PassedFields
+from kvcustody.integrations.door.placement_groups import (
+    PLACEMENT_HEADER,
+    PlacementDocument,
+    PlacementGroups,
+)
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import IdentityDocument
@@ -51,23 +60,28 @@ from kvcustody.logger import get_logger
 # Prefixes of response headers that say which worker answered.
 TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
-Affinity = Literal["subject", "tenant"]
 EpochsSource = Callable[[], KnownEpochs | None]
+ScopesSource = Callable[[], NameScopes]
 _LOG = get_logger("kvcustody.door")
 
 
 class Forwarded(NamedTuple):
-    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes."""
+    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes.
+
+    `group`: the placement group whose router it is; empty where there are none, or for who needs no identity.
+    """
 
     headers: dict[str, str]
     body: bytes | None
+    group: str = ""
 
 
 class _Placed(NamedTuple):
-    """Where routers look for a request: a namespace, and the epochs that its principal stood on."""
+    """Where routers look for a request: a namespace, the epochs that its principal stood on, and its workers' group."""
 
     namespace: str
     epochs: Epochs
+    group: str = GROUP
 
 
 class EdgeGate:
@@ -84,7 +98,8 @@ class EdgeGate:
         token_seconds: int = 30,
         retries: int = 2,
         group: str = GROUP,
-        affinity: Affinity = "subject",
+        placement: PlacementDocument | None = None,
+        scopes: ScopesSource | None = None,
         namespace_days: int = NAMESPACE_DAYS,
         epochs: EpochsSource | None = None,
         passed: PassedFields | None = None,
@@ -96,6 +111,8 @@ class EdgeGate:
 
         `key`: the door's, as it is now. `secret`: what engines make the names in their events under. `retries`: of the
         router, for one request. `epochs`: those of now, None past the lease; without it no epoch is ever raised.
+        `scopes`: of a policy that the door reads itself; without it those that come with epochs. `placement`: the
+        groups of workers that requests are spread over, in place of the one `group`.
         Raises `ConfigError` where the document trusts doors: only clients come here.
         """
         if document.doors is not None:
@@ -111,7 +128,8 @@ class EdgeGate:
         self._token_seconds = token_seconds
         self._presentations = 1 + retries
         self._group = group
-        self._affinity = affinity
+        self._placement = None if placement is None else PlacementGroups(placement, secret)
+        self._scopes = scopes
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
         self._epochs = epochs
@@ -123,9 +141,14 @@ class EdgeGate:
 
     def lacks(self) -> tuple[str, ...]:
         """What the door does without at this moment; it serves all the same (rule 3)."""
-        if self._epochs is None or self._epochs() is not None:
+        known = None if self._epochs is None else self._epochs()
+        if self._epochs is not None and known is None:
+            return (
+                "erase epochs within the lease: until the control plane answers, no request finds anything",
+            )
+        if self._named_by(known).is_known:
             return ()
-        return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
+        return ("the scopes of a policy: until it knows them, it names each session apart",)
 
     def passes(self, header: str) -> bool:
         """Whether a client's header goes on to the router."""
@@ -137,8 +160,14 @@ class EdgeGate:
 
     def plain(self, admitted: AdmittedRequest) -> Forwarded:
         """What goes on of an admitted request that reaches no engine block."""
-        request_id = admitted.ids[REQUEST_ID] or _made_id(admitted)
-        return Forwarded(self._headers(admitted, self._placed(admitted), request_id, b"", 1), None)
+        request_id, placed = admitted.ids[REQUEST_ID] or _made_id(admitted), self._placed(admitted)
+        return self._forwarded(placed, self._headers(admitted, placed, request_id, b"", 1), None)
+
+    def placed_in(self, admitted: AdmittedRequest) -> Forwarded:
+        """What says where an admitted request goes, before its body is there; nothing without placement groups."""
+        if self._placement is None:
+            return Forwarded({}, None)
+        return self._forwarded(_Placed("", NO_EPOCHS, self._placement.of(admitted.principal)), {}, None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
         """What goes on of an admitted request for the engine; `RequestRefused` if its body is malformed."""
@@ -157,22 +186,38 @@ class EdgeGate:
         uses = min(requests * self._presentations, USES_MAX)
         placed = self._placed(admitted)
         headers = self._headers(admitted, placed, request_id, salt, uses)
-        return Forwarded(headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
+        return self._forwarded(placed, headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
+
+    def _forwarded(self, placed: _Placed, headers: dict[str, str], body: bytes | None) -> Forwarded:
+        if self._placement is None:
+            return Forwarded(headers, body)
+        return Forwarded(headers | {PLACEMENT_HEADER: placed.group}, body, placed.group)
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
+        """Where a request goes, and under which name."""
+        named = self._named(admitted)
+        if self._placement is None:
+            return named._replace(group=self._group)
+        return named._replace(group=self._placement.of(admitted.principal))
+
+    def _named(self, admitted: AdmittedRequest) -> _Placed:
         """The namespace of a request, under the epochs of this moment (rule 3)."""
-        of = admitted.principal
+        of, known = admitted.principal, None
         whose = (of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
-        known = None
         if self._epochs is not None:
             known = self._epochs()
             self._last_known = known or self._last_known
         epochs = NO_EPOCHS if self._last_known is None else self._last_known.of(*whose)
         if self._epochs is not None and known is None:
             self.metrics.past_lease()
-            return _Placed(secrets.token_hex(16), epochs)
-        named = whose if self._affinity == "subject" else whose[:2]
-        return _Placed(self._names.of(*named, known=known), epochs)
+            return _Placed(_own_name(), epochs)
+        requester = named_requester(of, self._named_by(known).of(of.issuer, of.tenant))
+        return _Placed(_own_name() if requester is None else self._names.of(*requester, known=known), epochs)
+
+    def _named_by(self, known: KnownEpochs | None) -> NameScopes:
+        if self._scopes is not None:
+            return self._scopes()
+        return NameScopes() if known is None else known.scopes
 
     def _headers(
         self, admitted: AdmittedRequest, placed: _Placed, request_id: str, salt: bytes, uses: int
@@ -181,7 +226,7 @@ class EdgeGate:
             admitted.principal,
             Hints(admitted.hint),
             placed.namespace,
-            self._group,
+            placed.group,
             request_id,
             uses,
             placed.epochs,
@@ -197,6 +242,11 @@ class EdgeGate:
             return self._salts.of(given)
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
+
+
+def _own_name() -> str:
+    """A name under which nothing is found."""
+    return secrets.token_hex(16)
 
 
 def _made_id(admitted: AdmittedRequest) -> str:

@@ -1,4 +1,4 @@
-"""Envoy's configuration for the door: one listener, the door as external processor, and the router behind it.
+"""Envoy's configuration for the door: one listener, the door as external processor, and the routers behind it.
 
 Every bound that has to agree with the door's is derived from the same numbers here: Envoy's buffer, the largest gRPC
 message, and the largest body.
@@ -6,8 +6,10 @@ message, and the largest body.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from kvcustody.integrations.door.placement_groups import PLACEMENT_HEADER
 from kvcustody.policies.document.yaml_nodes import write_values
 
 _TYPE: Final = "type.googleapis.com/envoy."
@@ -52,18 +54,21 @@ class EnvoyTls(NamedTuple):
 def envoy_configuration(
     listen: ListenPlace,
     door: ListenPlace,
-    router: ListenPlace,
+    router: ListenPlace | Mapping[str, ListenPlace],
     *,
     body_bytes_max: int,
     timeout_seconds: float = 0.2,
     tls: EnvoyTls | None = None,
 ) -> str:
-    """The configuration as YAML.
+    """The configuration as YAML. `router`: of each placement group, where there are any.
 
     `body_bytes_max`: the door's own bound. Envoy buffers more, for a body grows by the namespace that the door writes.
 
     `timeout_seconds`: how long Envoy waits for one answer of the door, and then refuses the request.
     """
+    routers = {} if isinstance(router, ListenPlace) else router
+    first = router if isinstance(router, ListenPlace) else next(iter(router.values()))
+    clusters = {"router": first} | {f"router-{group}": place for group, place in routers.items()}
     processor = {
         "@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor",
         "grpc_service": {"envoy_grpc": {"cluster_name": "kvcustody-door"}, "timeout": "0s"},
@@ -92,7 +97,7 @@ def envoy_configuration(
                 {
                     "name": "router",
                     "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "router", "timeout": "0s"}}],
+                    "routes": _routes(routers),
                 }
             ]
         },
@@ -124,10 +129,29 @@ def envoy_configuration(
         {
             "static_resources": {
                 "listeners": [listener],
-                "clusters": [_door_cluster(door, tls), _cluster("router", router)],
+                "clusters": [
+                    _door_cluster(door, tls),
+                    *(_cluster(name, at) for name, at in clusters.items()),
+                ],
             }
         }
     ).decode()
+
+
+def _routes(groups: Iterable[str]) -> list[dict[str, Any]]:
+    """To each group what the door gave it; a group that is not listed gets nothing, and who is in none the first."""
+    made: list[dict[str, Any]] = []
+    for group in groups:
+        named = {"headers": [{"name": PLACEMENT_HEADER, "string_match": {"exact": group}}]}
+        made.append(_route(f"router-{group}", named))
+    if made:
+        unknown = {"prefix": "/", "headers": [{"name": PLACEMENT_HEADER, "present_match": True}]}
+        made.append({"match": unknown, "direct_response": {"status": 503}})
+    return [*made, _route("router", {})]
+
+
+def _route(cluster: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    return {"match": {"prefix": "/", **more}, "route": {"cluster": cluster, "timeout": "0s"}}
 
 
 def _door_cluster(door: ListenPlace, tls: EnvoyTls | None) -> dict[str, Any]:

@@ -4,7 +4,8 @@
    this process is away is an error too (`failure_mode_allow: false` in `envoy_configuration`).
 2. Headers are decided on before a byte of the body is awaited. The body comes whole, below Envoy's own bound.
 3. Bytes of bodies that are under way are bounded: beyond it a request is answered 503.
-4. Responses: a router's headers about its workers are removed. No response body is read.
+4. Envoy chooses where a request goes once the door has answered to its headers: those say the placement group.
+5. Responses: a router's headers about its workers are removed. No response body is read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvcustody.integrations.identity.request_headers import RequestHeaders
 from kvcustody.logger import get_logger
 
 _LOG = get_logger("kvcustody.door")
+_SCHEME: Final = "x-forwarded-proto"  # without it Envoy finds no route
 _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
@@ -84,18 +86,27 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         pseudo = {name: value.decode("latin-1") for name, value in raw if name.startswith(":")}
         headers = RequestHeaders((name.encode(), value) for name, value in raw if not name.startswith(":"))
         path = pseudo.get(":path", "").partition("?")[0]
+        routed = {_SCHEME: "https" if pseudo.get(":scheme") == "https" else "http"}
         names = tuple(name for name, _ in raw)
         if headers.one("upgrade") is not None:
             raise RequestRefused(403, "websockets are not served")
         if self._gate.is_open(path):
-            return None, self._headers_answer(Forwarded({}, None), names)
+            return None, self._headers_answer(Forwarded(routed, None), names)
         admitted = self._gate.authenticate(pseudo.get(":method", ""), path, headers)
         self._check_length(headers)
         if admitted.scoped is None:
-            return admitted, self._headers_answer(self._gate.plain(admitted), names)
+            plain = self._gate.plain(admitted)
+            return admitted, self._headers_answer(plain._replace(headers=routed | plain.headers), names)
         if is_whole:
             raise RequestRefused(400, "body: is missing", param="body")
-        return admitted, messages.ProcessingResponse(request_headers=messages.HeadersResponse())
+        placed = self._gate.placed_in(admitted)
+        common = messages.CommonResponse(
+            header_mutation=messages.HeaderMutation(set_headers=_set(routed | placed.headers)),
+            clear_route_cache=True,
+        )
+        return admitted, messages.ProcessingResponse(
+            request_headers=messages.HeadersResponse(response=common)
+        )
 
     def _check_length(self, headers: RequestHeaders) -> None:
         stated = headers.one("content-length") or ""
@@ -120,8 +131,9 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         )
 
     def _headers_answer(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
-        response = messages.HeadersResponse(response=self._common(forwarded, names))
-        return messages.ProcessingResponse(request_headers=response)
+        common = self._common(forwarded, names)
+        common.clear_route_cache = True
+        return messages.ProcessingResponse(request_headers=messages.HeadersResponse(response=common))
 
     def _common(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
         """The change to a request: headers that do not pass gone, the gate's in place, and the new body."""
@@ -136,7 +148,7 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
 
     def _stays(self, name: str) -> bool:
         """Whether a header goes on, or is of Envoy's own connections."""
-        return name.startswith(":") or name in HOP_HEADERS or self._gate.passes(name)
+        return name.startswith(":") or name == _SCHEME or name in HOP_HEADERS or self._gate.passes(name)
 
     def _too_large(self) -> RequestRefused:
         return RequestRefused(413, f"body: is larger than {self._body_bytes_max} bytes", param="body")

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import httpx
 
@@ -34,9 +35,14 @@ class ReverseProxy:
         *,
         body_bytes_max: int,
         under_way_bytes_max: int,
+        routers: Mapping[str, str] | None = None,
     ) -> None:
-        """`client`: its base URL is the router's; it follows no redirect and sends nothing twice."""
+        """`client`: its base URL is the router's; it follows no redirect and sends nothing twice.
+
+        `routers`: the URL of each placement group's router.
+        """
         self._gate = gate
+        self._routers = {group: httpx.URL(url) for group, url in (routers or {}).items()}
         self._client = client
         self._metrics = gate.metrics
         self._body_bytes_max = body_bytes_max
@@ -88,7 +94,8 @@ class ReverseProxy:
         own = [(name.encode(), value.encode()) for name, value in forwarded.headers.items()]
         query = scope.get("query_string", b"")
         path = scope.get("raw_path") or scope["path"].encode()
-        url = self._client.base_url.copy_with(raw_path=path + (b"?" + query if query else b""))
+        router = self._routers[forwarded.group] if forwarded.group else self._client.base_url
+        url = router.copy_with(raw_path=path + (b"?" + query if query else b""))
         request = self._client.build_request(
             scope["method"], url, headers=[*kept, *own], content=forwarded.body
         )

@@ -13,7 +13,7 @@ import signal
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,7 +137,7 @@ class EnvoyDoor(DoorProcess):
 
 
 class ProxyDoor(DoorProcess):
-    """The door as a reverse proxy before `router`, the router's URL."""
+    """The door as a reverse proxy before `router`, the router's URL; `routers`: that of each placement group."""
 
     def __init__(
         self,
@@ -148,9 +148,10 @@ class ProxyDoor(DoorProcess):
         tls: DoorTls | None,
         *,
         router: str,
+        routers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(gate, place, about, bounds, tls)
-        self._router = router
+        self._router, self._routers = router, routers
 
     async def _serve(self) -> None:
         endless = httpx.Timeout(None, connect=5.0)  # an answer takes as long as its tokens
@@ -161,6 +162,7 @@ class ProxyDoor(DoorProcess):
                 client,
                 body_bytes_max=self._bounds.body_bytes_max,
                 under_way_bytes_max=self._bounds.under_way_bytes_max,
+                routers=self._routers,
             )
             more: dict[str, Any] = {}
             if self._tls is not None:

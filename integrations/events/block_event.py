@@ -12,15 +12,15 @@ An adapter collects the events of one engine step in a list and hands it over at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
-from kvcustody.governance.identity.principal import Principal
 
 STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
 KINDS = (STORED, REMOVED, CLEARED)
@@ -29,18 +29,16 @@ WORKER = "worker"
 _OF_EPOCHS: Final = "epoch-"  # how salts begin that erase epochs make
 
 
-class NamedRequester(NamedTuple):
-    """A tenant, or one subject or session of it: whom a door before a router names a request by."""
+class EventPlaces(NamedTuple):
+    """Under whose names the blocks of a domain are told; it stays in this process.
 
-    issuer: str
-    tenant: str
-    subject: str | None = None
-    session: str | None = None
+    `owner`: of every request that may use them; None where fewer may, or others. `wide`: the tenant where requests of
+    more than one subject may have these blocks before their own. `asker`: of requests whose own domain it is.
+    """
 
-    @property
-    def whole_tenant(self) -> NamedRequester:
-        """The tenant of this place."""
-        return NamedRequester(self.issuer, self.tenant)
+    owner: NamedRequester | None = None
+    wide: NamedRequester | None = None
+    asker: NamedRequester | None = None
 
 
 class EventScope(NamedTuple):
@@ -48,9 +46,7 @@ class EventScope(NamedTuple):
 
     `scope` is a `ScopeKind` value, or `request` for a domain that serves one request alone, or `worker` for events
     about the whole pool (`tenant` is `*` then). `domain` is the allocator's domain tag, unique in one incarnation.
-    `owner`: the tenant, subject or session whose every request may use the blocks; None where fewer may, or others.
-    `wide`: the tenant where requests of more than one subject may have these blocks before their own.
-    Both stay in this process: routers are told a namespace made of them.
+    `owner`, `wide` and `asker` are those of `EventPlaces`.
     """
 
     tenant: str
@@ -60,6 +56,7 @@ class EventScope(NamedTuple):
     revision: int
     owner: NamedRequester | None = None
     wide: NamedRequester | None = None
+    asker: NamedRequester | None = None
 
 
 class BlockEvent(NamedTuple):
@@ -89,39 +86,33 @@ class BlockEvent(NamedTuple):
     namespace: str = ""
 
 
-def scope_of(domain: Domain, revision: int) -> EventScope:
-    """The scope of a governed domain's events. Raises `IsolationError` for a domain that nobody labelled."""
+def scope_of(
+    domain: Domain, revision: int, by_tenant: Callable[[str], bool] = lambda _tenant: False
+) -> EventScope:
+    """The scope of a governed domain's events. Raises `IsolationError` for a domain that nobody labelled.
+
+    `by_tenant`: whether the policy has all requests of a tenant named as one.
+    """
     label = domain.label
     if not isinstance(label, DomainLabel):
         raise IsolationError(
             f"domain `{domain.tag}` has no label, so its events have no scope", tag=domain.tag
         )
     whose = (label.tenant, label.scope, label.classification)
-    return EventScope(*whose, domain.tag, revision, *places_of(label.spec))
+    return EventScope(*whose, domain.tag, revision, *places_of(label.spec, by_tenant=by_tenant(label.tenant)))
 
 
-def places_of(spec: DomainSpec | None) -> tuple[NamedRequester | None, NamedRequester | None]:
-    """`owner` and `wide` of a domain's events."""
+def places_of(spec: DomainSpec | None, *, by_tenant: bool = False) -> EventPlaces:
+    """Under whose names a domain's blocks are told. `by_tenant`: its tenant's requests have one name (`affinity`)."""
     if spec is None or spec.issuer is None or spec.tenant is None:
-        return None, None
-    if spec.salt is not None and not spec.salt.startswith(_OF_EPOCHS):
-        return None, None
+        return EventPlaces()
     tenant = NamedRequester(spec.issuer, spec.tenant)
-    if spec.scope is ScopeKind.TENANT:
-        return tenant, tenant
     if spec.scope is ScopeKind.SEGMENT:
-        return None, tenant
-    return NamedRequester(
-        spec.issuer, spec.tenant, spec.subject, None if spec.subject else spec.session
-    ), None
-
-
-def requester_of(principal: Principal | None) -> NamedRequester | None:
-    """Under whose name a door before a router puts a request: the subject's, else the session's, else the tenant's."""
-    if principal is None:
-        return None
-    of = principal
-    return NamedRequester(of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
+        return EventPlaces(wide=tenant)
+    named = tenant if by_tenant else NamedRequester(*tenant[:2], spec.subject, spec.session)
+    if spec.salt is not None and not spec.salt.startswith(_OF_EPOCHS):
+        return EventPlaces(asker=named)
+    return EventPlaces(named, tenant if spec.scope is ScopeKind.TENANT else None, named)
 
 
 def worker_scope(revision: int) -> EventScope:

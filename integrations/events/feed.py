@@ -22,6 +22,11 @@ MayExport = Callable[[str, str], bool]  # of a tenant and a classification
 _TOLD_MAX = 1 << 16
 
 
+def _nobody(_tenant: str) -> bool:
+    """No tenant's requests have one name."""
+    return False
+
+
 class BlockEventPublisher(Protocol):
     """Takes the events of one step; an `EventPublisher`, or whatever a deployment puts in its place."""
 
@@ -41,6 +46,7 @@ class BlockEventFeed(ABC):
     """The events of one engine. revision: the policy's that is active now; close: ends a publisher that is ours.
 
     may_export: `Authority.may_export`. epochs: the erase epochs that the engine's thread acts by; None: it knows none.
+    by_tenant: whether all of a tenant's requests have one name.
     """
 
     def __init__(
@@ -50,9 +56,11 @@ class BlockEventFeed(ABC):
         may_export: MayExport,
         close: Callable[[], None] | None = None,
         epochs: Callable[[], KnownEpochs | None] = lambda: None,
+        by_tenant: Callable[[], Callable[[str], bool]] = lambda: _nobody,
     ) -> None:
         self._publisher = publisher
         self._epochs = epochs
+        self._by_tenant = by_tenant
         self._named_by: KnownEpochs | None = None
         self._revision = revision
         self._may_export = may_export
@@ -115,5 +123,5 @@ class BlockEventFeed(ABC):
             self._scopes_revision = revision
         scope = self._scopes.get(domain)
         if scope is None:
-            scope = self._scopes[domain] = scope_of(domain, revision)
+            scope = self._scopes[domain] = scope_of(domain, revision, self._by_tenant())
         return scope

@@ -32,7 +32,6 @@ from kvcustody.integrations.events.block_event import (
     EventScope,
     cleared,
     removed,
-    requester_of,
     stored,
 )
 from kvcustody.integrations.events.feed import BlockEventFeed, BlockEventPublisher
@@ -99,7 +98,12 @@ class SlotBlockEvents(BlockEventFeed):
     ) -> None:
         """Raises `IsolationError` where `tree` is not watched, or has something already."""
         super().__init__(
-            publisher, lambda: port.table.revision, port.may_export, close, lambda: port.epochs.known
+            publisher,
+            lambda: port.table.revision,
+            port.may_export,
+            close,
+            lambda: port.epochs.known,
+            lambda: port.table.names_by_tenant,
         )
         if not isinstance(tree, WatchedTree) or np.any(tree.indexed()):
             raise IsolationError("block events begin with an empty, watched tree")
@@ -116,7 +120,7 @@ class SlotBlockEvents(BlockEventFeed):
         """What entered the tree since is the request's, in `domain`."""
         entered, self._tree.entered = self._tree.entered, []
         scope = self._scope(domain)
-        requester = requester_of(request.principal)
+        requester = self._scope(request.residency.domain).asker
         if request.narrowed_by:
             scope = scope._replace(owner=None, wide=None)
         for node in entered:

@@ -37,6 +37,7 @@ _SORTED = frozenset(
 )
 _BY_DEFAULT = ("*",)
 _LATER: dict[str, Any] = {
+    "affinity": "private",
     "kinds": [],
     "content": None,
     "crosses": [],

@@ -46,6 +46,13 @@ class Scope(IntEnum):
     PUBLIC = 4
 
 
+class Affinity(StrEnum):
+    """Whose requests a router places together: those of one private scope, or all of a tenant."""
+
+    PRIVATE = "private"
+    SEGMENT = "segment"
+
+
 class Action(IntEnum):
     """What is decided."""
 
@@ -274,6 +281,7 @@ class TenantPolicy:
     cap: Fraction
     borrow: bool
     scope: Scope
+    affinity: Affinity = Affinity.PRIVATE
     labels: Labels = ()
     residencies: int | None = None
     tenants_max: int | None = None

@@ -111,6 +111,7 @@ Issuer = Annotated[Scalar, fields.ISSUER]
 Owner = Annotated[Scalar, _TENANT.called("owner")]
 Reader = Annotated[Scalar, _TENANT.called("reader")]
 PrivateScope = Annotated[model.Scope | None, choice(_SCOPES)]
+Affinity = Annotated[model.Affinity | None, choice(model.Affinity)]
 Labels = Annotated[
     dict[str, Annotated[Scalar, fields.NAMED.naming("labels/*").called("label {0}")]],
     by_name(names=names_at("labels")),
@@ -337,6 +338,7 @@ class TenantEntry(DocumentPart):
         "The tenant's family", None
     )
     scope: PrivateScope = told("The tenant's private scope", None)
+    affinity: Affinity = told("Whether routers place all of the tenant's requests together", None)
     labels: Labels = told("Labels of the tenant's domains", {})
     residencies: Annotated[int | None, fields.integer(1, 10_000_000)] = told(
         "The most residencies alive at once", None
@@ -486,6 +488,7 @@ class PolicyDocument(DocumentPart):
         "shared: grants and segments may cross; strict: nothing does; dedicated: own pools"
     )
     scope: PrivateScope = told("The private scope of tenants that set none", None)
+    affinity: Affinity = told("The affinity of tenants that set none", None)
     classifications: Annotated[tuple[Classification, ...], listed(16, distinct=True)] = told("Low to high")
     labels: Annotated[dict[str, _LABEL], by_name(most=8)] = told("Label names with their values", {})
     classify: Annotated[tuple[ClassifyEntry, ...], listed()] = told(

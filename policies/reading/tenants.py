@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kvcustody.policies.document.model import (
     DEFAULT_TENANT,
     EVERY_TENANT,
+    Affinity,
     ClassifyRule,
     IntegrityPolicy,
     Offload,
@@ -114,6 +115,7 @@ def _tenant(
         cap=cap,
         borrow=bool(quota and quota.borrow),
         scope=default_scope(document) if entry.scope is None else entry.scope,
+        affinity=entry.affinity or document.affinity or Affinity.PRIVATE,
         labels=names.label_pairs(entry, entry.labels),
         residencies=entry.residencies,
         tenants_max=entry.tenants_max,

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from kvcustody.errors import PolicyError
 from kvcustody.policies.document.model import (
     Action,
+    Affinity,
     Effect,
     Grant,
     Labels,
@@ -249,6 +250,11 @@ class DecisionTable:
         entry = self._tenants.get(tenant)
         return self.policy.default if entry is None and _well_formed(tenant) else entry
 
+    def names_by_tenant(self, tenant: str) -> bool:
+        """Whether routers know all of the tenant's requests by one name."""
+        entry = self.tenant(tenant)
+        return entry is not None and name_scope(entry) is Scope.TENANT
+
     def entries(self) -> frozenset[tuple[str | Unlisted, str]]:
         """Every (reader, owner) with an entry of its own across tenants; any other pair is denied."""
         return frozenset((*self._grants, *self._segments))
@@ -282,6 +288,11 @@ class DecisionTable:
         except ValueError:
             message = f"policy `{self.policy.name}` has no classification `{name}`"
             raise PolicyError(message, classification=name) from None
+
+
+def name_scope(entry: TenantPolicy) -> Scope:
+    """By which scope routers know a request: its private one, or the tenant's where all are placed together."""
+    return Scope.TENANT if entry.affinity is Affinity.SEGMENT else entry.scope
 
 
 def _well_formed(tenant: object) -> bool:

@@ -29,7 +29,7 @@ from running_router import FOLDER, Router, environment_of, running
 def measure(name: str, pairs: int, workers: int, seconds: int) -> dict[str, Any]:
     """Every probe of one HTTP router."""
     governed = {}
-    for affinity in ("subject", "tenant"):
+    for affinity in ("private", "segment"):
         with running(name, workers, with_door=affinity) as router:
             governed[affinity] = placements(router, pairs)
     with running(name, workers) as router:

@@ -24,6 +24,21 @@ ROOT = FOLDER.parents[2]
 CHAT = "/v1/chat/completions"
 TENANTS = ("a", "b")
 START_SECONDS = 60
+POLICY = """\
+schema: kvcustody/policy@1
+name: probed
+profile: shared
+scope: subject
+affinity: {affinity}
+classifications: [low]
+classify: [{{tenant: "*", as: low}}]
+tenants: {{default: {{}}}}
+retention: {{low: {{idle: 1h, absolute: 8h, active_max: 2h}}}}
+scrub: {{default: {{within: 1s, verify: none}}}}
+offload: {{low: never}}
+audit:
+  on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}
+"""
 
 
 class RecordedRequest(NamedTuple):
@@ -134,16 +149,27 @@ def version_of(environment: Path, package: str) -> str:
 
 @contextlib.contextmanager
 def running(
-    name: str, worker_count: int = 2, *, with_door: str = "", policy: str = "cache_aware"
+    name: str,
+    worker_count: int = 2,
+    *,
+    with_door: str = "",
+    policy: str = "cache_aware",
+    group_workers: int = 0,
+    tenants: Sequence[str] = TENANTS,
 ) -> Iterator[Router]:
     """Start recording workers, the router over them and, if asked, our door before it, as a reverse proxy.
 
-    `with_door`: the door's affinity, or empty for no door. `policy`: the router's own word for how it places requests.
+    `with_door`: the `affinity` of the door's policy, or empty for no door. `policy`: the router's own word for how it
+    places requests. `group_workers`: how many workers a placement group has, each group with a router of its own, of
+    which the first is the one that is returned; 0: there is one router over all.
+
     Raises `RuntimeError` where one does not start.
     """
     environment = environment_of(name)
-    ports = _free_ports(worker_count + 4)
-    workers = {f"w{place}": f"http://127.0.0.1:{port}" for place, port in enumerate(ports[4:], 1)}
+    groups = worker_count // group_workers if group_workers else 1
+    ports = _free_ports(worker_count + 2 + 2 * groups)
+    behind = ports[2 + 2 * groups :]
+    workers = {f"w{place}": f"http://127.0.0.1:{port}" for place, port in enumerate(behind, 1)}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile())
         client = stack.enter_context(httpx.Client(timeout=30))
@@ -159,26 +185,38 @@ def running(
             start([sys.executable, str(FOLDER / "recording_worker.py"), worker, url.rpartition(":")[2]])
         for url in workers.values():
             _wait(client, f"{url}/health", log)
-        command = _command(name, environment, policy, ports[0], list(workers.values()), ports[1])
-        process, base = start(command), f"http://127.0.0.1:{ports[0]}"
-        _wait(client, f"{base}/v1/models", log)
-        credentials = dict.fromkeys(TENANTS, "client-credential")
+        routers = ports[2 : 2 + groups]
+        process = None
+        for place, port in enumerate(routers):
+            own = [*workers.values()][place::groups]
+            started = start(_command(name, environment, policy, port, own, ports[2 + groups + place]))
+            process = process or started
+            _wait(client, f"http://127.0.0.1:{port}/v1/models", log)
+        assert process is not None
+        base = f"http://127.0.0.1:{routers[0]}"
+        credentials = dict.fromkeys(tenants, "client-credential")
         if with_door:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            door, credentials = _start_door(start, folder, base, (ports[2], ports[3]), with_door)
-            base = f"http://127.0.0.1:{ports[2]}"
+            urls = [f"http://127.0.0.1:{port}" for port in routers]
+            door, credentials = _start_door(start, folder, urls, (ports[0], ports[1]), with_door, tenants)
+            base = f"http://127.0.0.1:{ports[0]}"
             _wait(client, f"{door}/ready", log)
         version = version_of(environment, name)
         made = Router(name, version, base, process.pid, workers, credentials, client)
-        _wait_until_served(made)
+        _wait_until_served(made, tenants[0])
         yield made
 
 
 def _start_door(
-    start: Callable[..., object], folder: Path, router: str, ports: tuple[int, int], affinity: str
+    start: Callable[..., object],
+    folder: Path,
+    routers: Sequence[str],
+    ports: tuple[int, int],
+    affinity: str,
+    tenants: Sequence[str],
 ) -> tuple[str, dict[str, str]]:
     """Start the door as a proxy; where its health is, and a client's key for each tenant."""
-    keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in TENANTS}
+    keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in tenants}
     (folder / "identity.yaml").write_text(
         "schema: kvcustody/identity@1\n"
         "api_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
@@ -192,17 +230,24 @@ def _start_door(
     made = [*ours, "key", "door-1.example", "--key", key]
     subprocess.run(made, env=environment, check=True, stdout=subprocess.DEVNULL)
     places = [f"127.0.0.1:{port}" for port in ports]
-    command = [*ours, "proxy", "--router", router, "--listen", places[0], "--about", places[1], "--key", key]
-    command += ["--affinity", affinity]
+    command = [*ours, "proxy", "--listen", places[0], "--about", places[1], "--key", key]
+    if len(routers) > 1:
+        groups = "".join(f"  g{place}: {{router: '{url}'}}\n" for place, url in enumerate(routers))
+        (folder / "placement.yaml").write_text(f"schema: kvcustody/placement@1\ngroups:\n{groups}")
+        command += ["--placement", str(folder / "placement.yaml")]
+    else:
+        command += ["--router", routers[0]]
+    (folder / "policy.yaml").write_text(POLICY.format(affinity=affinity))
+    command += ["--policy", str(folder / "policy.yaml")]
     start(command, environment)
     return f"http://{places[1]}", keys
 
 
-def _wait_until_served(router: Router) -> None:
+def _wait_until_served(router: Router, tenant: str) -> None:
     """Return once a worker answers through the router; raises `RuntimeError` after a minute."""
     until = time.monotonic() + START_SECONDS
     message = {"role": "user", "content": "the first request"}
-    while router.ask({"model": "toy", "messages": [message], "max_tokens": 1}).status != 200:
+    while router.ask({"model": "toy", "messages": [message], "max_tokens": 1}, tenant=tenant).status != 200:
         if time.monotonic() > until:
             raise RuntimeError(f"no worker answers through {router.name} within {START_SECONDS} s")
         time.sleep(0.2)

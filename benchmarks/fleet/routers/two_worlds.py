@@ -86,7 +86,7 @@ def main() -> None:
     options = bench.parse()
     behind: dict[str, dict[str, Any]] = {}
     for seed, policy in enumerate((*BLIND, *BY_LOAD), 1):
-        with running(options.router, options.workers, with_door="subject", policy=policy) as router:
+        with running(options.router, options.workers, with_door="private", policy=policy) as router:
             behind[policy] = measure(router, options.pairs, seed)._asdict()
             version = router.version
     with running(options.router, options.workers) as router:

@@ -55,6 +55,7 @@ Doors = page_of(
     ),
     "Doors",
 )
+NameScope = Literal["session", "subject", "tenant"]
 Counter = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_./:-]*$")]
 
 
@@ -356,11 +357,25 @@ class Covered(Model):
     refused: str
 
 
+class NameScopesModel(Model):
+    """By which scope routers' names are made: the `default`, and tenants of which another holds.
+
+    Tenants are called as the policies in effect call them, with `issuers` listed there. `default` null: no policy is
+    known, and each session is named apart.
+    """
+
+    model_config = example({"default": "subject", "tenants": {"acme": "tenant"}, "issuers": []})
+
+    default: NameScope | None
+    tenants: dict[str, NameScope]
+    issuers: list[str]
+
+
 class EpochsModel(Model):
     """Raised erase epochs in the order of their numbers, each a number and the tag of its scope under `key`.
 
     What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow. Names
-    of routers end after `namespace_days`.
+    of routers end after `namespace_days`, and are made by `scopes`, null where the asker knows those or is no door.
     """
 
     model_config = example(
@@ -371,6 +386,7 @@ class EpochsModel(Model):
             "digest": "cd" * 32,
             "raised": [[17, "ef" * 16]],
             "namespace_days": 30,
+            "scopes": {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": []},
             "at_us": 1_780_000_000_000_000,
         }
     )
@@ -381,4 +397,5 @@ class EpochsModel(Model):
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     raised: Annotated[list[tuple[Whole, str]], Field(max_length=PAGE_RAISES)]
     namespace_days: Whole
+    scopes: NameScopesModel | None
     at_us: Utc

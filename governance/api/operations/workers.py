@@ -370,11 +370,15 @@ async def epochs(
         Query(ge=0, lt=LARGE, description="The version that pages go on from, where it is not `known`."),
         NUMBER,
     ] = None,
+    scopes: Annotated[
+        str, Query(pattern=r"^[0-9a-f]{0,32}$", description="Digest of the scopes that it names requests by.")
+    ] = "",
     wait: Wait = 0,
 ) -> dict[str, Any]:
     """Erase epochs raised since a version, up to 10,000; held open up to `wait` seconds for news.
 
-    A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest.
+    A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest. By
+    which scopes requests are named is in a door's answer where it is other than `scopes`.
     """
     await run_sync(service.epochs.heard, caller.name, role_of(caller), known)
     start = known if after is None else after
@@ -382,8 +386,8 @@ async def epochs(
         service,
         caller,
         wait,
-        lambda: _epochs_after(service, start),
-        lambda answer: (answer["version"], answer["floor"]) != (start, floor),
+        lambda: _epochs_after(service, start, scopes if role_of(caller) == Role.DOOR else None),
+        lambda answer: (answer["version"], answer["floor"], answer["scopes"]) != (start, floor, None),
     )
 
 
@@ -392,8 +396,10 @@ def role_of(caller: Caller) -> str:
     return (Role.DOOR if Role.DOOR in caller.roles else Role.WORKER).value
 
 
-def _epochs_after(service: ServiceDep, start: int) -> dict[str, Any]:
+def _epochs_after(service: ServiceDep, start: int, known_scopes: str | None) -> dict[str, Any]:
+    """`known_scopes`: their digest; None: the asker names nobody by them."""
     page = service.epochs.page(after=start)
+    scopes = None if known_scopes is None else service.name_scopes.now()
     return {
         "key": service.epochs.key.hex(),
         "version": page.version,
@@ -401,6 +407,7 @@ def _epochs_after(service: ServiceDep, start: int) -> dict[str, Any]:
         "digest": page.digest,
         "raised": [[number, tag.hex()] for number, tag in page.raised],
         "namespace_days": service.epochs.namespace_days,
+        "scopes": None if scopes is None or scopes.digest == known_scopes else scopes.data(),
         "at_us": service.clock.utc_us(),
     }
 

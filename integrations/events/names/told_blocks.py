@@ -5,7 +5,8 @@
     told.take_epochs(known)    # what is removed because its name has ended
 
 1. A block is told under the name of who may use it: a tenant's under the tenant's, a subject's or a session's under
-   theirs. What is lent, or narrowed by a client's salt, is told under none.
+   theirs, or under the tenant's where the policy gives its requests one name (`affinity`). What is lent, or narrowed by
+   a client's salt, is told under none.
 2. A tenant's or a segment's block is told under the names of requests that stand on it, too, from the chain's first
    block on: an index sees their chains whole. Those names are bounded, and the oldest are let go.
 3. Under a further name a block has another hash, made of its key and the name: indexes keep one entry for a hash.
@@ -25,13 +26,13 @@ from typing import Final, NamedTuple
 
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
 from kvcustody.governance.edge.erase_epochs import KnownEpochs
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
     STORED,
     BlockEvent,
     EventScope,
-    NamedRequester,
     split_keys,
 )
 

@@ -38,6 +38,7 @@ class BatchingBlockEvents(BlockEventFeed):
             governor.may_export,
             close,
             lambda: governor.epochs.known,
+            lambda: governor.table.names_by_tenant,
         )
         self._governor = governor
         governor.index_changes()  # recorded from here on

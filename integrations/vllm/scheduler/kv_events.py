@@ -23,7 +23,6 @@ from kvcustody.integrations.events.block_event import (
     EventScope,
     cleared,
     removed,
-    requester_of,
     stored,
 )
 from kvcustody.integrations.events.feed import BlockEventFeed, BlockEventPublisher
@@ -81,7 +80,12 @@ class SchedulerBlockEvents(BlockEventFeed):
         close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(
-            publisher, lambda: port.table.revision, port.may_export, close, lambda: port.epochs.known
+            publisher,
+            lambda: port.table.revision,
+            port.may_export,
+            close,
+            lambda: port.epochs.known,
+            lambda: port.table.names_by_tenant,
         )
         self.cause = ENDED  # of what leaves now
         self._pool = pool
@@ -134,6 +138,7 @@ class SchedulerBlockEvents(BlockEventFeed):
         residency = governed.residency
         assert residency is not None
         boundary = residency.segment_blocks
+        asker = self._scope(residency.domain).asker
         for domain, places in (
             (residency.segment_domain, [place for place in run if place < boundary]),
             (residency.domain, [place for place in run if place >= boundary]),
@@ -160,7 +165,7 @@ class SchedulerBlockEvents(BlockEventFeed):
                     tokens=governed.request._all_token_ids[begin:end] if self._with_tokens else (),
                     group=group if self._groups > 1 else None,
                     lora_name=adapter.lora_name if adapter is not None else None,
-                    requester=requester_of(governed.principal),
+                    requester=asker,
                 )
             )
 

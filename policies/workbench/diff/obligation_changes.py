@@ -4,13 +4,15 @@
    refuses it, its cells tell the change.
 2. Routes are asked by one example of each set of patterns that a route can match; claims and hints raise alike in
    both.
+3. A tenant whose requests routers place together has a placement channel inside it: where a prompt goes may tell that
+   somebody else of the tenant sent it. A tenant that is not admitted has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvcustody.policies.document.model import Labels, OnRunning, Policy, Profile, Tier
+from kvcustody.policies.document.model import Affinity, Labels, OnRunning, Policy, Profile, Tier
 from kvcustody.policies.document.offload_defaults import default_within_us
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import Obligations
@@ -19,6 +21,7 @@ from kvcustody.policies.workbench.prove.obligation_checks import looser_fields
 from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.times import span
 
+PLACEMENT_CHANNEL = "placement channel inside the tenant"
 _IMPLIED = ("tier_absolute_us", "tier_within_us", "tier_running_us")
 _APART = (Profile.SHARED, Profile.STRICT, Profile.DEDICATED)
 
@@ -32,6 +35,7 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
     for tenant in tenants:
         if old.tenant(tenant) is not None and new.tenant(tenant) is not None:
             yield from _obligations(old, new, tenant)
+        yield from _affinity(old, new, tenant)
     examples = RouteExamples((old.policy, new.policy))
     for tenant in _distinct_tenants(old.policy, new.policy, tenants):
         for route in examples.of(tenant):
@@ -61,6 +65,16 @@ def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterato
                 if loosens and field in looser_fields(one, two):
                     loosens = None
                 yield DutyChange(tenant, name, field, _said(field, before), _said(field, after), loosens)
+
+
+def _affinity(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterator[DutyChange]:
+    """Rule 3."""
+    one, two = (
+        Affinity.PRIVATE if entry is None else entry.affinity
+        for entry in (old.tenant(tenant), new.tenant(tenant))
+    )
+    if one is not two:
+        yield DutyChange(tenant, PLACEMENT_CHANNEL, "affinity", one, two, two is Affinity.SEGMENT)
 
 
 def _is_by_default(owed: Obligations) -> bool:

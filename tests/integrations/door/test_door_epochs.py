@@ -16,6 +16,8 @@ from kvcustody.governance.edge.erase_epochs import (
     KnownEpochs,
     RaisedEpoch,
 )
+from kvcustody.governance.edge.name_scopes import NameScopes
+from kvcustody.policies.document.model import Scope
 from kvcustody.times import DAY_US
 from standins.integrations.door_world import Signers, make_signers
 from standins.integrations.fleet_edge import FleetEdge, door_key
@@ -64,8 +66,7 @@ class World:
             "alice": self.name(clients.alice),
             "bob": self.name(clients.acme, **{"x-kvcustody-subject": "bob"}),
             "session": self.name(clients.acme, **{"x-kvcustody-session": "s1"}),
-            "acme": self.name(clients.acme),
-            "globex": self.name(clients.globex),
+            "globex": self.name(clients.globex, **{"x-kvcustody-subject": "eve"}),
         }
 
     def epochs(self, key: str, **headers: str) -> Epochs:
@@ -95,9 +96,9 @@ def metric(world: World, name: str, **labels: str) -> float:
     [
         (ALICE, {"alice"}),
         (SESSION, {"session"}),
-        (SHARED, {"acme"}),
-        (ACME, {"alice", "bob", "session", "acme"}),
-        (FLEET, {"alice", "bob", "session", "acme", "globex"}),
+        (SHARED, set()),
+        (ACME, {"alice", "bob", "session"}),
+        (FLEET, {"alice", "bob", "session", "globex"}),
     ],
 )
 def test_a_raised_epoch_ends_the_names_of_its_scope(
@@ -108,6 +109,20 @@ def test_a_raised_epoch_ends_the_names_of_its_scope(
     world.feed.raise_epoch(scope)
     after = world.names()
     assert {who for who in before if before[who] != after[who]} == changed
+
+
+def test_a_subjects_session_ends_with_either(tmp_path: Path, signers: Signers) -> None:
+    world = World(tmp_path, signers, scopes=lambda: NameScopes(Scope.SESSION))
+
+    def name() -> str:
+        return world.name(world.fleet.clients.alice, **{"x-kvcustody-session": "s1"})
+
+    names = [name()]
+    for scope in (ALICE, SESSION):
+        world.feed.raise_epoch(scope)
+        names.append(name())
+        assert names[-1] == name()
+    assert len(set(names)) == 3
 
 
 def test_a_token_says_what_its_principal_stands_on(world: World) -> None:
@@ -125,7 +140,7 @@ def test_where_a_tenant_has_one_name_tokens_still_say_the_subjects_epoch(
     tmp_path: Path, signers: Signers
 ) -> None:
     """The worker compares by principal; the shared name ends in batches."""
-    world = World(tmp_path, signers, affinity="tenant")
+    world = World(tmp_path, signers, scopes=lambda: NameScopes(Scope.TENANT))
     before = world.names()
     world.feed.raise_epoch(ALICE)
     assert world.names() == before and world.epochs(world.fleet.clients.alice) == Epochs(0, 0, 1)

@@ -11,9 +11,11 @@ import pytest
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.scope_token import VerifiedToken
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.refusal import RequestRefused
+from kvcustody.policies.document.model import Scope
 from standins.integrations.door_world import DOCUMENT, Signers, make_signers, secret
 from standins.integrations.fleet_edge import TRUSTS_DOORS, FleetEdge, WorkerDoor, door_key
 
@@ -51,23 +53,54 @@ def test_the_clients_credential_ends_at_the_door(fleet: FleetEdge) -> None:
     assert refused.status == 401, "workers behind the door take door tokens alone"
 
 
-@pytest.mark.parametrize("affinity", ["subject", "tenant"])
-def test_the_namespace_comes_from_identity(tmp_path: Path, signers: Signers, affinity: Any) -> None:
-    fleet = FleetEdge(tmp_path, signers, affinity=affinity)
-    own = fleet.send(fleet.clients.acme).json["cache_salt"]
-    named = {
-        "alice": fleet.send(fleet.clients.alice).json["cache_salt"],
-        "bob": fleet.send(fleet.clients.acme, headers={"x-kvcustody-subject": "bob"}).json["cache_salt"],
-        "session bob": fleet.send(fleet.clients.acme, headers={"x-kvcustody-session": "bob"}).json[
-            "cache_salt"
-        ],
+@pytest.mark.parametrize(
+    ("scope", "alike"),
+    [
+        (Scope.SESSION, [{"alice s1"}, {"alice s2"}, {"bob s1"}, {"s1"}]),
+        (Scope.SUBJECT, [{"alice", "alice s1", "alice s2"}, {"bob", "bob s1"}, {"s1"}]),
+        (Scope.TENANT, [{"", "alice", "alice s1", "alice s2", "bob", "bob s1", "s1"}]),
+    ],
+)
+def test_the_namespace_is_of_the_scope_that_policy_says(
+    tmp_path: Path, signers: Signers, scope: Scope, alike: list[set[str]]
+) -> None:
+    """Whoever is in none of `alike` has a name for each request."""
+    fleet = FleetEdge(tmp_path, signers, scopes=lambda: NameScopes(Scope.TENANT, {"acme": scope}))
+    clients = fleet.clients
+    who = {
+        "": (clients.acme, {}),
+        "alice": (clients.alice, {}),
+        "alice s1": (clients.alice, {"x-kvcustody-session": "s1"}),
+        "alice s2": (clients.alice, {"x-kvcustody-session": "s2"}),
+        "bob": (clients.acme, {"x-kvcustody-subject": "bob"}),
+        "bob s1": (clients.acme, {"x-kvcustody-subject": "bob", "x-kvcustody-session": "s1"}),
+        "s1": (clients.acme, {"x-kvcustody-session": "s1"}),
     }
-    assert len({own, *named.values()}) == (4 if affinity == "subject" else 1)
-    again = fleet.send(fleet.clients.alice, headers={"x-kvcustody-session": "another"}).json["cache_salt"]
-    assert again == named["alice"], "a subject's sessions share one"
+    found: dict[str, set[str]] = {}
+    for one, (key, headers) in [*who.items(), *who.items()]:
+        found.setdefault(fleet.send(key, headers=headers).json["cache_salt"], set()).add(one)
+    lasting = set().union(*alike)
+    named_once = [each for each in found.values() if not each <= lasting]
+    assert sorted(map(sorted, (each for each in found.values() if each <= lasting))) == sorted(
+        map(sorted, alike)
+    )
+    assert len(named_once) == 2 * (len(who) - len(lasting))
+    own = fleet.send(clients.alice).json["cache_salt"]
     for forged in ({"cache_salt": own}, {"nvext": {"cache_salt": own}}):
-        got = fleet.send(fleet.clients.globex, {"prompt": "p", **forged}).json["cache_salt"]
-        assert got == fleet.send(fleet.clients.globex).json["cache_salt"] != own
+        got = fleet.send(clients.globex, {"prompt": "p", **forged}).json["cache_salt"]
+        assert got == fleet.send(clients.globex).json["cache_salt"] != own
+
+
+def test_where_no_policy_is_known_each_session_has_a_name(tmp_path: Path, signers: Signers) -> None:
+    fleet = FleetEdge(tmp_path, signers, scopes=NameScopes)
+    first, again, other = (
+        fleet.send(fleet.clients.alice, headers={"x-kvcustody-session": one}).json["cache_salt"]
+        for one in ("s1", "s1", "s2")
+    )
+    assert first == again != other
+    (lacks,) = fleet.edge.lacks()
+    assert "policy" in lacks
+    assert not FleetEdge(tmp_path, signers).edge.lacks(), "the control"
 
 
 def test_a_subjects_conversation_has_the_namespace_that_its_token_states(fleet: FleetEdge) -> None:
@@ -85,7 +118,7 @@ def test_a_clients_salt_narrows_and_never_reaches_a_router(fleet: FleetEdge) -> 
         {"cache_salt": "b"},
         {},
     ]
-    sent = [fleet.send(fleet.clients.acme, {"prompt": "p", **salt}) for salt in salts]
+    sent = [fleet.send(fleet.clients.alice, {"prompt": "p", **salt}) for salt in salts]
     assert len({each.json["cache_salt"] for each in sent}) == 1
     narrowed = [engine_sees(fleet.workers[0], each.forwarded).hints.salt for each in sent]
     assert narrowed[0] == narrowed[1] == narrowed[2] is not None

@@ -36,7 +36,12 @@ class Upstream(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Keep the request and answer."""
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        Upstream.last = {"path": self.path, "headers": dict(self.headers.items()), "body": body}
+        Upstream.last = {
+            "port": self.server.server_port,
+            "path": self.path,
+            "headers": dict(self.headers.items()),
+            "body": body,
+        }
         self.send_response(200)
         self.send_header("x-smg-routed-worker-id", "w1")
         self.send_header("content-length", "2")
@@ -57,6 +62,7 @@ class Edge(NamedTuple):
     door: subprocess.Popen[bytes]
     fleet: FleetEdge
     client: httpx.Client
+    routers: list[int]
 
     def ask(
         self, key: str | None, body: bytes = b'{"prompt":"p"}', path: str = "/v1/completions", **more: str
@@ -84,7 +90,9 @@ def edge(tmp_path_factory: pytest.TempPathFactory, signers: Signers) -> Iterator
     with secret() as held:
         (folder / "scope.key").write_bytes(bytes(held.view()))
     (folder / "scope.key").chmod(0o600)
-    listen, door, about, router = _free_ports(4)
+    listen, door, about, *routers = _free_ports(5)
+    groups = "".join(f"  g{port}: {{router: 127.0.0.1:{port}}}\n" for port in routers)
+    (folder / "placement.yaml").write_text(f"schema: kvcustody/placement@1\ngroups:\n{groups}")
     environment = os.environ | {
         "KVCUSTODY_IDENTITY_PATH": str(folder / "identity.yaml"),
         "KVCUSTODY_SCOPE_TOKEN_KEY_PATH": str(folder / "scope.key"),
@@ -102,17 +110,19 @@ def edge(tmp_path_factory: pytest.TempPathFactory, signers: Signers) -> Iterator
         "envoy",
         "--listen",
         f"127.0.0.1:{listen}",
-        "--router",
-        f"127.0.0.1:{router}",
+        "--placement",
+        "placement.yaml",
         "--ext-proc",
         f"127.0.0.1:{door}",
     )
     (folder / "envoy.yaml").write_text(configuration)
     with contextlib.ExitStack() as stack:
-        upstream = ThreadingHTTPServer(("127.0.0.1", router), Upstream)
-        stack.callback(upstream.shutdown)
-        threading.Thread(target=upstream.serve_forever, daemon=True).start()
-        places = ["--ext-proc", f"127.0.0.1:{door}", "--about", f"127.0.0.1:{about}"]
+        for router in routers:
+            upstream = ThreadingHTTPServer(("127.0.0.1", router), Upstream)
+            stack.callback(upstream.shutdown)
+            threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        places = ["--placement", "placement.yaml"]
+        places += ["--ext-proc", f"127.0.0.1:{door}", "--about", f"127.0.0.1:{about}"]
         process = subprocess.Popen([*ours, "serve", *places], env=environment, cwd=folder)
         stack.callback(_stop, process)
         envoy = subprocess.Popen(
@@ -121,7 +131,9 @@ def edge(tmp_path_factory: pytest.TempPathFactory, signers: Signers) -> Iterator
         )
         stack.callback(_stop, envoy)
         client = stack.enter_context(httpx.Client(timeout=30))
-        found = Edge(f"http://127.0.0.1:{listen}", f"http://127.0.0.1:{about}", process, fleet, client)
+        found = Edge(
+            f"http://127.0.0.1:{listen}", f"http://127.0.0.1:{about}", process, fleet, client, routers
+        )
         _wait(client, f"{found.about}/ready")
         _wait(client, f"{found.url}/health")
         yield found
@@ -165,6 +177,21 @@ def test_a_request_arrives_with_namespace_and_token(edge: Edge) -> None:
     assert set(got) == {"prompt", "cache_salt"} and len(got["cache_salt"]) == 32
     assert headers["authorization"].startswith("Bearer kvd1.")
     assert not {"x-tenant-id", "x-smg-target-worker", "x-session-id"} & {name.lower() for name in headers}
+
+
+def test_a_request_goes_to_its_groups_router_whatever_the_client_says(edge: Edge) -> None:
+    seen = dict[str, set[int]]()
+    for key in (edge.fleet.clients.acme, edge.fleet.clients.alice, edge.fleet.clients.globex):
+        for forged in ({}, *({"x-kvcustody-placement": f"g{port}"} for port in (1, *edge.routers))):
+            assert edge.ask(key, **forged).status_code == 200
+            headers = {name.lower(): value for name, value in Upstream.last["headers"].items()}
+            assert headers["x-kvcustody-placement"] == f"g{Upstream.last['port']}"
+            seen.setdefault(key, set()).add(Upstream.last["port"])
+    assert all(len(ports) == 1 for ports in seen.values())
+    assert seen[edge.fleet.clients.acme] == seen[edge.fleet.clients.alice], "of one tenant"
+    for port in (1, *edge.routers):
+        opened = edge.client.get(f"{edge.url}/health", headers={"x-kvcustody-placement": f"g{port}"})
+        assert opened.status_code == 200 and Upstream.last["port"] == edge.routers[0]
 
 
 @pytest.mark.parametrize(

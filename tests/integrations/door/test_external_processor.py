@@ -145,7 +145,7 @@ def test_a_plain_path_goes_on_with_a_token_and_its_own_body(fleet: FleetEdge) ->
 
 def test_an_open_path_needs_nothing_and_gets_nothing(fleet: FleetEdge) -> None:
     common = exchange(fleet.edge, [request(None, "/health")])[0].messages[0].request_headers.response
-    assert _set_headers(common) == {}
+    assert _set_headers(common) == {"x-forwarded-proto": "http"}, "what Envoy routes by"
 
 
 def test_an_open_path_passes_no_credential_on(fleet: FleetEdge) -> None:

@@ -18,10 +18,12 @@ from kvcustody.governance.edge.erase_epochs import (
     KnownEpochs,
     RaisedEpoch,
 )
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.follow_epochs import EpochsOfDoor, follow_epochs
+from kvcustody.policies.document.model import Scope
 from standins.integrations.door_world import Signers, make_signers
-from standins.integrations.fleet_edge import FleetEdge
+from standins.integrations.fleet_edge import BY_SUBJECT, FleetEdge
 
 KEY = bytes(32)
 TAGS = EpochTags(KEY)
@@ -34,6 +36,7 @@ class ControlPlane:
     def __init__(self) -> None:
         self.raised: list[RaisedEpoch] = []
         self.is_away = False
+        self.scopes = BY_SUBJECT
         self.asked: list[int] = []
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
@@ -48,6 +51,7 @@ class ControlPlane:
             "digest": EraseEpochs(self.raised, version=version).digest,
             "raised": [[one.number, one.tag.hex()] for one in self.raised[query["after"] :]],
             "namespace_days": 30,
+            "scopes": None if self.scopes.digest == query["scopes"] else self.scopes.data(),
         }
 
 
@@ -77,7 +81,7 @@ def test_an_erasure_ends_the_name_of_its_subject(
     with ExitStack() as stack:
         epochs = follow_epochs(plane, clock, metrics, stack, lease_seconds=300)  # type: ignore[arg-type]
         (feed,) = made
-        fleet = FleetEdge(tmp_path, signers, epochs=epochs, metrics=metrics)
+        fleet = FleetEdge(tmp_path, signers, epochs=epochs, metrics=metrics, scopes=None)
         before = fleet.send(fleet.clients.alice).json["cache_salt"]
         assert fleet.send(fleet.clients.alice).json["cache_salt"] == before and shown(metrics, "version") == 0
         plane.raised.append(ALICE)
@@ -86,6 +90,19 @@ def test_an_erasure_ends_the_name_of_its_subject(
         feed.ask()
         assert fleet.send(fleet.clients.alice).json["cache_salt"] != before
         assert (shown(metrics, "version"), shown(metrics, "age_seconds")) == (1, 0)
+        session = {"x-kvcustody-session": "s1"}
+        assert (
+            len({fleet.send(fleet.clients.alice, headers=each).json["cache_salt"] for each in ({}, session)})
+            == 1
+        )
+        for scopes, names in ((NameScopes(Scope.SESSION), 3), (NameScopes(Scope.TENANT), 1), (BY_SUBJECT, 2)):
+            plane.scopes = scopes
+            feed.ask()
+            one = [fleet.send(fleet.clients.alice, headers=each).json["cache_salt"] for each in ({}, session)]
+            other = fleet.send(fleet.clients.acme, headers={"x-kvcustody-subject": "bob"}).json["cache_salt"]
+            assert len({*one, other}) == names, "a rule change takes effect at the door"
+        feed.ask()
+        assert not fleet.edge.lacks(), "scopes that are known are not said again"
         plane.is_away = True
         clock.advance(299 * MICROSECONDS)
         assert not fleet.edge.lacks()

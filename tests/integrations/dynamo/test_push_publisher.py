@@ -16,11 +16,11 @@ from kvcustody.governance.edge.erase_epochs import (
     KnownEpochs,
     RaisedEpoch,
 )
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.integrations.dynamo.push_publisher import PushPublisher
 from kvcustody.integrations.events.block_event import (
     BlockEvent,
     EventScope,
-    NamedRequester,
     cleared,
     removed,
     stored,

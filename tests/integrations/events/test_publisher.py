@@ -16,10 +16,10 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.events import vllm_wire
-from kvcustody.integrations.events.block_event import NamedRequester
 from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
 from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
 from standins.integrations.kv_wires import (

@@ -18,12 +18,12 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.integrations.events import incoming
 from kvcustody.integrations.events.block_event import (
     BlockEvent,
     EventScope,
-    NamedRequester,
     cleared,
     scope_of,
 )
@@ -88,7 +88,7 @@ def test_a_namespace_is_of_one_tenant_of_one_issuer_under_one_secret() -> None:
         ({"scope": ScopeKind.SESSION, "session": "chat"}, NamedRequester(ISSUER, "acme", None, "chat")),
         (
             {"scope": ScopeKind.SESSION, "session": "chat", "subject": "alice"},
-            NamedRequester(ISSUER, "acme", "alice"),
+            NamedRequester(ISSUER, "acme", "alice", "chat"),
         ),
         ({"scope": ScopeKind.SEGMENT, "segment": "prompt"}, None),
         ({"scope": ScopeKind.PUBLIC, "issuer": None, "tenant": None}, None),

@@ -16,13 +16,13 @@ from kvcustody.governance.edge.erase_epochs import (
     KnownEpochs,
     RaisedEpoch,
 )
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.events import sglang_wire, vllm_wire
 from kvcustody.integrations.events.block_event import (
     STORED,
     BlockEvent,
     EventScope,
-    NamedRequester,
     cleared,
     removed,
     split_keys,

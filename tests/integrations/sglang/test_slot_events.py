@@ -14,13 +14,13 @@ import pytest
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IsolationError
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
     STORED,
     BlockEvent,
-    NamedRequester,
     check_event,
     split_keys,
 )

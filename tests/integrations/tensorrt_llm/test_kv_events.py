@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from kvcustody.errors import IsolationError
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
     STORED,
     BlockEvent,
     EventScope,
-    NamedRequester,
     cleared,
     removed,
     stored,

@@ -77,6 +77,27 @@ def test_verdicts(compiled, edits, verdict):
     assert json.dumps(found.data()) == json.dumps(diff(one, two).data())
 
 
+@pytest.mark.parametrize("where", ["policy", "tenant"])
+def test_one_name_for_a_tenants_requests_is_a_placement_channel_that_somebody_approves(compiled, where):
+    line = "scope: session, "
+    edit = (
+        (line, line + "affinity: segment, ")
+        if where == "tenant"
+        else ("classify:", "affinity: segment\nclassify:")
+    )
+    found = diff(compiled(), compiled(edit))
+    assert found.verdict is DiffVerdict.WIDER and found.approval_digest and not found.cells
+    assert {duty[1:] for duty in found.duties} == {
+        ("placement channel inside the tenant", "affinity", "private", "segment", True)
+    }
+    assert len(found.duties) == (1 if where == "tenant" else 4), "the listed tenants, and one that is not"
+    assert diff(compiled(edit), compiled()).verdict is DiffVerdict.NARROWER
+    one_new = diff(
+        compiled((DEFAULT, "")), compiled((DEFAULT, DEFAULT.replace("{", "{affinity: segment, ", 1)))
+    )
+    assert "affinity" in {duty.field for duty in one_new.duties}, "of a tenant that comes, too"
+
+
 def test_a_difference_is_exact(compiled):
     """Every changed cell is changed, and between the cells nothing else is."""
     one, two = (

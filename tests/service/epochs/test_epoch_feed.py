@@ -12,7 +12,13 @@ from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.epoch_feed import EpochFeed
 from kvcustody.governance.edge.erase_epochs import EpochScope, KnownEpochs, RaisedEpoch
+from kvcustody.governance.identity.domain_spec import ScopeKind
+from kvcustody.governance.release.policies_in_effect import EffectivePolicy, PoliciesInEffect
 from kvcustody.governance.service.epochs import epoch_book as giving_out
+from kvcustody.governance.service.epochs import scopes_in_effect
+from kvcustody.governance.service.epochs.scopes_in_effect import ScopesInEffect
+from kvcustody.policies.reading.load_policy import load_policy
+from standins.builders import policy
 from standins.service.epoch_fleet import Fleet
 
 
@@ -47,6 +53,37 @@ def test_an_erasure_reaches_a_feed_that_waits(fleet: Fleet) -> None:
         assert door.role == "door"
         until(lambda: [one.state for one in fleet.service.epochs.takers()] == ["current"])
         feed.stop()
+
+
+def test_a_door_hears_by_which_scopes_to_name_and_a_worker_does_not(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the service gives out is what the policies in effect say; a change reaches a door that waits."""
+    monkeypatch.setattr(scopes_in_effect, "_SECONDS", 0.0)
+    running: list[EffectivePolicy] = []
+    fleet.service.name_scopes = ScopesInEffect(lambda: PoliciesInEffect(tuple(running), True))
+    with fleet.connect() as connection, fleet.connect("worker") as other:
+        door, worker = (EpochFeed(each, SystemClock(), lease_seconds=300) for each in (connection, other))
+        door.start()
+
+        def scope() -> ScopeKind:
+            known = door.known()
+            assert known is not None
+            return known.scopes.of("corp", "acme")
+
+        assert scope() is ScopeKind.SESSION, "nothing is known"
+        for said in ("tenant", "subject"):
+            one = load_policy(policy(("acme",), scope=said), name="p.yaml")
+            running[:] = [EffectivePolicy(1, "p", "d", 0, "", ("w",), False, one, frozenset())]
+            fleet.service.changed()
+            until(lambda said=said: scope().value == said)
+        running.append(EffectivePolicy(2, "q", "e", 0, "", ("v",), False, None, frozenset()))
+        fleet.service.changed()
+        until(lambda: scope() is ScopeKind.SESSION)
+        worker.ask()
+        told = worker.known()
+        assert told is not None and not told.scopes.is_known
+        door.stop()
 
 
 def test_a_lease_runs_from_when_the_question_was_sent(fleet: Fleet) -> None:

@@ -22,6 +22,7 @@ from kvcustody.console.main import app
 from kvcustody.console.web.app import Console
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.release import startup_policy
+from kvcustody.governance.service.epochs import scopes_in_effect
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.worker import open_foundation
 from kvcustody.policies import library
@@ -233,6 +234,18 @@ def test_a_worker_of_which_no_leaf_says_what_it_runs_is_named(
         assert "is on record of gpu-0" in overview and "No leaf says what gpu-0 runs" in policy
         assert NONE_READS not in grants and "No leaf says what gpu-0 run" in grants
         assert "Nobody else may read" not in watcher.page("/grants", "tenant-admin@acme")
+
+
+def test_doors_name_by_the_scopes_of_what_workers_run(
+    watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scopes_in_effect, "_SECONDS", 0.0)
+    assert not watcher.service.name_scopes.now().is_known, "the control: nobody runs anything"
+    with open_file_worker(watcher.folder) as worker:
+        assert worker.writer.flush()
+        entry = worker.governor.table.tenant("acme")
+        assert entry is not None
+        assert watcher.service.name_scopes.now().of("corp", "acme").value == entry.scope.name.lower()
 
 
 def test_where_the_document_is_not_on_record_nothing_is_claimed_of_it(

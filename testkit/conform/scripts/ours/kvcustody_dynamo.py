@@ -15,10 +15,11 @@ from typing import Any
 
 from kvcustody.clock import SystemClock
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.dynamo.relay import ScopedRelay
-from kvcustody.integrations.events.block_event import EventScope, NamedRequester, stored
+from kvcustody.integrations.events.block_event import EventScope, stored
 from kvcustody.integrations.events.publisher import EventPublisher
 from kvcustody.testkit.conform.scripts.layers import dynamo_indexer as asked
 

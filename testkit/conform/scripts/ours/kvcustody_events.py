@@ -10,7 +10,8 @@ import json
 import sys
 from typing import Any
 
-from kvcustody.integrations.events.block_event import EventScope, NamedRequester, stored
+from kvcustody.governance.edge.named_requester import NamedRequester
+from kvcustody.integrations.events.block_event import EventScope, stored
 from kvcustody.integrations.events.publisher import EventPublisher
 
 BLOCK_TOKENS, BLOCKS, SALT = 32, 4, "a-salt-of-acme"

@@ -10,15 +10,18 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.credentials.scope_token import Rejected, ScopeTokens, VerifiedToken
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.request_headers import RequestHeaders
+from kvcustody.policies.document.model import Scope
 from standins.integrations.door_world import Deployment, Reply, Signers, ask, secret
 
 TRUSTS_DOORS = "schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n"
+BY_SUBJECT = NameScopes(Scope.SUBJECT)
 COMPLETIONS = "/v1/completions"
 
 
@@ -63,7 +66,7 @@ class Sent(NamedTuple):
 class FleetEdge:
     """One clock, one secret, one identity document with clients' keys, and the doors' public keys in one file.
 
-    `more` goes to the gate.
+    `more` goes to the gate. Requests are named by subject unless it says otherwise.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class FleetEdge:
         retries: int = 0,
         **more: Any,
     ) -> None:
+        more.setdefault("scopes", lambda: BY_SUBJECT)
         self.folder = folder
         self.clients = Deployment(folder, signers)
         self.clock = self.clients.clock

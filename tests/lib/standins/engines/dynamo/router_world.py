@@ -18,7 +18,8 @@ import msgspec
 import zmq
 
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
-from kvcustody.integrations.events.block_event import BlockEvent, EventScope, NamedRequester, removed, stored
+from kvcustody.governance.edge.named_requester import NamedRequester
+from kvcustody.integrations.events.block_event import BlockEvent, EventScope, removed, stored
 from standins.integrations.router_names import lasting_names
 
 ISSUER = "https://idp.example"

@@ -1,0 +1,99 @@
+"""By which scope each tenant's requests are named, as the policies in effect say.
+
+    scopes = NameScopes.of_policies([policy])
+    scopes.of("corp", "acme")            # ScopeKind.SUBJECT
+
+1. Where several policies are in effect, the narrowest scope that one of them says holds for a tenant.
+2. What no policy says is named by session, the narrowest.
+3. It names requests, and decides nothing: a worker reuses by its own policy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, Final
+
+import orjson
+
+from kvcustody.errors import ServiceError
+from kvcustody.governance.identity.domain_spec import ScopeKind
+from kvcustody.policies.document.model import Policy, Scope
+from kvcustody.policies.table.decision_table import name_scope
+from kvcustody.tenants import issuers_of
+
+NARROWEST: Final = ScopeKind.SESSION
+
+
+class NameScopes:
+    """The scopes of one moment; never changed. Equal ones have equal digests."""
+
+    def __init__(
+        self,
+        default: Scope | None = None,
+        tenants: Mapping[str, Scope] | None = None,
+        issuers: tuple[str, ...] = (),
+    ) -> None:
+        """`default`: of tenants that are not among `tenants`, which are called as policies call them; None: rule 2."""
+        self._default = default
+        self._tenants = dict(tenants or {})
+        self._issuers = issuers
+        self._names = issuers_of(issuers)
+
+    @classmethod
+    def of_policies(cls, policies: Iterable[Policy]) -> NameScopes:
+        """What these policies say together; nothing, where they do not call tenants alike."""
+        every = tuple(policies)
+        issuers = {policy.issuers for policy in every}
+        if len(issuers) != 1:
+            return cls()
+        listed = [{entry.id: name_scope(entry) for entry in policy.tenants} for policy in every]
+        unlisted = [scope for scope in map(_unlisted, every) if scope is not None]
+        default = min(unlisted, default=None)
+        tenants = {}
+        for name in sorted({name for each in listed for name in each}):
+            said = [each.get(name, _unlisted(policy)) for each, policy in zip(listed, every, strict=True)]
+            tenants[name] = min(scope for scope in said if scope is not None)
+        return cls(
+            default, {name: scope for name, scope in tenants.items() if scope != default}, issuers.pop()
+        )
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> NameScopes:
+        """What `data` gave; raises `ServiceError` for what is none of it."""
+        try:
+            default = None if data["default"] is None else Scope[data["default"].upper()]
+            tenants = {str(name): Scope[scope.upper()] for name, scope in data["tenants"].items()}
+            return cls(default, tenants, tuple(map(str, data["issuers"])))
+        except (KeyError, AttributeError, TypeError):
+            raise ServiceError("the scopes of routers' names are malformed") from None
+
+    def data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "default": None if self._default is None else self._default.name.lower(),
+            "tenants": {name: scope.name.lower() for name, scope in self._tenants.items()},
+            "issuers": list(self._issuers),
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that it says."""
+        form = orjson.dumps(self.data(), option=orjson.OPT_SORT_KEYS)
+        return hashlib.blake2b(form, digest_size=16, person=b"name-scopes").hexdigest()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any policy says something."""
+        return self._default is not None or bool(self._tenants)
+
+    def of(self, issuer: str, tenant: str) -> ScopeKind:
+        """The scope of a tenant's names."""
+        name = self._names.name(issuer, tenant) if self._issuers else tenant
+        scope = self._tenants.get(name, self._default)
+        return NARROWEST if scope is None else ScopeKind(scope.name.lower())
+
+
+def _unlisted(policy: Policy) -> Scope | None:
+    return None if policy.default is None else name_scope(policy.default)

@@ -1,0 +1,90 @@
+"""Placement groups: sets of workers, each behind a router of its own, and which of them a request goes to.
+
+    placement = PlacementGroups(read_placement(path), secret)
+    placement.of(principal)      # the group's name
+
+1. A tenant's requests go to `spread` groups, the first by rendezvous over the tenant: what its subjects share becomes
+   resident there. A group that comes or goes moves the tenants of that group alone.
+2. Of these, a subject's requests, else a session's, go to one.
+3. Every door with the same document and secret says the same; a tenant that chooses its name cannot choose its group.
+4. The group is in the token: a worker of another group refuses it. A placement that policy demands goes before
+   rendezvous (`demanded`), and is refused where the document has no such group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.scope_token_secret import keyed_state
+from kvcustody.governance.identity import tlv
+from kvcustody.governance.identity.document_fields import Identifier
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.policies.document.yaml_document import YamlModel, read_model
+
+PLACEMENT_HEADER: Final = "x-kvcustody-placement"
+_WEIGHT_BYTES: Final = 8
+
+
+class PlacementGroup(YamlModel):
+    """One group: its router's address, and its workers by name, for people and for routers that filter by worker."""
+
+    router: Annotated[str, Field(min_length=1, pattern=r"^[^\s]+$")]
+    workers: tuple[Identifier, ...] = ()
+
+
+class PlacementDocument(YamlModel):
+    """The groups of one deployment, by name."""
+
+    form: Literal["kvcustody/placement@1"] = Field(alias="schema")
+    groups: Annotated[dict[Identifier, PlacementGroup], Field(min_length=1, max_length=1024)]
+    spread: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _usable(self) -> PlacementDocument:
+        if self.spread > len(self.groups):
+            raise ValueError(f"`spread` {self.spread} is more than there are groups")
+        workers = [worker for group in self.groups.values() for worker in group.workers]
+        if len(set(workers)) != len(workers):
+            raise ValueError("a worker is in two groups")
+        return self
+
+
+def read_placement(path: Path) -> PlacementDocument:
+    """The document in a file; raises `ConfigError` with one line for each problem."""
+    return read_model(PlacementDocument, path)
+
+
+class PlacementGroups:
+    """Which group a request goes to."""
+
+    def __init__(self, document: PlacementDocument, secret: KeyBuffer) -> None:
+        """`secret`: the one that names are made under."""
+        self._document = document
+        self._state = keyed_state(secret, "placement-group", _WEIGHT_BYTES)
+
+    def of(self, principal: Principal, *, demanded: Iterable[str] | None = None) -> str:
+        """The group's name. `demanded`: the only groups that policy lets serve it; None: any.
+
+        Raises `ConfigError` where none of these is in the document.
+        """
+        groups = [*self._document.groups]
+        if demanded is not None:
+            allowed = set(demanded)
+            groups = [group for group in groups if group in allowed]
+            if not groups:
+                raise ConfigError("no placement group of this deployment is one that policy demands")
+        tenant = (principal.issuer, principal.tenant)
+        own = sorted(groups, key=lambda group: self._weight(group, *tenant))[: self._document.spread]
+        who = (principal.subject, None if principal.subject is not None else principal.session)
+        return min(own, key=lambda group: self._weight(group, *tenant, *who))
+
+    def _weight(self, *of: str | None) -> bytes:
+        state = self._state.copy()
+        state.update(tlv.encode("kvcustody/placement", 1, dict(enumerate(of, 1))))
+        return state.digest()
