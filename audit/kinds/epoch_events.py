@@ -17,7 +17,8 @@ class EpochRaised(LifecycleEvent, frozen=True, tag="epoch-raised"):
     """An erasure raised an erase epoch (class B): no door gives a router an earlier name of that scope again.
 
     `scope`: `fleet`, `tenant`, `subject`, `session`, or `shared`: the name that a tenant's subjects share, whose epoch
-    one `number` raises for all erasures that waited for it. No erasure is named where the key of epochs changed.
+    one `number` raises for all erasures that waited for it. No erasure is named where the key of epochs
+    changed, or raises were lost in a restore.
     """
 
     erasure: str

@@ -154,7 +154,7 @@ def add_doors(api: Declarations) -> None:
         "worker",
         command="protocol take-epochs",
     )
-    api.add(taking, epochs, answers=EpochsModel)
+    api.add(taking, epochs, answers=EpochsModel, problems=("conflict",))
 
 
 def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> dict[str, Any]:
@@ -370,13 +370,25 @@ async def epochs(
         Query(ge=0, lt=LARGE, description="The version that pages go on from, where it is not `known`."),
         NUMBER,
     ] = None,
+    lost: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            lt=LARGE,
+            description="The version that it knows, where what it was given lacks raises of it, as after a restore.",
+        ),
+        NUMBER,
+    ] = None,
     wait: Wait = 0,
 ) -> dict[str, Any]:
     """Erase epochs raised since a version, up to 10,000; held open up to `wait` seconds for news.
 
-    A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest.
+    A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest. With
+    `lost` the fleet's epoch is raised above it first, unless it is: every name of a router ends.
     """
     await run_sync(service.epochs.heard, caller.name, role_of(caller), known)
+    if lost is not None:
+        await run_sync(service.raise_above, lost)
     start = known if after is None else after
     return await long_poll(
         service,

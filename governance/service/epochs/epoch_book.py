@@ -14,7 +14,10 @@
    `namespace_days`. Rows end in the order of their numbers; what ended is at or below the floor.
 5. Tags are under a key of the service's secret, which the processes of one ledger share. Rows that erasures raised
    under another key are not found by these tags: the fleet is raised before anything is given out.
-6. An epoch that an erasure raised is in an `epoch-raised` leaf, that of a batch in one for each erasure that waited.
+6. A database that was restored has lost raises that doors and workers know. Who finds that says the version that it
+   knows (`raise_above`): the fleet is raised above it, to the time of day in microseconds. No count of raises comes so
+   far, so the number is new to everybody; and a version that nobody can know is refused.
+7. An epoch that an erasure raised is in an `epoch-raised` leaf, that of a batch in one for each erasure that waited.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from kvcustody.governance.edge.erase_epochs import (
     RaisedEpoch,
 )
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 from kvcustody.times import DAY_US
@@ -56,8 +60,10 @@ BATCH_SECONDS: Final = 10.0  # between two looks at what waits: a batch is raise
 LIVE_SECONDS: Final = 60  # a door or worker that was not heard for longer is not counted as behind
 _PRUNE_SECONDS, _END_SECONDS = 3600.0, 5.0
 _RAISING = 7_215_415  # the number of the lock
-_KEY_CHANGED = "key"  # of the fleet, by no erasure (rule 5)
+_KEY_CHANGED, _RESTORED = "key", "restored"  # of the fleet, by no erasure (rules 5 and 6)
+RESTORED_SECONDS: Final = 60  # between two raises of rule 6, each of which ends every name
 _PRIVATE = (SUBJECT, SESSION)
+_OF_FLEET = (FLEET, _KEY_CHANGED, _RESTORED)
 _HEARD_US = 5 * MICROSECONDS  # between two writes that somebody was heard, where nothing else changed
 _table, _takers = erase_epochs.c, service_epoch_takers.c
 _log = get_logger(__name__)
@@ -151,6 +157,44 @@ class EpochBook:
                     made += self._settle(connection, at_us, shared, SHARED, number)
         return made + self._taken_events()
 
+    def raise_above(self, known: int | None, at_us: int) -> list[Event]:
+        """Raise the fleet above a version that somebody knows (None: any), unless it is (rule 6); leaves to be queued.
+
+        Raises `conflict` for a version that nobody can know, `unavailable` within `RESTORED_SECONDS` of the last time.
+        """
+        ends_us, now_us = self._end_us(), self._clock.utc_us()
+        with self._writing() as connection:
+            own = select(func.max(_table.number)).where(
+                _table.key == self._key_id, _table.kind.in_(_OF_FLEET)
+            )
+            if known is not None and (connection.scalar(own) or 0) > known:
+                return []
+            newest, _ = _version(connection)
+            most = max(newest, now_us)
+            if known is not None and known > most:
+                raise ProblemError("conflict", f"no version `{known}` was ever given out")
+            last_us = connection.scalar(select(func.max(_table.raised_us)).where(_table.kind == _RESTORED))
+            if known is not None and 0 <= now_us - (last_us or 0) < RESTORED_SECONDS * MICROSECONDS:
+                raise ProblemError("unavailable", "the fleet was raised for that just now")
+            made = self._raise_fleet(connection, _RESTORED, ends_us, at_us, above=most)
+        with self._lock:
+            self._snapshot = EraseEpochs()
+        _log.warning(
+            "erase epochs were lost, as in a restore: the fleet is raised, and every router's name ends"
+        )
+        return made
+
+    def _raise_fleet(
+        self, connection: Connection, kind: str, ends_us: int, at_us: int, *, above: int = 0
+    ) -> list[Event]:
+        """Raise the fleet by no erasure."""
+        one = Raise(kind, self._tags.of(EpochScope()), None)
+        [number] = self._insert(connection, [one], "", None, ends_us, above=above)
+        return [
+            EpochRaised(at_us, "", None, FLEET, number),
+            *self._settle(connection, at_us, None, FLEET, number),
+        ]
+
     def prune(self) -> int:
         """Forget what has ended (rule 4); how many rows."""
         ceiling_us = self._ceiling_us()
@@ -198,9 +242,11 @@ class EpochBook:
         erasure: str,
         deadline_us: int | None,
         ends_us: int,
+        *,
+        above: int = 0,
     ) -> list[int]:
-        """A row for each, under the lock (rule 3); their numbers."""
-        newest, _ = _version(connection)
+        """A row for each, under the lock (rule 3); their numbers, which are above `above`."""
+        newest = max(_version(connection)[0], above)
         now_us = self._clock.utc_us()
         rows = [
             {
@@ -302,11 +348,8 @@ class EpochBook:
             ends_us = self._end_us()
             with self._writing() as connection:
                 if self._has_foreign(connection):
-                    one = Raise(_KEY_CHANGED, self._tags.of(EpochScope()), None)
-                    [number] = self._insert(connection, [one], "", None, ends_us)
                     at_us = self._clock.now_us()
-                    made = [EpochRaised(at_us, "", None, FLEET, number)]
-                    self._unrecorded += made + self._settle(connection, at_us, None, FLEET, number)
+                    self._unrecorded += self._raise_fleet(connection, _KEY_CHANGED, ends_us, at_us)
                     _log.warning(
                         "erase epochs were raised under another key: every router's name ends. Processes of one ledger "
                         "share one `service.key`"
@@ -314,9 +357,7 @@ class EpochBook:
         self._checked = version
 
     def _has_foreign(self, connection: Connection) -> bool:
-        own = select(func.max(_table.number)).where(
-            _table.key == self._key_id, _table.kind.in_((FLEET, _KEY_CHANGED))
-        )
+        own = select(func.max(_table.number)).where(_table.key == self._key_id, _table.kind.in_(_OF_FLEET))
         foreign = select(func.max(_table.number)).where(
             _table.key != self._key_id, _table.kind != _KEY_CHANGED
         )
