@@ -252,7 +252,7 @@ def request_erasure(
 
 
 def listed(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Incarnations of workers, oldest first."""
+    """Incarnations of workers, oldest first; of those that have not ended, which erase epochs they act by."""
     question = CursorBinding("listWorkers", caller.name, {})
     position = desk.cursors.read(question, cursor)
     found = desk.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
@@ -357,7 +357,7 @@ def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: 
 
 def listed_doors(service: ServiceDep) -> dict[str, Any]:
     """Doors and workers that ask for erase epochs: the version each acts by, and since when it lacks the newest."""
-    return {"items": [one._asdict() for one in service.epochs.takers()], "next": None}
+    return {"items": [one._asdict() for one in service.epochs.takers.listed()], "next": None}
 
 
 async def epochs(
@@ -386,7 +386,7 @@ async def epochs(
     A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest. With
     `lost` the fleet's epoch is raised above it first, unless it is: every name of a router ends.
     """
-    await run_sync(service.epochs.heard, caller.name, role_of(caller), known)
+    await run_sync(service.epochs.takers.heard, caller.name, role_of(caller), known)
     if lost is not None:
         await run_sync(service.raise_above, lost)
     start = known if after is None else after

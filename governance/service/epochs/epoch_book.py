@@ -39,8 +39,7 @@ from kvcustody.audit.kinds import EpochRaised, Event
 from kvcustody.audit.kinds.epoch_events import FLEET, SESSION, SHARED, SUBJECT, TENANT
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE
-from kvcustody.audit.store.schema.service import erase_epochs, service_epoch_takers
-from kvcustody.audit.store.schema.stored_rows import stored_rows
+from kvcustody.audit.store.schema.service import erase_epochs
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.edge.erase_epochs import (
@@ -50,6 +49,7 @@ from kvcustody.governance.edge.erase_epochs import (
     RaisedEpoch,
 )
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.service.epochs.epoch_takers import EpochTakers, newest_and_floor
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
@@ -57,15 +57,13 @@ from kvcustody.times import DAY_US
 
 PAGE_RAISES: Final = 10_000
 BATCH_SECONDS: Final = 10.0  # between two looks at what waits: a batch is raised so long before its deadline
-LIVE_SECONDS: Final = 60  # a door or worker that was not heard for longer is not counted as behind
 _PRUNE_SECONDS, _END_SECONDS = 3600.0, 5.0
 _RAISING = 7_215_415  # the number of the lock
 _KEY_CHANGED, _RESTORED = "key", "restored"  # of the fleet, by no erasure (rules 5 and 6)
 RESTORED_SECONDS: Final = 60  # between two raises of rule 6, each of which ends every name
 _PRIVATE = (SUBJECT, SESSION)
 _OF_FLEET = (FLEET, _KEY_CHANGED, _RESTORED)
-_HEARD_US = 5 * MICROSECONDS  # between two writes that somebody was heard, where nothing else changed
-_table, _takers = erase_epochs.c, service_epoch_takers.c
+_table = erase_epochs.c
 _log = get_logger(__name__)
 
 
@@ -84,19 +82,6 @@ class EpochPage(NamedTuple):
     floor: int
     digest: str
     raised: tuple[RaisedEpoch, ...]
-
-
-class EpochTaker(NamedTuple):
-    """A door or a worker, the version that it acts by, and since when it lacks the newest (UTC µs; None: it has it)."""
-
-    name: str
-    role: str
-    version: int
-    newest: int
-    heard_us: int
-    behind_since_us: int | None
-    state: str  # `current`, `behind`, or `silent`: not heard for a minute
-    unread: str = ""  # what of its row cannot be read
 
 
 class EpochBook:
@@ -121,7 +106,7 @@ class EpochBook:
         self._namespace_us = namespace_days * DAY_US
         self._snapshot, self._digest = EraseEpochs(), EraseEpochs().digest
         self._checked = -1  # the version up to which rule 5 was seen to
-        self._heard: dict[str, tuple[int, int]] = {}  # by name: what was written last, version and time
+        self.takers = EpochTakers(engine, clock)
         self._unrecorded: list[Event] = []  # leaves of what was raised while a question was answered
         self._lock = threading.Lock()
 
@@ -169,7 +154,7 @@ class EpochBook:
             )
             if known is not None and (connection.scalar(own) or 0) > known:
                 return []
-            newest, _ = _version(connection)
+            newest, _ = newest_and_floor(connection)
             most = max(newest, now_us)
             if known is not None and known > most:
                 raise ProblemError("conflict", f"no version `{known}` was ever given out")
@@ -246,7 +231,7 @@ class EpochBook:
         above: int = 0,
     ) -> list[int]:
         """A row for each, under the lock (rule 3); their numbers, which are above `above`."""
-        newest = max(_version(connection)[0], above)
+        newest = max(newest_and_floor(connection)[0], above)
         now_us = self._clock.utc_us()
         rows = [
             {
@@ -325,7 +310,7 @@ class EpochBook:
         self._follow_key()
         with self._lock, self._engine.connect() as connection, connection.begin():
             dialect_of(connection).begin_reading(connection)
-            version, floor = _version(connection)
+            version, floor = newest_and_floor(connection)
             known = self._snapshot
             if (version, floor) != (known.version, known.floor):
                 is_later = version >= known.version and floor >= known.floor
@@ -340,7 +325,7 @@ class EpochBook:
     def _follow_key(self) -> None:
         """Raise the fleet where erasures raised something under another key since it was raised last (rule 5)."""
         with self._engine.connect() as connection:
-            version, _ = _version(connection)
+            version, _ = newest_and_floor(connection)
             if version <= self._checked:
                 return
             is_behind = self._has_foreign(connection)
@@ -362,46 +347,6 @@ class EpochBook:
             _table.key != self._key_id, _table.kind != _KEY_CHANGED
         )
         return (connection.scalar(foreign) or 0) > (connection.scalar(own) or 0)
-
-    # -- acknowledgements --------------------------------------------------------------------------------------
-
-    def heard(self, name: str, role: str, version: int) -> None:
-        """Note that a door or worker acts by this version."""
-        now_us = self._clock.utc_us()
-        last = self._heard.get(name)
-        if last is not None and last[0] == version and now_us - last[1] < _HEARD_US:
-            return
-        values = {"role": role, "version": version, "heard_us": now_us}
-        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            known = update(service_epoch_takers).where(_takers.name == name)
-            if not connection.execute(known.values(**values)).rowcount:
-                fresh = dialect_of(connection).insert_new(service_epoch_takers)
-                connection.execute(fresh.values(name=name, **values))
-        self._heard[name] = version, now_us
-
-    def takers(self) -> list[EpochTaker]:
-        """Every door and worker that ever asked, by name."""
-        now_us = self._clock.utc_us()
-        with self._engine.connect() as connection:
-            version, _ = _version(connection)
-            rows = stored_rows(connection, select(service_epoch_takers).order_by(_takers.name))
-            made = []
-            for row in rows:
-                since_us = None
-                if row.version < version:
-                    later = select(_table.raised_us).where(_table.number > row.version)
-                    since_us = connection.scalar(later.order_by(_table.number).limit(1))
-                silent = now_us - row.heard_us > LIVE_SECONDS * MICROSECONDS
-                state = "silent" if silent else "current" if since_us is None else "behind"
-                said = row.name, row.role, row.version, version, row.heard_us
-                made.append(EpochTaker(*said, since_us, state, row.unread))
-        return made
-
-    def behind_seconds(self) -> float:
-        """How long the one that lacks the newest longest has lacked it, of those that were heard in the last minute."""
-        now_us = self._clock.utc_us()
-        since = [one.behind_since_us for one in self.takers() if one.state == "behind"]
-        return max((now_us - each for each in since if each is not None), default=0) / MICROSECONDS
 
 
 class EpochTurns:
@@ -445,9 +390,3 @@ class EpochTurns:
                 _log.warning("erase epochs are not looked at", reason=type(error).__name__)
             self._wake.wait(BATCH_SECONDS)
             self._wake.clear()
-
-
-def _version(connection: Connection) -> tuple[int, int]:
-    """The newest number, and the one before the oldest that is kept."""
-    first, last = connection.execute(select(func.min(_table.number), func.max(_table.number))).one()
-    return (0, 0) if last is None else (int(last), int(first) - 1)

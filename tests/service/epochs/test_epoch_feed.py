@@ -42,9 +42,9 @@ def test_an_erasure_reaches_a_feed_that_waits(fleet: Fleet) -> None:
         known = feed.known()
         assert known is not None and known.of("corp", "acme", "bob").private == 0
         until(lambda: (known := feed.known()) is not None and known.of("corp", "acme").private)
-        [door] = [one for one in fleet.service.epochs.takers() if one.name == "door"]
+        [door] = [one for one in fleet.service.epochs.takers.listed() if one.name == "door"]
         assert door.role == "door"
-        until(lambda: [one.state for one in fleet.service.epochs.takers()] == ["current"])
+        until(lambda: [one.state for one in fleet.service.epochs.takers.listed()] == ["current"])
         feed.stop()
 
 
