@@ -52,15 +52,18 @@ class EpochFeed:
         lease_seconds: float,
         on_known: Callable[[KnownEpochs, int], None] = lambda _known, _until_us: None,
         spread: Callable[[float], float] = spread,
+        acknowledges: bool = True,
     ) -> None:
         """`on_known(known, until_us)`: called on the feed's thread for each answer, `until_us` in boot time.
 
-        `spread`: the length of this feed's own lease, around `lease_seconds`.
+        `spread`: the length of this feed's own lease, around `lease_seconds`. `acknowledges`: whether what this feed
+        heard is what its principal acts by.
         """
         self.lease_us = int(spread(lease_seconds) * MICROSECONDS)
         self._wait_seconds = max(1, min(WAIT_SECONDS_MAX, self.lease_us // (6 * MICROSECONDS)))
         self._connection, self._clock, self._on_known = connection, clock, on_known
         self._heard: _Heard | None = None
+        self._acknowledges = acknowledges
         self._pause_seconds = _PAUSE_SECONDS
         self.problem = ""  # why the last question had no answer that could be taken; empty when it had
         self._stop = threading.Event()
@@ -118,7 +121,7 @@ class EpochFeed:
         while True:
             answer = self._connection.get(
                 EPOCHS_PATH,
-                known=acted_by,
+                known=acted_by if self._acknowledges else None,
                 after=epochs.version,
                 floor=epochs.floor,
                 lost=lost or None,

@@ -24,9 +24,14 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.credentials.scope_token import USES_MAX, SaltDigests
-from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
+from kvcustody.governance.edge.current_namespaces import (
+    NAMESPACE_DAYS,
+    CurrentNamespaces,
+    EpochsSource,
+    FollowedNamespaces,
+    Named,
+)
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
-from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
@@ -52,7 +57,6 @@ from kvcustody.logger import get_logger
 TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
 Affinity = Literal["subject", "tenant"]
-EpochsSource = Callable[[], KnownEpochs | None]
 _LOG = get_logger("kvcustody.door")
 
 
@@ -61,13 +65,6 @@ class Forwarded(NamedTuple):
 
     headers: dict[str, str]
     body: bytes | None
-
-
-class _Placed(NamedTuple):
-    """Where routers look for a request: a namespace, and the epochs that its principal stood on."""
-
-    namespace: str
-    epochs: Epochs
 
 
 class EdgeGate:
@@ -105,7 +102,8 @@ class EdgeGate:
         self.metrics = DoorMetrics() if metrics is None else metrics
         self._authentication = Authentication(document, directory, secret, clock, server=server)
         self._issuer = DoorTokenIssuer(key, clock)
-        self._names = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
+        names = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
+        self._names = FollowedNamespaces(names, epochs)
         self._salts = SaltDigests(secret)
         self._server = server
         self._token_seconds = token_seconds
@@ -114,8 +112,6 @@ class EdgeGate:
         self._affinity = affinity
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
-        self._epochs = epochs
-        self._last_known: KnownEpochs | None = None
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -123,7 +119,7 @@ class EdgeGate:
 
     def lacks(self) -> tuple[str, ...]:
         """What the door does without at this moment; it serves all the same (rule 3)."""
-        if self._epochs is None or self._epochs() is not None:
+        if not self._names.is_past_lease:
             return ()
         return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
 
@@ -138,7 +134,7 @@ class EdgeGate:
     def plain(self, admitted: AdmittedRequest) -> Forwarded:
         """What goes on of an admitted request that reaches no engine block."""
         request_id = admitted.ids[REQUEST_ID] or _made_id(admitted)
-        return Forwarded(self._headers(admitted, self._placed(admitted), request_id, b"", 1), None)
+        return Forwarded(self._headers(admitted, self._named(admitted), request_id, b"", 1), None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
         """What goes on of an admitted request for the engine; `RequestRefused` if its body is malformed."""
@@ -155,36 +151,30 @@ class EdgeGate:
                 self.metrics.clipped(hint.name)
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
         uses = min(requests * self._presentations, USES_MAX)
-        placed = self._placed(admitted)
-        headers = self._headers(admitted, placed, request_id, salt, uses)
-        return Forwarded(headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
+        named = self._named(admitted)
+        headers = self._headers(admitted, named, request_id, salt, uses)
+        return Forwarded(headers, write_body({**body, **hints, "cache_salt": named.namespace}))
 
-    def _placed(self, admitted: AdmittedRequest) -> _Placed:
+    def _named(self, admitted: AdmittedRequest) -> Named:
         """The namespace of a request, under the epochs of this moment (rule 3)."""
         of = admitted.principal
-        whose = (of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
-        known = None
-        if self._epochs is not None:
-            known = self._epochs()
-            self._last_known = known or self._last_known
-        epochs = NO_EPOCHS if self._last_known is None else self._last_known.of(*whose)
-        if self._epochs is not None and known is None:
+        whose = (of.issuer, of.tenant, of.subject, of.session)
+        named = self._names.of(*whose, by_tenant=self._affinity == "tenant")
+        if named.is_past_lease:
             self.metrics.past_lease()
-            return _Placed(secrets.token_hex(16), epochs)
-        named = whose if self._affinity == "subject" else whose[:2]
-        return _Placed(self._names.of(*named, known=known), epochs)
+        return named
 
     def _headers(
-        self, admitted: AdmittedRequest, placed: _Placed, request_id: str, salt: bytes, uses: int
+        self, admitted: AdmittedRequest, named: Named, request_id: str, salt: bytes, uses: int
     ) -> dict[str, str]:
         claims = DoorClaims(
             admitted.principal,
             Hints(admitted.hint),
-            placed.namespace,
+            named.namespace,
             self._group,
             request_id,
             uses,
-            placed.epochs,
+            named.epochs,
         )
         token = self._issuer.issue(claims, ttl_seconds=self._token_seconds, salt=salt)
         return {"authorization": f"Bearer {token}", REQUEST_ID: request_id}

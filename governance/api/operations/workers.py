@@ -363,7 +363,11 @@ def listed_doors(service: ServiceDep) -> dict[str, Any]:
 async def epochs(
     caller: CallerDep,
     service: ServiceDep,
-    known: Annotated[int, Query(ge=0, lt=LARGE, description="The version that it acts by."), NUMBER] = 0,
+    known: Annotated[
+        int | None,
+        Query(ge=0, lt=LARGE, description="The version that it acts by; without it nothing is acknowledged."),
+        NUMBER,
+    ] = None,
     floor: Annotated[int, Query(ge=0, lt=LARGE, description="The floor of what it has."), NUMBER] = 0,
     after: Annotated[
         int | None,
@@ -386,10 +390,11 @@ async def epochs(
     A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest. With
     `lost` the fleet's epoch is raised above it first, unless it is: every name of a router ends.
     """
-    await run_sync(service.epochs.takers.heard, caller.name, role_of(caller), known)
+    if known is not None:
+        await run_sync(service.epochs.takers.heard, caller.name, role_of(caller), known)
     if lost is not None:
         await run_sync(service.raise_above, lost)
-    start = known if after is None else after
+    start = (known or 0) if after is None else after
     return await long_poll(
         service,
         caller,

@@ -15,6 +15,8 @@ from kvcustody.governance.settings import Settings
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.door_record import open_door_record
 from kvcustody.integrations.door.follow_epochs import follow_epochs
+from kvcustody.integrations.identity.from_settings import open_request_gate
+from standins.integrations.fleet_edge import door_key
 from standins.service.epoch_fleet import Fleet
 
 
@@ -49,6 +51,26 @@ def test_what_a_door_acts_by_is_on_record_until_its_end(fleet: Fleet, tmp_path: 
     assert len(recorded(fleet, "worker-stopped")) == 2
     doors = fleet.client("GET", "/v1/doors", fleet.people["operator"]).json()["items"]
     assert [(one["name"], one["role"]) for one in doors] == [("door", "door")]
+
+
+def test_an_engines_own_door_follows_and_acknowledges_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "identity.yaml").write_text("schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n")
+    (tmp_path / "doors.vkeys").write_text(f"{door_key().verifier}\n")
+    (tmp_path / "worker.key").write_text(fleet.people["worker"])
+    (tmp_path / "worker.key").chmod(0o600)
+    settings = Settings(
+        policy_path=tmp_path / "policy.yaml",
+        identity_path=tmp_path / "identity.yaml",
+        scope_token_key_path=tmp_path / "scope.key",
+        control_plane=fleet.server.address,
+        control_plane_key_path=tmp_path / "worker.key",
+    )
+    fleet.erase()
+    with ExitStack() as stack:
+        gate = open_request_gate(settings, SystemClock(), stack=stack)
+        names = gate._authentication._namespaces
+        assert names.of("corp", "acme", "ana").epochs.private > 0 and not names.is_past_lease
+    assert fleet.service.epochs.takers.listed() == []
 
 
 def test_a_door_of_another_name_does_not_open(fleet: Fleet, tmp_path: Path) -> None:
