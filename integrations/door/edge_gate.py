@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIss
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
-from kvcustody.integrations.door.client_hints import HintBounds, clip_hints
+from kvcustody.integrations.door.client_hints import ClippedHint, HintBounds, clip_hints
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.passed_fields import PassedFields
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
@@ -87,13 +87,15 @@ class EdgeGate:
         passed: PassedFields | None = None,
         hints: HintBounds | None = None,
         metrics: DoorMetrics | None = None,
+        record_hints: Callable[[Sequence[ClippedHint]], None] = lambda _: None,
         server: EngineServer = VLLM_SERVER,
     ) -> None:
         """Admit under a document, a key and a secret.
 
         `key`: the door's, as it is now. `secret`: what engines make the names in their events under. `retries`: of the
         router, for one request. `epochs`: those of now, None past the lease; without it no epoch is ever raised.
-        Raises `ConfigError` where the document trusts doors: only clients come here.
+        `record_hints`: takes a request's hints where one was clipped. Raises `ConfigError` where the document trusts
+        doors: only clients come here.
         """
         if document.doors is not None:
             raise ConfigError("identity document: `doors` is for engines, not for the door before a router")
@@ -112,6 +114,7 @@ class EdgeGate:
         self._affinity = affinity
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
+        self._record_hints = record_hints
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -149,6 +152,8 @@ class EdgeGate:
             _LOG.info("hint", request=request_id, hint=hint.name, asked=hint.asked, passed=hint.passed)
             if hint.is_less:
                 self.metrics.clipped(hint.name)
+        if any(hint.is_less for hint in told):
+            self._record_hints(told)
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
         uses = min(requests * self._presentations, USES_MAX)
         named = self._named(admitted)

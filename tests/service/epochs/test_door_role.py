@@ -16,7 +16,7 @@ from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from standins.service.service_world import MEDIA, Batch, Worker, register
 
 SENT = MEDIA | {HEADER: str(PROTOCOL)}
-WRITES = {"epochs-taken", "worker-stopped", "spill-started", "replay-completed", "gap"}
+WRITES = {"epochs-taken", "hints-clipped", "worker-stopped", "spill-started", "replay-completed", "gap"}
 EVERY = [kind for kind in KINDS if kind not in FOLDED and KINDS[kind].outage != "C"]
 
 
