@@ -23,7 +23,7 @@ from kvcustody.console.live.worker_status import open_runs
 from kvcustody.console.opening import reading, writing
 from kvcustody.console.options import DEFAULT, Ledger, OldestFirst
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.fleet.workers import LIVE_US, WorkerState
+from kvcustody.governance.service.fleet.workers import LIVE_US, WorkerRun
 from kvcustody.times import SECOND_US, readable
 
 _RECORDER = "console:closing"
@@ -37,23 +37,24 @@ app = typer.Typer(
 
 @app.command(name="list", epilog="Example: `kvcustody worker list --json`")
 def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
-    """Processes whose end is not on record, newest first: how each stands, when it was heard.
+    """Processes whose end is not on record, newest first: how each stands, when it was heard, its erase epochs.
 
     A purge stops at what they wrote.
     """
     now_us = SystemClock().utc_us()
     with reading(ledger) as engine, engine.connect() as connection:
-        states = {run.incarnation: run.state for run in open_runs(engine)}
+        runs = {run.incarnation: run for run in open_runs(engine)}
         rows = [
-            _row(connection, one, now_us) | {"state": states.get(one.uuid, WorkerState.AT_WORK)}
-            for one in open_processes(connection)
+            _row(connection, one, now_us) | _of_run(runs.get(one.uuid)) for one in open_processes(connection)
         ]
     rows.sort(key=lambda row: row["started_us"], reverse=not oldest_first)
     if as_json:
         print_dated({"processes": rows})
         return
     table = make_table(
-        f"{len(rows)} have not ended", "worker", "state", "process", "since (UTC)", "heard (UTC)", left=5
+        f"{len(rows)} have not ended",
+        *("worker", "state", "process", "since (UTC)", "heard (UTC)", "erase epochs"),
+        left=6,
     )
     for row in rows:
         table.add_row(
@@ -62,6 +63,7 @@ def list_open(*, oldest_first: OldestFirst = False, ledger: Ledger = DEFAULT, as
             row["incarnation"],
             readable(row["started_us"]),
             readable(row["heard_us"]),
+            _epochs(row),
         )
     stdout().print(table, markup=False)
 
@@ -133,6 +135,21 @@ def _named(connection: Connection, target: str) -> list[OpenProcess]:
     if not found:
         raise ConfigError(f"no process of `{target}` is open; `kvcustody worker list` shows those that are")
     return found
+
+
+def _of_run(run: WorkerRun | None) -> dict[str, Any]:
+    """What a control plane knows of a process; nothing of one that registered nowhere."""
+    run = run or WorkerRun("", "", 0, None, None, 0, False, 0, 0, {}, {}, {})
+    epochs = ("epoch_version", "epoch_since_us", "epoch_behind_since_us")
+    return {"state": run.state} | {name: getattr(run, name) for name in epochs}
+
+
+def _epochs(row: dict[str, Any]) -> str:
+    if row["epoch_version"] is None:
+        return ""
+    behind_us = row["epoch_behind_since_us"]
+    said = f"{row['epoch_version']} since {readable(row['epoch_since_us'])}"
+    return said if behind_us is None else f"{said}, behind since {readable(behind_us)}"
 
 
 def _row(connection: Connection, one: OpenProcess, now_us: int) -> dict[str, Any]:

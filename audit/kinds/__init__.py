@@ -88,7 +88,7 @@ from kvcustody.audit.kinds.custody_events import (
     ResidencyOpened,
     ResidencyReleased,
 )
-from kvcustody.audit.kinds.epoch_events import EpochRaised, EpochsTaken
+from kvcustody.audit.kinds.epoch_events import EpochRaised, EpochsTaken, HintsClipped
 from kvcustody.audit.kinds.event import Event
 from kvcustody.audit.kinds.ledger_events import (
     GapRecorded,
@@ -155,6 +155,7 @@ __all__ = [
     "EventKind",
     "GapRecorded",
     "GrantsRevoked",
+    "HintsClipped",
     "HitCounted",
     "HitCounters",
     "HoldsNarrowed",

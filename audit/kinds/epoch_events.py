@@ -1,4 +1,4 @@
-"""Events of erase epochs: which erasure raised one, and which door follows it (`governance.edge.erase_epochs`).
+"""Events of erase epochs and of doors: which erasure raised an epoch, which door follows it, which hints it clips.
 
 None has the tag of a scope: whose a tag is, no leaf says.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from kvcustody.audit.kinds.event import DoorsLifecycleEvent, LifecycleEvent, OneOf, OwnWorker, Words
+from kvcustody.audit.kinds.event import DoorsLifecycleEvent, LifecycleEvent, OneOf, OwnWorker, WordList, Words
 from kvcustody.audit.kinds.row import INCARNATION, in_table
 
 FLEET, TENANT, SHARED, SUBJECT, SESSION = SCOPES = ("fleet", "tenant", "shared", "subject", "session")
@@ -17,7 +17,8 @@ class EpochRaised(LifecycleEvent, frozen=True, tag="epoch-raised"):
     """An erasure raised an erase epoch (class B): no door gives a router an earlier name of that scope again.
 
     `scope`: `fleet`, `tenant`, `subject`, `session`, or `shared`: the name that a tenant's subjects share, whose epoch
-    one `number` raises for all erasures that waited for it. No erasure is named where the key of epochs changed.
+    one `number` raises for all erasures that waited for it. No erasure is named where the key of epochs
+    changed, or raises were lost in a restore.
     """
 
     erasure: str
@@ -44,3 +45,19 @@ class EpochsTaken(DoorsLifecycleEvent, frozen=True, tag="epochs-taken"):
         "epochs_taken", INCARNATION, "door", "version", "digest", "at_us",
         indexes={"version": ("incarnation", "version")},
     )  # fmt: skip
+
+
+class HintsClipped(DoorsLifecycleEvent, frozen=True, tag="hints-clipped"):
+    """Hints of clients went on with less than they asked for, in the last `seconds` (class B). It names no client.
+
+    Of each hint the value that was asked for, the one that went on, and how many requests had both; `others` are hints
+    beyond the first 64 of different values. A door writes one a minute at most.
+    """
+
+    door: OwnWorker
+    seconds: int
+    hints: WordList
+    asked: WordList
+    passed: WordList
+    requests_each: tuple[int, ...]
+    others: int

@@ -225,7 +225,11 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "replay-completed": {"torn_bytes": 0},
     "report-delivery": {"action": "delivered", "reason": ""},
     "retention-purged": {"first": 0, "approver": "dora", "reason": "retention of 400 days"},
-    "schema-changed": {"revision": "0046"},
+    "hints-clipped": {
+        **{"door": "door-1", "seconds": 60, "hints": ("priority",), "asked": ("9",), "passed": ("0",)},
+        **{"requests_each": (12,), "others": 0},
+    },
+    "schema-changed": {"revision": "0048"},
     "sink-changed": {"action": "retry", "reason": "the receiver is back"},
     "spill-started": {"cause": "the database is locked by another writer"},
     "transfer-decided": {"action": "restore", "choice": "transfer", "outcome": "done", "reason": "cheaper"},

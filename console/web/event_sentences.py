@@ -60,6 +60,14 @@ def _for_erasure(body: Body) -> str:
     return f", for erasure {body['erasure']}" if body["erasure"] else ""
 
 
+def _clipped(body: Body) -> str:
+    rows = zip(body["hints"], body["asked"], body["passed"], body["requests_each"], strict=True)
+    said = [
+        f"{name} from {asked} to {passed}, {_many(number, 'time')}" for name, asked, passed, number in rows
+    ]
+    return "; ".join([*said, *([f"{_many(body['others'], 'other')}"] if body["others"] else [])])
+
+
 def _epoch_scope(body: Body) -> str:
     if body["scope"] == "fleet":
         return "everybody"
@@ -376,6 +384,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "epochs-taken": lambda body: (
         f"door {body['door']} gives routers names of epoch {_number(body['version'])}"
     ),
+    "hints-clipped": lambda body: f"door {body['door']} clipped hints of clients: {_clipped(body)}",
     "custody-overdue": _overdue,
     "orphan-scanned": lambda body: (
         f"a scan ({body['mode']}) of {_many(body['residencies'], 'request')} and {_blocks(body)} found "

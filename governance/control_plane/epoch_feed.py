@@ -6,8 +6,9 @@
    Past it, `known` gives nothing.
 3. A snapshot of many pages is known once its last page is there. One whose digest is another than that of what was put
    together is asked for anew, as a whole.
-4. What the control plane says under a new key replaces what was known. A version below the known one is refused: the
-   control plane went back, and would bring names back that erasures ended.
+4. What was raised stays raised: a snapshot that lacks something that was known is not acted by, unless the fleet was
+   raised above all that. So the feed says what a control plane has lost, as one whose database was restored, and takes
+   what it then raises. Nothing is restarted, and no name comes back that an erasure ended.
 5. With the epochs comes by which scopes requests are named (`edge.name_scopes`), where it is news.
 """
 
@@ -61,15 +62,18 @@ class EpochFeed:
         lease_seconds: float,
         on_known: Callable[[KnownEpochs, int], None] = lambda _known, _until_us: None,
         spread: Callable[[float], float] = spread,
+        acknowledges: bool = True,
     ) -> None:
         """`on_known(known, until_us)`: called on the feed's thread for each answer, `until_us` in boot time.
 
-        `spread`: the length of this feed's own lease, around `lease_seconds`.
+        `spread`: the length of this feed's own lease, around `lease_seconds`. `acknowledges`: whether what this feed
+        heard is what its principal acts by.
         """
         self.lease_us = int(spread(lease_seconds) * MICROSECONDS)
         self._wait_seconds = max(1, min(WAIT_SECONDS_MAX, self.lease_us // (6 * MICROSECONDS)))
         self._connection, self._clock, self._on_known = connection, clock, on_known
         self._heard: _Heard | None = None
+        self._acknowledges = acknowledges
         self._pause_seconds = _PAUSE_SECONDS
         self.problem = ""  # why the last question had no answer that could be taken; empty when it had
         self._stop = threading.Event()
@@ -97,43 +101,63 @@ class EpochFeed:
 
     def ask(self, *, wait_seconds: int = 0) -> None:
         """Ask once, to the last page, and take the answer; raises `ServiceError` where there is none to take."""
-        heard = last = self._heard
-        sent_us = self._clock.now_us()
-        key, epochs = (b"", EraseEpochs()) if heard is None else (heard.key, heard.known.epochs)
-        acknowledged = epochs.version
+        last = self._heard
+        heard = self._fetched(last, wait_seconds)
+        if heard is None and last is not None:
+            heard = self._fetched(None, 0)
+        if last is not None and heard is not None and not heard.known.follows(last.known):
+            lost = last.known.epochs.version
+            heard = self._fetched(None, 0, lost=lost)  # it raises the fleet for that (rule 4)
+            if heard is not None and not heard.known.follows(last.known):
+                raise ServiceError(f"erase epochs: the control plane went back behind version {lost}")
+        if heard is None:
+            raise ServiceError("erase epochs: the digest is not that of the snapshot")
+        self._heard = heard
+        self._on_known(heard.known, heard.until_us)
+
+    def _fetched(self, start: _Heard | None, wait_seconds: int, *, lost: int = 0) -> _Heard | None:
+        """What there is, to the last page, from a snapshot on or, without one, whole; None where it is no snapshot.
+
+        `lost`: a version that is known, and that was not in what the control plane gave.
+        """
+        sent_us, acted_by = (
+            self._clock.now_us(),
+            0 if self._heard is None else self._heard.known.epochs.version,
+        )
+        key, epochs = (b"", EraseEpochs()) if start is None else (start.key, start.known.epochs)
         while True:
             answer = self._connection.get(
                 EPOCHS_PATH,
-                known=acknowledged,
+                known=acted_by if self._acknowledges else None,
                 after=epochs.version,
                 floor=epochs.floor,
-                scopes=None if last is None else last.known.scopes.digest,
+                scopes=None if self._heard is None else self._heard.known.scopes.digest,
+                lost=lost or None,
                 wait=wait_seconds or None,
             )
-            given, wait_seconds = bytes.fromhex(answer["key"]), 0
-            if (
-                given != key and key and epochs.version
-            ):  # what follows a version under another key is no snapshot
-                key, epochs, sent_us = b"", EraseEpochs(), self._clock.now_us()
-                continue
+            given, wait_seconds, lost = bytes.fromhex(answer["key"]), 0, 0
+            if key and given != key:  # what follows a version under another key is no snapshot
+                return None
             key = given
             raised = [RaisedEpoch(int(number), bytes.fromhex(tag)) for number, tag in answer["raised"]]
-            epochs = epochs.extended(raised, version=int(answer["version"]), floor=int(answer["floor"]))
-            if not answer["digest"]:
-                if not raised:
-                    raise ServiceError("erase epochs: a page that is not the last must not be empty")
-                continue
-            if epochs.digest == answer["digest"]:
+            try:
+                epochs = epochs.extended(raised, version=int(answer["version"]), floor=int(answer["floor"]))
+            except ServiceError:
+                if start is None:
+                    raise
+                return None
+            if answer["digest"]:
                 break
-            if acknowledged == 0 and heard is None:
-                raise ServiceError("erase epochs: the digest is not that of the snapshot")
-            heard, acknowledged = None, 0
-            epochs, sent_us = EraseEpochs(), self._clock.now_us()
-        known = KnownEpochs(epochs, EpochTags(key), int(answer["namespace_days"]), _scopes(answer, last))
-        if last is not None and last.known[2:] == known[2:] and last.known.epochs is epochs:
-            known = last.known  # the same object says that nothing is new
-        self._heard = _Heard(known, key, sent_us + self.lease_us)
-        self._on_known(known, sent_us + self.lease_us)
+            if not raised:
+                raise ServiceError("erase epochs: a page that is not the last must not be empty")
+        if epochs.digest != answer["digest"]:
+            return None
+        known = KnownEpochs(
+            epochs, EpochTags(key), int(answer["namespace_days"]), _scopes(answer, self._heard)
+        )
+        if start is not None and start.known.epochs is epochs and start.known[2:] == known[2:]:
+            known = start.known  # the same object says that nothing is new
+        return _Heard(known, key, sent_us + self.lease_us)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -4,18 +4,27 @@
     names.of("corp", "acme", "ann", known=known)
 
 Doors and workers of one deployment have the same secret, and the same `days`, those of the control plane where it says
-them: what one calls a requester, the others do.
+them: what one calls a requester, the others do. A door names by what it knows now (`FollowedNamespaces`). Past its
+lease on erase epochs each name is one of its own: nothing is found, nothing breaks.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from kvcustody.clock import Clock
-from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, KnownEpochs
+from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
+from kvcustody.governance.edge.name_scopes import NameScopes
+from kvcustody.governance.edge.named_requester import NamedRequester, named_requester
 from kvcustody.governance.edge.router_namespace import NamespaceAge, RouterNamespaces
+from kvcustody.governance.identity.domain_spec import ScopeKind
+from kvcustody.governance.identity.principal import Principal
 
 NAMESPACE_DAYS: Final = 30
+EpochsSource = Callable[[], KnownEpochs | None]  # what is known at this moment; None past the lease
+ScopesSource = Callable[[], NameScopes]
 
 
 class CurrentNamespaces:
@@ -47,3 +56,73 @@ class CurrentNamespaces:
             days = self._days if known.namespace_days is None else known.namespace_days
         age = NamespaceAge(epochs, self._clock.utc_us(), days)
         return self._namespaces.of(issuer, tenant, subject, session, age)
+
+
+class Named(NamedTuple):
+    """Where routers look for a request, the epochs that its principal stands on, and whether the lease is over."""
+
+    namespace: str
+    epochs: Epochs
+    is_past_lease: bool = False
+
+
+class FollowedNamespaces:
+    """What a door calls requesters, by the epochs and the scopes that it knows at this moment."""
+
+    def __init__(
+        self, names: CurrentNamespaces, epochs: EpochsSource | None, scopes: ScopesSource | None = None
+    ) -> None:
+        """`epochs`: None where no control plane gives any out, so that none is ever raised.
+
+        `scopes`: of a policy that the door reads itself; without it those that come with epochs.
+        """
+        self._names = names
+        self._source = epochs
+        self._scopes = scopes
+        self._last: KnownEpochs | None = None
+
+    @property
+    def is_past_lease(self) -> bool:
+        """Whether no name is found at this moment."""
+        return self._source is not None and self._source() is None
+
+    @property
+    def has_scopes(self) -> bool:
+        """Whether any policy says by which scope requests are named."""
+        return self._scopes_by(None if self._source is None else self._source()).is_known
+
+    def tenant(self, issuer: str, tenant: str) -> Named:
+        """The name of a tenant."""
+        return self._named((issuer, tenant), lambda known: NamedRequester(issuer, tenant))
+
+    def of(self, principal: Principal) -> Named:
+        """The name of a request: of the scope in which its private rest lies, or one that nobody else has."""
+        session = principal.session if principal.subject is None else None
+        whose = (principal.issuer, principal.tenant, principal.subject, session)
+        return self._named(whose, lambda known: named_requester(principal, self._scope_of(principal, known)))
+
+    def _named(
+        self,
+        whose: tuple[str, str] | tuple[str, str, str | None, str | None],
+        requester: Callable[[KnownEpochs | None], NamedRequester | None],
+    ) -> Named:
+        known = None if self._source is None else self._source()
+        self._last = known or self._last
+        epochs = NO_EPOCHS if self._last is None else self._last.of(*whose)
+        if self._source is not None and known is None:
+            return Named(_own_name(), epochs, is_past_lease=True)
+        by = requester(known)
+        return Named(_own_name() if by is None else self._names.of(*by, known=known), epochs)
+
+    def _scope_of(self, principal: Principal, known: KnownEpochs | None) -> ScopeKind:
+        return self._scopes_by(known).of(principal.issuer, principal.tenant)
+
+    def _scopes_by(self, known: KnownEpochs | None) -> NameScopes:
+        if self._scopes is not None:
+            return self._scopes()
+        return NameScopes() if known is None else known.scopes
+
+
+def _own_name() -> str:
+    """A name under which nothing is found."""
+    return secrets.token_hex(16)

@@ -139,6 +139,17 @@ class EraseEpochs:
         """The tags of scopes that were raised after `version`, of those that are kept."""
         return frozenset(tag.tobytes() for tag in self._tags[self._numbers > version])
 
+    def contains(self, other: EraseEpochs) -> bool:
+        """Whether every raise of `other` is here, or has ended here."""
+        kept = other._numbers > self.floor
+        numbers, tags = other._numbers[kept], other._tags[kept]
+        if other.version > self.version:
+            return False
+        places = self._numbers.searchsorted(numbers)
+        if len(places) and int(places[-1]) >= len(self._numbers):
+            return False
+        return bool((self._numbers[places] == numbers).all() and (self._tags[places] == tags).all())
+
     def extended(self, raised: Sequence[RaisedEpoch], *, version: int, floor: int) -> Self:
         """These and what came after them, without what is at or below `floor`; raises `ServiceError` as `__init__`."""
         if version < self.version or floor < self.floor:
@@ -173,6 +184,19 @@ class KnownEpochs(NamedTuple):
     tags: EpochTags
     namespace_days: int | None = None
     scopes: NameScopes = NameScopes()
+
+    def follows(self, before: KnownEpochs) -> bool:
+        """Whether no name that `before` ended comes back.
+
+        Either each of its raises is here, or the fleet was raised above all that it knew: that ends every name.
+        """
+        if not before.epochs.version or self.epochs.epoch(self.tags.of(EpochScope())) > before.epochs.version:
+            return True
+        return self.has_key_of(before) and self.epochs.contains(before.epochs)
+
+    def has_key_of(self, other: KnownEpochs) -> bool:
+        """Whether both have their tags under one key."""
+        return self.tags is other.tags or self.tags.of(EpochScope()) == other.tags.of(EpochScope())
 
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
         """The epochs of a request of this subject, else this session, else of nobody in the tenant."""

@@ -35,7 +35,7 @@ class WorkerEpochs:
     def take(self, known: KnownEpochs) -> frozenset[bytes] | None:
         """Act by this snapshot, unless a newer one came before; the tags raised since. None: any may have been."""
         before = self.known
-        if before is None or not _same_key(known, before):  # under another key the whole fleet was raised
+        if before is None or not known.has_key_of(before):  # under another key the whole fleet was raised
             self.known = known
             return None
         if known.epochs.version < before.epochs.version:
@@ -79,7 +79,3 @@ def epoch_salt(salt: str | None, epochs: Epochs, *, is_tenant_wide: bool) -> str
 
 def _scope(principal: Principal) -> tuple[str, str, str | None, str | None]:
     return principal.issuer, principal.tenant, principal.subject, principal.session
-
-
-def _same_key(one: KnownEpochs, other: KnownEpochs) -> bool:
-    return one.tags is other.tags or one.tags_of("", "")[0] == other.tags_of("", "")[0]

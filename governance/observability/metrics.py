@@ -213,6 +213,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("report_undelivered", "gauge", "Scheduled reports not made or not taken at least once, and not since."),
     Measure("report_undelivered_seconds_max", "gauge", "How long the oldest of them has failed; 0: none."),
     # the fleet (FLE-3)
+    Measure("epoch_takers_behind", "gauge", "Doors and workers that lack the newest erase epoch, of those that were "
+            "heard in the last minute, by role.", ("role",)),
     Measure("epoch_behind_seconds", "gauge", "How long some door or worker has lacked the newest erase epoch, of those "
             "that were heard in the last minute: the longest."),
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),

@@ -412,6 +412,15 @@ class Service(LedgerReads):
         if self._serves:
             self.epoch_turns.wake()
 
+    def raise_above(self, known: int | None) -> None:
+        """End every router's name, as raises up to `known` were lost in a restore.
+
+        Raises as `EpochBook.raise_above`.
+        """
+        made = self.epochs.raise_above(known, self.clock.now_us())
+        if made:
+            self._record_epochs(made)
+
     def _record_epochs(self, raised: Sequence[Event]) -> None:
         self.submit(raised)
         self.changed()

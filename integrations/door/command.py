@@ -222,7 +222,7 @@ def _run(
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[door]'") from None
     from kvcustody.integrations.door.client_hints import HintBounds
     from kvcustody.integrations.door.door_metrics import DoorMetrics
-    from kvcustody.integrations.door.door_record import open_door_record
+    from kvcustody.integrations.door.door_record import DoorRecord, open_door_record
     from kvcustody.integrations.door.edge_gate import EdgeGate
     from kvcustody.integrations.door.follow_epochs import follow_epochs
     from kvcustody.integrations.door.passed_fields import PassedFields
@@ -230,6 +230,7 @@ def _run(
     clock = SystemClock()
     watched = WatchedFile(tokens.key, read_signing_key, clock)
     stack, metrics, epochs = ExitStack(), DoorMetrics(), None
+    record: DoorRecord | None = None
     if settings.control_plane:
         connection = connect(settings, stack)
         record = open_door_record(settings, connection, clock, stack)
@@ -250,6 +251,7 @@ def _run(
             namespace_days=settings.namespace_days,
             epochs=epochs,
             metrics=metrics,
+            record_hints=(lambda _: None) if record is None else record.hints,
             passed=PassedFields(clients.pass_field or (), clients.pass_header or ()),
             hints=HintBounds(
                 _range(clients.hint_priority),

@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,15 +26,19 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.credentials.scope_token import USES_MAX, SaltDigests
-from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
+from kvcustody.governance.edge.current_namespaces import (
+    NAMESPACE_DAYS,
+    CurrentNamespaces,
+    EpochsSource,
+    FollowedNamespaces,
+    Named,
+    ScopesSource,
+)
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
-from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
-from kvcustody.governance.edge.name_scopes import NameScopes
-from kvcustody.governance.edge.named_requester import named_requester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
-from kvcustody.integrations.door.client_hints import HintBounds, clip_hints
+from kvcustody.integrations.door.client_hints import ClippedHint, HintBounds, clip_hints
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.passed_fields import PassedFields
 from kvcustody.integrations.door.placement_groups import (
@@ -60,8 +64,6 @@ from kvcustody.logger import get_logger
 # Prefixes of response headers that say which worker answered.
 TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
-EpochsSource = Callable[[], KnownEpochs | None]
-ScopesSource = Callable[[], NameScopes]
 _LOG = get_logger("kvcustody.door")
 
 
@@ -77,11 +79,10 @@ class Forwarded(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """Where routers look for a request: a namespace, the epochs that its principal stood on, and its workers' group."""
+    """Where a request goes: the name that routers look for it under, and the group of its workers."""
 
-    namespace: str
-    epochs: Epochs
-    group: str = GROUP
+    named: Named
+    group: str
 
 
 class EdgeGate:
@@ -105,6 +106,7 @@ class EdgeGate:
         passed: PassedFields | None = None,
         hints: HintBounds | None = None,
         metrics: DoorMetrics | None = None,
+        record_hints: Callable[[Sequence[ClippedHint]], None] = lambda _: None,
         server: EngineServer = VLLM_SERVER,
     ) -> None:
         """Admit under a document, a key and a secret.
@@ -112,7 +114,8 @@ class EdgeGate:
         `key`: the door's, as it is now. `secret`: what engines make the names in their events under. `retries`: of the
         router, for one request. `epochs`: those of now, None past the lease; without it no epoch is ever raised.
         `scopes`: of a policy that the door reads itself; without it those that come with epochs. `placement`: the
-        groups of workers that requests are spread over, in place of the one `group`.
+        groups of workers that requests are spread over, in place of the one `group`. `record_hints`: takes a request's
+        hints where one was clipped.
         Raises `ConfigError` where the document trusts doors: only clients come here.
         """
         if document.doors is not None:
@@ -122,18 +125,17 @@ class EdgeGate:
         self.metrics = DoorMetrics() if metrics is None else metrics
         self._authentication = Authentication(document, directory, secret, clock, server=server)
         self._issuer = DoorTokenIssuer(key, clock)
-        self._names = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
+        names = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
+        self._names = FollowedNamespaces(names, epochs, scopes)
         self._salts = SaltDigests(secret)
         self._server = server
         self._token_seconds = token_seconds
         self._presentations = 1 + retries
         self._group = group
         self._placement = None if placement is None else PlacementGroups(placement, secret)
-        self._scopes = scopes
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
-        self._epochs = epochs
-        self._last_known: KnownEpochs | None = None
+        self._record_hints = record_hints
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -141,12 +143,11 @@ class EdgeGate:
 
     def lacks(self) -> tuple[str, ...]:
         """What the door does without at this moment; it serves all the same (rule 3)."""
-        known = None if self._epochs is None else self._epochs()
-        if self._epochs is not None and known is None:
+        if self._names.is_past_lease:
             return (
                 "erase epochs within the lease: until the control plane answers, no request finds anything",
             )
-        if self._named_by(known).is_known:
+        if self._names.has_scopes:
             return ()
         return ("the scopes of a policy: until it knows them, it names each session apart",)
 
@@ -161,13 +162,13 @@ class EdgeGate:
     def plain(self, admitted: AdmittedRequest) -> Forwarded:
         """What goes on of an admitted request that reaches no engine block."""
         request_id, placed = admitted.ids[REQUEST_ID] or _made_id(admitted), self._placed(admitted)
-        return self._forwarded(placed, self._headers(admitted, placed, request_id, b"", 1), None)
+        return self._forwarded(placed.group, self._headers(admitted, placed, request_id, b"", 1), None)
 
     def placed_in(self, admitted: AdmittedRequest) -> Forwarded:
         """What says where an admitted request goes, before its body is there; nothing without placement groups."""
         if self._placement is None:
             return Forwarded({}, None)
-        return self._forwarded(_Placed("", NO_EPOCHS, self._placement.of(admitted.principal)), {}, None)
+        return self._forwarded(self._placement.of(admitted.principal), {}, None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
         """What goes on of an admitted request for the engine; `RequestRefused` if its body is malformed."""
@@ -182,42 +183,28 @@ class EdgeGate:
             _LOG.info("hint", request=request_id, hint=hint.name, asked=hint.asked, passed=hint.passed)
             if hint.is_less:
                 self.metrics.clipped(hint.name)
+        if any(hint.is_less for hint in told):
+            self._record_hints(told)
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
         uses = min(requests * self._presentations, USES_MAX)
         placed = self._placed(admitted)
         headers = self._headers(admitted, placed, request_id, salt, uses)
-        return self._forwarded(placed, headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
+        named = write_body({**body, **hints, "cache_salt": placed.named.namespace})
+        return self._forwarded(placed.group, headers, named)
 
-    def _forwarded(self, placed: _Placed, headers: dict[str, str], body: bytes | None) -> Forwarded:
+    def _forwarded(self, group: str, headers: dict[str, str], body: bytes | None) -> Forwarded:
         if self._placement is None:
             return Forwarded(headers, body)
-        return Forwarded(headers | {PLACEMENT_HEADER: placed.group}, body, placed.group)
+        return Forwarded(headers | {PLACEMENT_HEADER: group}, body, group)
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
-        """Where a request goes, and under which name."""
-        named = self._named(admitted)
-        if self._placement is None:
-            return named._replace(group=self._group)
-        return named._replace(group=self._placement.of(admitted.principal))
-
-    def _named(self, admitted: AdmittedRequest) -> _Placed:
-        """The namespace of a request, under the epochs of this moment (rule 3)."""
-        of, known = admitted.principal, None
-        whose = (of.issuer, of.tenant, of.subject, of.session if of.subject is None else None)
-        if self._epochs is not None:
-            known = self._epochs()
-            self._last_known = known or self._last_known
-        epochs = NO_EPOCHS if self._last_known is None else self._last_known.of(*whose)
-        if self._epochs is not None and known is None:
+        """Where a request goes, and under which name (rule 3)."""
+        named = self._names.of(admitted.principal)
+        if named.is_past_lease:
             self.metrics.past_lease()
-            return _Placed(_own_name(), epochs)
-        requester = named_requester(of, self._named_by(known).of(of.issuer, of.tenant))
-        return _Placed(_own_name() if requester is None else self._names.of(*requester, known=known), epochs)
-
-    def _named_by(self, known: KnownEpochs | None) -> NameScopes:
-        if self._scopes is not None:
-            return self._scopes()
-        return NameScopes() if known is None else known.scopes
+        return _Placed(
+            named, self._group if self._placement is None else self._placement.of(admitted.principal)
+        )
 
     def _headers(
         self, admitted: AdmittedRequest, placed: _Placed, request_id: str, salt: bytes, uses: int
@@ -225,11 +212,11 @@ class EdgeGate:
         claims = DoorClaims(
             admitted.principal,
             Hints(admitted.hint),
-            placed.namespace,
+            placed.named.namespace,
             placed.group,
             request_id,
             uses,
-            placed.epochs,
+            placed.named.epochs,
         )
         token = self._issuer.issue(claims, ttl_seconds=self._token_seconds, salt=salt)
         return {"authorization": f"Bearer {token}", REQUEST_ID: request_id}
@@ -242,11 +229,6 @@ class EdgeGate:
             return self._salts.of(given)
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
-
-
-def _own_name() -> str:
-    """A name under which nothing is found."""
-    return secrets.token_hex(16)
 
 
 def _made_id(admitted: AdmittedRequest) -> str:

@@ -14,14 +14,13 @@ from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.epoch_feed import EpochFeed
 from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.integrations.door.door_metrics import DoorMetrics
-
-Record = Callable[[KnownEpochs], None]
+from kvcustody.integrations.door.door_record import DoorRecord
 
 
 class EpochsOfDoor:
     """What a feed told last, for metrics and the record. Told on the feed's thread, read on any."""
 
-    def __init__(self, clock: Clock, record: Record | None = None) -> None:
+    def __init__(self, clock: Clock, record: DoorRecord | None = None) -> None:
         self._clock = clock
         self._record = record
         self._version, self._heard_us = 0, -1
@@ -33,7 +32,9 @@ class EpochsOfDoor:
         is_due = self._heard_us - self._recorded_us >= MICROSECONDS
         if self._record is not None and self._version != self._recorded_version and is_due:
             self._recorded_version, self._recorded_us = self._version, self._heard_us
-            self._record(known)
+            self._record.epochs(known)
+        if self._record is not None:
+            self._record.write_hints()
 
     @property
     def version(self) -> int:
@@ -53,7 +54,7 @@ def follow_epochs(
     stack: ExitStack,
     *,
     lease_seconds: float,
-    record: Record | None = None,
+    record: DoorRecord | None = None,
 ) -> Callable[[], KnownEpochs | None]:
     """The epochs of now for a gate, shown by `metrics`, until `stack` is closed."""
     taken = EpochsOfDoor(clock, record)

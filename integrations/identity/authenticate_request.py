@@ -15,7 +15,12 @@ from typing import Final, NamedTuple
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.credentials.owner_tags import OwnerTags
-from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
+from kvcustody.governance.edge.current_namespaces import (
+    NAMESPACE_DAYS,
+    CurrentNamespaces,
+    EpochsSource,
+    FollowedNamespaces,
+)
 from kvcustody.governance.edge.door_token import PresentedToken
 from kvcustody.governance.edge.router_namespace import NAMESPACE_HEADER, RouterNamespaces
 from kvcustody.governance.identity.principal import Principal, check_identifier, identify
@@ -74,7 +79,9 @@ class Authentication:
         *,
         server: EngineServer = VLLM_SERVER,
         namespace_days: int = NAMESPACE_DAYS,
+        epochs: EpochsSource | None = None,
     ) -> None:
+        """`epochs`: those of now, None past the lease; without it no epoch is ever raised."""
         self._document = document
         self._server = server
         self._open = frozenset(document.open_paths)
@@ -84,7 +91,8 @@ class Authentication:
             (one.tokens for one in self._authenticators if isinstance(one, DoorTokenAuthenticator)), None
         )
         self._tags = OwnerTags(secret)
-        self._namespaces = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
+        names = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
+        self._namespaces = FollowedNamespaces(names, epochs)
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -108,7 +116,7 @@ class Authentication:
         ids = {
             REQUEST_ID: _request_id(proven, headers, owner),
             SESSION_ID: bound_session(SESSION_ID, headers.one(SESSION_ID), owner),
-            NAMESPACE_HEADER: self._namespaces.of(principal.issuer, principal.tenant),
+            NAMESPACE_HEADER: self._namespaces.tenant(principal.issuer, principal.tenant).namespace,
         }
         if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
             raise malformed("content-encoding", "must be absent")

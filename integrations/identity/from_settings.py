@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
@@ -14,10 +15,13 @@ from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.control_plane.epoch_feed import EpochFeed
 from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.credentials.api_key_file import read_keys
 from kvcustody.governance.credentials.scope_token import ScopeTokens
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.edge.current_namespaces import EpochsSource
+from kvcustody.governance.edge.custody_lease import lease_seconds
 from kvcustody.governance.observability.attempts import Attempted, Attempts, AttemptsReporter, events_of
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.identity.identity_document import IdentityDocument, load_identity
@@ -28,11 +32,19 @@ _PLACE = "door"
 
 
 def open_request_gate(
-    settings: Settings, clock: Clock | None = None, *, server: EngineServer = VLLM_SERVER
+    settings: Settings,
+    clock: Clock | None = None,
+    *,
+    server: EngineServer = VLLM_SERVER,
+    stack: ExitStack | None = None,
 ) -> RequestGate:
-    """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong."""
+    """The gate of an API server of this kind; `ConfigError` or `KeyringError` if a file is missing or wrong.
+
+    Behind a control plane it follows erase epochs until `stack` is closed, or the process ends.
+    """
     document = open_identity(settings)
     clock = _process_clock(settings, clock)
+    epochs = _follow_epochs(settings, clock, stack) if settings.control_plane else None
     with open_scope_key(settings.scope_token_key_path) as secret:
         return RequestGate(
             document,
@@ -42,7 +54,24 @@ def open_request_gate(
             token_seconds=settings.scope_token_seconds,
             server=server,
             namespace_days=settings.namespace_days,
+            epochs=epochs,
         )
+
+
+def _follow_epochs(settings: Settings, clock: Clock, stack: ExitStack | None) -> EpochsSource:
+    """What the worker's own process hears, heard here as well: a server and its engine may be two processes.
+
+    It acknowledges nothing: what the worker acts by, the worker says.
+    """
+    if stack is None:
+        stack = ExitStack()
+        atexit.register(stack.close)
+    connection = connect(settings, stack)
+    lease = lease_seconds(settings.custody_lease_seconds, erased_within_us=0)
+    feed = EpochFeed(connection, clock, lease_seconds=lease, acknowledges=False)
+    stack.callback(feed.stop)
+    feed.start()
+    return feed.known
 
 
 def open_identity(settings: Settings) -> IdentityDocument:

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.credentials.scope_token import Carried, ScopeTokens
-from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS
+from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, EpochsSource
 from kvcustody.governance.edge.door_token import PresentedToken
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
@@ -48,9 +48,12 @@ class RequestGate:
         token_seconds: int = 60,
         server: EngineServer = VLLM_SERVER,
         namespace_days: int = NAMESPACE_DAYS,
+        epochs: EpochsSource | None = None,
     ) -> None:
+        """`epochs`: those of now, None past the lease; without it no epoch is ever raised."""
+        days = namespace_days
         self._authentication = Authentication(
-            document, directory, secret, clock, server=server, namespace_days=namespace_days
+            document, directory, secret, clock, server=server, namespace_days=days, epochs=epochs
         )
         self._document = document
         self._server = server

@@ -1,14 +1,17 @@
 """The `cache_salt` that the engine is given: whose the request is, made with our secrets, and for how long.
 
-    salt = salts.derive(chunks, principal, hints, model)    # 145 characters, in place of what the caller sent
+    salt = salts.derive(chunks, principal, hints, model)    # 161 characters, in place of what the caller sent
     standing = salts.standing(chunks, salt)                 # in the scheduler half: whose it is, and whether it holds
 
-1. It names the domain (as `ScopeSalts` does), the subject's shred key, and a period of time, under a secret of this
-   process. Nobody else makes one: a salt of the caller's, of another process or of an earlier one is not ours.
+1. It names the domain (as `ScopeSalts` does), the subject's shred key, the erase epochs of the domain, and a period of
+   time, under a secret of this process. Nobody else makes one: a salt of the caller's, of another process or of an
+   earlier one is not ours.
 2. The engine reuses its own blocks under one salt alone. So what it reuses ends with the period, which is half of what
    policy gives, and with an erasure of the subject: from then on requests have another salt. In `strict`, and where
    policy lets nothing be reused, each request has a salt of its own, and all reuse comes from our tiers.
-3. A salt of the last period, and no older, still holds: requests wait.
+3. A salt of the last period, and no older, still holds: requests wait. It does not while the custody lease is over, nor
+   once an epoch of its domain was raised: a request that was let in before and attaches after finds nothing in a tier.
+   What the engine reuses of its own under that salt, it looks up before it asks us; only another salt ends that.
 """
 
 from __future__ import annotations
@@ -28,13 +31,16 @@ from kvcustody.governance.tiers.scope_salts import SALT_DIGITS, ScopeSalts
 from kvcustody.governance.tiers.tier import shred_name
 from kvcustody.integrations.lmcache.custody_thread import Chunks
 
-_SUBJECT_DIGITS, _PERIOD_DIGITS, _TAG_DIGITS = 16, 32, 32
+_SUBJECT_DIGITS, _EPOCH_DIGITS, _PERIOD_DIGITS, _TAG_DIGITS = 16, 16, 32, 32
 _PERIOD, _ONCE = "w", "o"
-DERIVED_CHARACTERS = SALT_DIGITS + _SUBJECT_DIGITS + 1 + _PERIOD_DIGITS + _TAG_DIGITS
+DERIVED_CHARACTERS = SALT_DIGITS + _SUBJECT_DIGITS + _EPOCH_DIGITS + 1 + _PERIOD_DIGITS + _TAG_DIGITS
 
 
 class Standing(NamedTuple):
-    """What a salt of ours says. `label` None: nothing is kept or found. `holds` False: its time or key is over."""
+    """What a salt of ours says. `label` None: nothing is kept or found.
+
+    `holds` False: its time, key or epoch is over, or the custody lease is.
+    """
 
     domain: str
     label: DomainLabel | None
@@ -60,12 +66,13 @@ class DerivedSalts:
             raise IdentityError(f"tenant `{principal.tenant}` is not in the policy", tenant=principal.tenant)
         label = label_of(plan.own.domain)
         if plan.own.state is None or label.spec is None or not governor.reads_own(plan):
-            return self._signed(ScopeSalts.once(), "0" * _SUBJECT_DIGITS, self._once())
+            return self._signed(ScopeSalts.once(), "0" * (_SUBJECT_DIGITS + _EPOCH_DIGITS), self._once())
         domain = ScopeSalts(chunks.keys, chunks.directory).of(label)
         width_us = _width_us(governor, label)
         reuses = self._reuses and width_us > 0
         period = self._period(governor.clock.now_us() // width_us) if reuses else self._once()
-        return self._signed(domain, _subject_digits(_subject(chunks, label)), period)
+        whose = _subject_digits(_subject(chunks, label)) + _epoch_digits(governor, label)
+        return self._signed(domain, whose, period)
 
     def standing(self, chunks: Chunks, salt: object) -> Standing | None:
         """Whose a salt is; None where it is none of ours."""
@@ -75,23 +82,21 @@ class DerivedSalts:
         if not salt.isascii() or not hmac.compare_digest(salt[-_TAG_DIGITS:], self._tag(said)):
             return None
         domain, rest = said[:SALT_DIGITS], said[SALT_DIGITS:]
-        subject_digits, kind, period = (
-            rest[:_SUBJECT_DIGITS],
-            rest[_SUBJECT_DIGITS],
-            rest[_SUBJECT_DIGITS + 1 :],
-        )
+        subject_digits, rest = rest[:_SUBJECT_DIGITS], rest[_SUBJECT_DIGITS:]
+        epoch_digits, kind, period = rest[:_EPOCH_DIGITS], rest[_EPOCH_DIGITS], rest[_EPOCH_DIGITS + 1 :]
         once = kind == _ONCE
         label = chunks.directory.label_of(domain)
         if label is None:
             return Standing(domain, None, b"", True, once)
         subject = _subject(chunks, label)
         holds = subject_digits == _subject_digits(subject)
-        holds = holds and not is_withheld(label, chunks.governor.restricted)
+        governor = chunks.governor
+        holds = holds and not is_withheld(label, governor.restricted)
+        holds = holds and epoch_digits == _epoch_digits(governor, label)
+        holds = holds and not governor.custody.is_over(governor.clock.now_us())
         if not once:
-            width_us = _width_us(chunks.governor, label)
-            holds = (
-                holds and width_us > 0 and chunks.governor.clock.now_us() // width_us - int(period, 16) <= 1
-            )
+            width_us = _width_us(governor, label)
+            holds = holds and width_us > 0 and governor.clock.now_us() // width_us - int(period, 16) <= 1
         return Standing(domain, label, subject, holds, once)
 
     @staticmethod
@@ -102,8 +107,8 @@ class DerivedSalts:
     def _period(number: int) -> str:
         return f"{_PERIOD}{number:0{_PERIOD_DIGITS}x}"
 
-    def _signed(self, domain: str, subject: str, period: str) -> str:
-        said = domain + subject + period
+    def _signed(self, domain: str, whose: str, period: str) -> str:
+        said = domain + whose + period
         return said + self._tag(said)
 
     def _tag(self, said: str) -> str:
@@ -116,6 +121,19 @@ def _subject(chunks: Chunks, label: DomainLabel) -> bytes:
 
 def _subject_digits(subject: bytes) -> str:
     return hashlib.blake2b(subject, digest_size=_SUBJECT_DIGITS // 2, person=b"kvcustody salt").hexdigest()
+
+
+def _epoch_digits(governor: Governor, label: DomainLabel) -> str:
+    """Of the erase epochs that the domain stands on now: a tenant-wide one on those of fleet and tenant alone."""
+    spec = label.spec
+    assert spec is not None and spec.issuer is not None and spec.tenant is not None, (
+        "it is somebody's own domain"
+    )
+    epochs = governor.epochs.of(spec.issuer, spec.tenant, spec.subject, spec.session)
+    if spec.subject is None and spec.session is None:
+        epochs = epochs._replace(private=0)
+    said = " ".join(map(str, epochs)).encode()
+    return hashlib.blake2b(said, digest_size=_EPOCH_DIGITS // 2, person=b"kvcustody epoch").hexdigest()
 
 
 def _width_us(governor: Governor, label: DomainLabel) -> int:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     STORED,
@@ -129,9 +130,10 @@ class EngineEventFeed(BlockEventFeed):
         source: Callable[[], Sequence[NativeEvent]],
         may_export: Callable[[str, str], bool],
         close: Callable[[], None] | None = None,
+        epochs: Callable[[], KnownEpochs | None] = lambda: None,
     ) -> None:
-        """`source`: `llm.get_kv_cache_events`, or what stands for it."""
-        super().__init__(publisher, lambda: scopes.revision, may_export, close)
+        """`source`: `llm.get_kv_cache_events`, or what stands for it. `epochs`: `TransferThread.known_epochs`."""
+        super().__init__(publisher, lambda: scopes.revision, may_export, close, epochs)
         self._by_hash = scopes
         self._source = source
         self._told_blocks: dict[Hash, ScopedBlock] = {}  # as many as the engine has blocks

@@ -84,6 +84,8 @@ class SchedulerHalf:
         self._note_salt(salt)
         if standing.once:
             self._once[request.request_id] = salt
+        if computed_tokens and not standing.holds:
+            self.counts["hits on the device under a salt that holds no more"] += 1
         if has_other_content(request) or standing.label is None or not standing.holds:
             self.counts["neither kept nor found"] += 1
             return 0

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import owed_by
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
@@ -141,6 +142,10 @@ class TransferThread(CustodyThread):
         return self.run(lambda chunks: self.salts.derive(chunks, principal, model, hints)).result(
             _ANSWER_SECONDS
         )
+
+    def known_epochs(self) -> KnownEpochs | None:
+        """The erase epochs that the worker acts by, for events; None before any was heard."""
+        return self.run(lambda chunks: chunks.governor.epochs.known).result(_ANSWER_SECONDS)
 
     def standing(self, salt: object) -> Standing | None:
         """Whose a salt is."""

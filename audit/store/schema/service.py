@@ -151,6 +151,9 @@ service_epoch_takers = Table(
     Column("role", String(8), nullable=False, info={"words": ("worker", "door"), "else": "worker"}),
     Column("version", BigInteger, nullable=False),
     Column("heard_us", BigInteger, nullable=False),
+    Column(
+        "since_us", BigInteger, nullable=False, server_default="0"
+    ),  # when it first asked with the version
 )
 
 service_scan_orders = Table(

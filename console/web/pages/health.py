@@ -1,4 +1,4 @@
-"""Health: the ledger's writer, its signatures and witnesses, every worker, and scans that these are asked for.
+"""Health: the ledger's writer, its signatures and witnesses, workers, erase epochs of doors and workers, and scans.
 
 1. A scan is asked for by the API's own function, by those who operate; one that waits is not asked for twice.
 """
@@ -14,6 +14,7 @@ from kvcustody.governance.api.operations import fleet as orders_api
 from kvcustody.governance.api.operations import health as health_api
 from kvcustody.governance.observability.serving_summary import ServingSummary, summary
 from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.epochs.epoch_takers import EpochTaker
 from kvcustody.governance.service.fleet.scan_orders import ScanOrder
 from kvcustody.governance.service.operations.parameters import LARGE
 from kvcustody.governance.service.problem_details import not_found
@@ -28,6 +29,7 @@ def show(visit: PageRequest) -> Response:
     visit.record("consoleHealth")
     workers = None
     orders: list[ScanOrder] = []
+    takers: list[EpochTaker] = []
     serving: list[tuple[str, ServingSummary]] = []
     if visit.may(Permission.READ_OPERATIONS):
         workers = [worker for _, worker in visit.service.fleet.listed(limit=LARGE)]
@@ -35,6 +37,7 @@ def show(visit: PageRequest) -> Response:
         del workers[_WORKERS_MAX:]  # those that ended long ago
         at_work = [worker for worker in workers if worker.ended_us is None and worker.status]
         serving = [(worker.worker, summary(worker.status)) for worker in at_work]
+        takers = visit.service.epochs.takers.listed()
         orders, _ = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)
     return visit.page(
         "operate/health.html",
@@ -45,6 +48,7 @@ def show(visit: PageRequest) -> Response:
         workers=workers,
         serving=serving,
         orders=orders,
+        takers=takers,
         asked={order.worker for order in orders if order.is_open},
         operates=visit.may(Permission.OPERATE),
     )

@@ -10,7 +10,8 @@ from kvcustody.governance.api.models.base import Measure, Model, TenantName, Utc
 from kvcustody.governance.api.models.policies import EnforcementOrderModel
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.observability.attempts import REASONS
-from kvcustody.governance.service.epochs.epoch_book import PAGE_RAISES, EpochTaker
+from kvcustody.governance.service.epochs.epoch_book import PAGE_RAISES
+from kvcustody.governance.service.epochs.epoch_takers import EpochTaker
 from kvcustody.governance.service.fleet.workers import WorkerRun
 from kvcustody.governance.service.ingest.check_leaves import KEPT_RUNS_MAX
 from kvcustody.governance.service.ingest.worker_protocol import PROTOCOL
@@ -34,6 +35,9 @@ Workers = page_of(
             "tenants": {"active_tokens": {"acme": 1200}},
             "origin": "",
             "state": "at work",
+            "epoch_version": 16,
+            "epoch_since_us": 1_780_000_050_000_000,
+            "epoch_behind_since_us": 1_780_000_099_000_000,
             "unread": "",
         },
     ),
@@ -46,6 +50,7 @@ Doors = page_of(
             "name": "door-1",
             "role": "door",
             "version": 16,
+            "since_us": 1_780_000_050_000_000,
             "newest": 17,
             "heard_us": 1_780_000_100_000_000,
             "behind_since_us": 1_780_000_099_000_000,

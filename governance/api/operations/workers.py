@@ -154,7 +154,7 @@ def add_doors(api: Declarations) -> None:
         "worker",
         command="protocol take-epochs",
     )
-    api.add(taking, epochs, answers=EpochsModel)
+    api.add(taking, epochs, answers=EpochsModel, problems=("conflict",))
 
 
 def close_worker(caller: CallerDep, service: ServiceDep, what: DeadProcess) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def request_erasure(
 
 
 def listed(caller: CallerDep, desk: DeskDep, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
-    """Incarnations of workers, oldest first."""
+    """Incarnations of workers, oldest first; of those that have not ended, which erase epochs they act by."""
     question = CursorBinding("listWorkers", caller.name, {})
     position = desk.cursors.read(question, cursor)
     found = desk.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
@@ -357,13 +357,17 @@ def check_kept(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: 
 
 def listed_doors(service: ServiceDep) -> dict[str, Any]:
     """Doors and workers that ask for erase epochs: the version each acts by, and since when it lacks the newest."""
-    return {"items": [one._asdict() for one in service.epochs.takers()], "next": None}
+    return {"items": [one._asdict() for one in service.epochs.takers.listed()], "next": None}
 
 
 async def epochs(
     caller: CallerDep,
     service: ServiceDep,
-    known: Annotated[int, Query(ge=0, lt=LARGE, description="The version that it acts by."), NUMBER] = 0,
+    known: Annotated[
+        int | None,
+        Query(ge=0, lt=LARGE, description="The version that it acts by; without it nothing is acknowledged."),
+        NUMBER,
+    ] = None,
     floor: Annotated[int, Query(ge=0, lt=LARGE, description="The floor of what it has."), NUMBER] = 0,
     after: Annotated[
         int | None,
@@ -373,15 +377,28 @@ async def epochs(
     scopes: Annotated[
         str, Query(pattern=r"^[0-9a-f]{0,32}$", description="Digest of the scopes that it names requests by.")
     ] = "",
+    lost: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            lt=LARGE,
+            description="The version that it knows, where what it was given lacks raises of it, as after a restore.",
+        ),
+        NUMBER,
+    ] = None,
     wait: Wait = 0,
 ) -> dict[str, Any]:
     """Erase epochs raised since a version, up to 10,000; held open up to `wait` seconds for news.
 
     A page after which more follow has no digest. Whoever puts the pages together has the snapshot of the digest. By
-    which scopes requests are named is in a door's answer where it is other than `scopes`.
+    which scopes requests are named is in a door's answer where it is other than `scopes`. With `lost` the fleet's epoch
+    is raised above it first, unless it is: every name of a router ends.
     """
-    await run_sync(service.epochs.heard, caller.name, role_of(caller), known)
-    start = known if after is None else after
+    if known is not None:
+        await run_sync(service.epochs.takers.heard, caller.name, role_of(caller), known)
+    if lost is not None:
+        await run_sync(service.raise_above, lost)
+    start = (known or 0) if after is None else after
     return await long_poll(
         service,
         caller,

@@ -14,7 +14,10 @@
    `namespace_days`. Rows end in the order of their numbers; what ended is at or below the floor.
 5. Tags are under a key of the service's secret, which the processes of one ledger share. Rows that erasures raised
    under another key are not found by these tags: the fleet is raised before anything is given out.
-6. An epoch that an erasure raised is in an `epoch-raised` leaf, that of a batch in one for each erasure that waited.
+6. A database that was restored has lost raises that doors and workers know. Who finds that says the version that it
+   knows (`raise_above`): the fleet is raised above it, to the time of day in microseconds. No count of raises comes so
+   far, so the number is new to everybody; and a version that nobody can know is refused.
+7. An epoch that an erasure raised is in an `epoch-raised` leaf, that of a batch in one for each erasure that waited.
 """
 
 from __future__ import annotations
@@ -36,8 +39,7 @@ from kvcustody.audit.kinds import EpochRaised, Event
 from kvcustody.audit.kinds.epoch_events import FLEET, SESSION, SHARED, SUBJECT, TENANT
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE
-from kvcustody.audit.store.schema.service import erase_epochs, service_epoch_takers
-from kvcustody.audit.store.schema.stored_rows import stored_rows
+from kvcustody.audit.store.schema.service import erase_epochs
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.edge.erase_epochs import (
@@ -47,19 +49,21 @@ from kvcustody.governance.edge.erase_epochs import (
     RaisedEpoch,
 )
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.service.epochs.epoch_takers import EpochTakers, newest_and_floor
+from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 from kvcustody.times import DAY_US
 
 PAGE_RAISES: Final = 10_000
 BATCH_SECONDS: Final = 10.0  # between two looks at what waits: a batch is raised so long before its deadline
-LIVE_SECONDS: Final = 60  # a door or worker that was not heard for longer is not counted as behind
 _PRUNE_SECONDS, _END_SECONDS = 3600.0, 5.0
 _RAISING = 7_215_415  # the number of the lock
-_KEY_CHANGED = "key"  # of the fleet, by no erasure (rule 5)
+_KEY_CHANGED, _RESTORED = "key", "restored"  # of the fleet, by no erasure (rules 5 and 6)
+RESTORED_SECONDS: Final = 60  # between two raises of rule 6, each of which ends every name
 _PRIVATE = (SUBJECT, SESSION)
-_HEARD_US = 5 * MICROSECONDS  # between two writes that somebody was heard, where nothing else changed
-_table, _takers = erase_epochs.c, service_epoch_takers.c
+_OF_FLEET = (FLEET, _KEY_CHANGED, _RESTORED)
+_table = erase_epochs.c
 _log = get_logger(__name__)
 
 
@@ -78,19 +82,6 @@ class EpochPage(NamedTuple):
     floor: int
     digest: str
     raised: tuple[RaisedEpoch, ...]
-
-
-class EpochTaker(NamedTuple):
-    """A door or a worker, the version that it acts by, and since when it lacks the newest (UTC µs; None: it has it)."""
-
-    name: str
-    role: str
-    version: int
-    newest: int
-    heard_us: int
-    behind_since_us: int | None
-    state: str  # `current`, `behind`, or `silent`: not heard for a minute
-    unread: str = ""  # what of its row cannot be read
 
 
 class EpochBook:
@@ -115,7 +106,7 @@ class EpochBook:
         self._namespace_us = namespace_days * DAY_US
         self._snapshot, self._digest = EraseEpochs(), EraseEpochs().digest
         self._checked = -1  # the version up to which rule 5 was seen to
-        self._heard: dict[str, tuple[int, int]] = {}  # by name: what was written last, version and time
+        self.takers = EpochTakers(engine, clock)
         self._unrecorded: list[Event] = []  # leaves of what was raised while a question was answered
         self._lock = threading.Lock()
 
@@ -150,6 +141,44 @@ class EpochBook:
                     [number] = self._insert(connection, [Raise(SHARED, shared, shared)], "", None, ends_us)
                     made += self._settle(connection, at_us, shared, SHARED, number)
         return made + self._taken_events()
+
+    def raise_above(self, known: int | None, at_us: int) -> list[Event]:
+        """Raise the fleet above a version that somebody knows (None: any), unless it is (rule 6); leaves to be queued.
+
+        Raises `conflict` for a version that nobody can know, `unavailable` within `RESTORED_SECONDS` of the last time.
+        """
+        ends_us, now_us = self._end_us(), self._clock.utc_us()
+        with self._writing() as connection:
+            own = select(func.max(_table.number)).where(
+                _table.key == self._key_id, _table.kind.in_(_OF_FLEET)
+            )
+            if known is not None and (connection.scalar(own) or 0) > known:
+                return []
+            newest, _ = newest_and_floor(connection)
+            most = max(newest, now_us)
+            if known is not None and known > most:
+                raise ProblemError("conflict", f"no version `{known}` was ever given out")
+            last_us = connection.scalar(select(func.max(_table.raised_us)).where(_table.kind == _RESTORED))
+            if known is not None and 0 <= now_us - (last_us or 0) < RESTORED_SECONDS * MICROSECONDS:
+                raise ProblemError("unavailable", "the fleet was raised for that just now")
+            made = self._raise_fleet(connection, _RESTORED, ends_us, at_us, above=most)
+        with self._lock:
+            self._snapshot = EraseEpochs()
+        _log.warning(
+            "erase epochs were lost, as in a restore: the fleet is raised, and every router's name ends"
+        )
+        return made
+
+    def _raise_fleet(
+        self, connection: Connection, kind: str, ends_us: int, at_us: int, *, above: int = 0
+    ) -> list[Event]:
+        """Raise the fleet by no erasure."""
+        one = Raise(kind, self._tags.of(EpochScope()), None)
+        [number] = self._insert(connection, [one], "", None, ends_us, above=above)
+        return [
+            EpochRaised(at_us, "", None, FLEET, number),
+            *self._settle(connection, at_us, None, FLEET, number),
+        ]
 
     def prune(self) -> int:
         """Forget what has ended (rule 4); how many rows."""
@@ -198,9 +227,11 @@ class EpochBook:
         erasure: str,
         deadline_us: int | None,
         ends_us: int,
+        *,
+        above: int = 0,
     ) -> list[int]:
-        """A row for each, under the lock (rule 3); their numbers."""
-        newest, _ = _version(connection)
+        """A row for each, under the lock (rule 3); their numbers, which are above `above`."""
+        newest = max(newest_and_floor(connection)[0], above)
         now_us = self._clock.utc_us()
         rows = [
             {
@@ -279,7 +310,7 @@ class EpochBook:
         self._follow_key()
         with self._lock, self._engine.connect() as connection, connection.begin():
             dialect_of(connection).begin_reading(connection)
-            version, floor = _version(connection)
+            version, floor = newest_and_floor(connection)
             known = self._snapshot
             if (version, floor) != (known.version, known.floor):
                 is_later = version >= known.version and floor >= known.floor
@@ -294,7 +325,7 @@ class EpochBook:
     def _follow_key(self) -> None:
         """Raise the fleet where erasures raised something under another key since it was raised last (rule 5)."""
         with self._engine.connect() as connection:
-            version, _ = _version(connection)
+            version, _ = newest_and_floor(connection)
             if version <= self._checked:
                 return
             is_behind = self._has_foreign(connection)
@@ -302,11 +333,8 @@ class EpochBook:
             ends_us = self._end_us()
             with self._writing() as connection:
                 if self._has_foreign(connection):
-                    one = Raise(_KEY_CHANGED, self._tags.of(EpochScope()), None)
-                    [number] = self._insert(connection, [one], "", None, ends_us)
                     at_us = self._clock.now_us()
-                    made = [EpochRaised(at_us, "", None, FLEET, number)]
-                    self._unrecorded += made + self._settle(connection, at_us, None, FLEET, number)
+                    self._unrecorded += self._raise_fleet(connection, _KEY_CHANGED, ends_us, at_us)
                     _log.warning(
                         "erase epochs were raised under another key: every router's name ends. Processes of one ledger "
                         "share one `service.key`"
@@ -314,53 +342,11 @@ class EpochBook:
         self._checked = version
 
     def _has_foreign(self, connection: Connection) -> bool:
-        own = select(func.max(_table.number)).where(
-            _table.key == self._key_id, _table.kind.in_((FLEET, _KEY_CHANGED))
-        )
+        own = select(func.max(_table.number)).where(_table.key == self._key_id, _table.kind.in_(_OF_FLEET))
         foreign = select(func.max(_table.number)).where(
             _table.key != self._key_id, _table.kind != _KEY_CHANGED
         )
         return (connection.scalar(foreign) or 0) > (connection.scalar(own) or 0)
-
-    # -- acknowledgements --------------------------------------------------------------------------------------
-
-    def heard(self, name: str, role: str, version: int) -> None:
-        """Note that a door or worker acts by this version."""
-        now_us = self._clock.utc_us()
-        last = self._heard.get(name)
-        if last is not None and last[0] == version and now_us - last[1] < _HEARD_US:
-            return
-        values = {"role": role, "version": version, "heard_us": now_us}
-        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            known = update(service_epoch_takers).where(_takers.name == name)
-            if not connection.execute(known.values(**values)).rowcount:
-                fresh = dialect_of(connection).insert_new(service_epoch_takers)
-                connection.execute(fresh.values(name=name, **values))
-        self._heard[name] = version, now_us
-
-    def takers(self) -> list[EpochTaker]:
-        """Every door and worker that ever asked, by name."""
-        now_us = self._clock.utc_us()
-        with self._engine.connect() as connection:
-            version, _ = _version(connection)
-            rows = stored_rows(connection, select(service_epoch_takers).order_by(_takers.name))
-            made = []
-            for row in rows:
-                since_us = None
-                if row.version < version:
-                    later = select(_table.raised_us).where(_table.number > row.version)
-                    since_us = connection.scalar(later.order_by(_table.number).limit(1))
-                silent = now_us - row.heard_us > LIVE_SECONDS * MICROSECONDS
-                state = "silent" if silent else "current" if since_us is None else "behind"
-                said = row.name, row.role, row.version, version, row.heard_us
-                made.append(EpochTaker(*said, since_us, state, row.unread))
-        return made
-
-    def behind_seconds(self) -> float:
-        """How long the one that lacks the newest longest has lacked it, of those that were heard in the last minute."""
-        now_us = self._clock.utc_us()
-        since = [one.behind_since_us for one in self.takers() if one.state == "behind"]
-        return max((now_us - each for each in since if each is not None), default=0) / MICROSECONDS
 
 
 class EpochTurns:
@@ -404,9 +390,3 @@ class EpochTurns:
                 _log.warning("erase epochs are not looked at", reason=type(error).__name__)
             self._wake.wait(BATCH_SECONDS)
             self._wake.clear()
-
-
-def _version(connection: Connection) -> tuple[int, int]:
-    """The newest number, and the one before the oldest that is kept."""
-    first, last = connection.execute(select(func.min(_table.number), func.max(_table.number))).one()
-    return (0, 0) if last is None else (int(last), int(first) - 1)

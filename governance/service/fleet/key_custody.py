@@ -68,7 +68,10 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
 
 
 def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
-    """Have the signer go on behind what the ledger lost, with a statement of its key on record (rule 1)."""
+    """Have the signer go on behind what the ledger lost, with a statement of its key on record (rule 1).
+
+    Erasures may be among what is lost: every router's name ends.
+    """
     with _handing_over:
         if service.signer is None:
             raise ProblemError("conflict", "another process signs this ledger; it confirms the break")
@@ -76,7 +79,7 @@ def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
         key = read_signing_key(path)
         signer.close()
         try:
-            return signing.confirm_break(
+            broken = signing.confirm_break(
                 signer, key, service.engine, service.writer, service.clock, actor, reason
             )
         except (ConfigError, SigningKeyError) as error:
@@ -87,6 +90,8 @@ def confirm_break(service: Service, actor: str, reason: str) -> LogBreak:
             ) from None
         finally:
             service.signer = service.signing_with(key)
+    service.raise_above(None)
+    return broken
 
 
 def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> UnlinkedSubject:

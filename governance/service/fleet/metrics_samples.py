@@ -25,7 +25,9 @@ from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.credentials.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.observability.attempts import AttemptsReporter
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.epochs.epoch_book import EpochBook
+from kvcustody.governance.service.epochs.epoch_takers import EpochTaker
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
@@ -96,6 +98,13 @@ class _OfLedger(NamedTuple):
     shown: frozenset[str]
 
 
+class _OfFleet(NamedTuple):
+    """Workers at work, and who takes erase epochs."""
+
+    running: tuple[WorkerRun, ...] = ()
+    takers: tuple[EpochTaker, ...] = ()
+
+
 class ServiceMetrics:
     """Collects the samples of one service; `requests` is filled by its gate, by (operation, status). Close it."""
 
@@ -105,7 +114,7 @@ class ServiceMetrics:
         self.threads = anyio.CapacityLimiter(2)  # of scrapes alone: they wait for no other request's
         self._label_key = service.secret.key("tenant-label")
         self._shown: frozenset[str] = frozenset()
-        self.workers = MetricsCollector("workers", service.fleet.running)
+        self.workers = MetricsCollector("workers", self._read_fleet)
         self.ledger = MetricsCollector("ledger", self._read_ledger, fresh_seconds=_FRESH_SECONDS)
 
     def close(self) -> None:
@@ -123,7 +132,9 @@ class ServiceMetrics:
         workers = self.workers.latest(until - time.monotonic())
         if ledger.value is not None:
             self._shown = ledger.value.shown
-        yield from self._workers(workers.value or ())
+        fleet = workers.value or _OfFleet()
+        yield from self._workers(fleet.running)
+        yield from _of_takers(fleet.takers, self._service.clock.utc_us())
         yield from ledger.value.samples if ledger.value is not None else ()
         yield from _ages((self.ledger.name, ledger), (self.workers.name, workers))
         for (operation, status), (count, seconds) in sorted(self.requests.items()):
@@ -167,9 +178,11 @@ class ServiceMetrics:
                 yield "worker_received_sequence", (name,), worker.received_sequence
                 yield from of_worker(name, worker.status)
             self._add_tenants(worker, by_tenant)
-        yield "epoch_behind_seconds", (), self._service.epochs.behind_seconds()
         for (name, labels), value in sorted(by_tenant.items()):
             yield name, labels, value
+
+    def _read_fleet(self) -> _OfFleet:
+        return _OfFleet(tuple(self._service.fleet.running()), tuple(self._service.epochs.takers.listed()))
 
     def _add_tenants(self, worker: WorkerRun, found: Counter[Place]) -> None:
         """What a worker says of tenants: added up, but for what is so or not."""
@@ -235,6 +248,15 @@ class ServiceMetrics:
         if how == "none" or tenant not in shown:
             return OTHER
         return tenant if how == "name" else "t-" + keyed_digest(self._label_key, tenant.encode())[:12]
+
+
+def _of_takers(takers: Iterable[EpochTaker], now_us: int) -> Iterator[Sample]:
+    """Who was heard in the last minute and lacks the newest erase epoch, and for how long."""
+    behind = [one for one in takers if one.state == "behind"]
+    for role in (Role.DOOR.value, Role.WORKER.value):
+        yield "epoch_takers_behind", (role,), sum(one.role == role for one in behind)
+    since_us = min((one.behind_since_us for one in behind if one.behind_since_us is not None), default=now_us)
+    yield "epoch_behind_seconds", (), max(0, now_us - since_us) / MICROSECONDS
 
 
 def _of_inbox(found: InboxContents, now_us: int) -> Iterator[Sample]:

@@ -31,6 +31,7 @@ from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_rows
 from kvcustody.audit.write.append_leaves import register
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.epochs.epoch_takers import listed_takers
 from kvcustody.governance.service.ingest.check_leaves import Sender
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.times import SECOND_US
@@ -66,6 +67,11 @@ class WorkerRun(NamedTuple):
     tenants: dict[str, dict[str, float]]  # by measure, then by tenant
     origin: str = ""  # empty: an engine at work
     state: WorkerState = WorkerState.AT_WORK  # as every page, command, answer and metric says it
+    epoch_version: int | None = (
+        None  # of the erase epochs that it acts by; None: it never asked, or has ended
+    )
+    epoch_since_us: int | None = None
+    epoch_behind_since_us: int | None = None  # None: it has the newest
     unread: str = ""  # what of its row cannot be read
 
 
@@ -264,6 +270,7 @@ class Fleet:
                 .where(incarnations.c.id > after)
                 .order_by(incarnations.c.id)
             )
+            takers = {one.name: one for one in listed_takers(connection, now_us)}
             processes = (
                 row for row in connection.execute(query).mappings() if not (only_open and row["uuid"] in over)
             )
@@ -275,8 +282,10 @@ class Fleet:
                     continue  # a command's process, the control plane's own, or a door's: no worker (rule 4)
                 started_us = row["started_us"] if period is None else period.started_us
                 silent = end is None and seen_us is not None and now_us - seen_us > LIVE_US
+                name = row["name"] if period is None else period.worker
+                taker = takers.get(name) if end is None else None
                 worker = WorkerRun(
-                    row["name"] if period is None else period.worker,
+                    name,
                     uuid,
                     started_us,
                     None if end is None else end[0],
@@ -290,6 +299,9 @@ class Fleet:
                     report.tenants or {},
                     origins.get(uuid, ""),
                     _state(end is not None, silent),
+                    None if taker is None else taker.version,
+                    None if taker is None else taker.since_us,
+                    None if taker is None else taker.behind_since_us,
                     report.unread,
                 )
                 found.append((row["id"], worker))

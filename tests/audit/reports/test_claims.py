@@ -782,7 +782,9 @@ def test_a_wrong_figure_among_the_facts_of_a_report_is_found(told: Told, framewo
     told.about(framework)
     report, there = told.report(framework), set()
     plants = (*PLANTS, *(TIER_PLANTS if report["tiers"].rows else ()))
-    place = FRAMEWORKS.index(framework)  # the first has each planted, the others, which share its sections, a part
+    place = FRAMEWORKS.index(
+        framework
+    )  # the first has each planted, the others, which share its sections, a part
     for path in plants[max(0, place - 1) :: len(FRAMEWORKS) - 1 if place else 1]:
         try:
             false = planted(report, path.split("."))

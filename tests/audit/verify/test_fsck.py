@@ -426,7 +426,11 @@ def test_progress_counts_leaves(any_store: Engine, make_writer: Make) -> None:
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
 def test_postgresql_writes_no_temporary_file(
-    postgres_store: Engine, make_writer: Make, world: Make, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+    postgres_store: Engine,
+    make_writer: Make,
+    world: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    is_in_memory: bool,
 ) -> None:
     """Control: by the memory that a server has for a sort, here a small one, it does."""
     writer, lived = make_writer(postgres_store), world(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -77,6 +78,27 @@ def settle(world: World, word: str) -> None:
     while set(words(world).values()) != {word} and time.monotonic() < until:
         time.sleep(0.2)
     assert set(words(world).values()) == {word}, words(world)
+
+
+def test_page_api_and_command_show_the_same_epochs(world: World) -> None:
+    takers = world.service.epochs.takers
+    takers.heard("worker", "worker", 0)
+    takers.heard("door-1", "door", 0)
+    world.service.raise_above(None)
+    behind = {one.name: one for one in takers.listed()}
+    assert [one.state for one in behind.values()] == ["behind", "behind"]
+    told = CliRunner().invoke(app, ["worker", "list", "--json", "--ledger", world.database_url])
+    [process] = [one for one in json.loads(told.stdout)["processes"] if one["worker"] == "worker"]
+    assert process["epoch_version"] == 0
+    assert process["epoch_behind_since_us"] == behind["worker"].behind_since_us
+    shown = CliRunner().invoke(app, ["worker", "list", "--ledger", world.database_url]).stdout
+    assert "behind since" in shown
+    with signed_in(world, "operator") as operator:
+        page = operator.get("/console/health").text
+    rows = re.findall(
+        r'<td class="left">(door-1|worker)</td><td class="left">(door|worker)</td>.*?>(behind)<', page
+    )
+    assert rows == [("door-1", "door", "behind"), ("worker", "worker", "behind")]
 
 
 @pytest.mark.system("pages disagree on which workers are at work")

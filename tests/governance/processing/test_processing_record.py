@@ -148,7 +148,12 @@ def test_the_command_line_makes_signs_and_verifies_every_format(ledger: RecordLe
     url = ledger.store.url.render_as_string(hide_password=False)
     url = f"sqlite:///{folder}/ledger.db" if ledger.store.dialect.name == "sqlite" else url
     made = ["report", "ropa", "--ledger", url, "--since", "2026-02-01", "--until", "2026-02-15", "--format"]
-    formats = ["csv", "html", "json", *(["pdf"] if ledger.store.dialect.name == "sqlite" else [])]  # printed once
+    formats = [
+        "csv",
+        "html",
+        "json",
+        *(["pdf"] if ledger.store.dialect.name == "sqlite" else []),
+    ]  # printed once
     made += [",".join(formats), "--signing-key", str(folder / "report.key"), "--out", str(folder / "ropa")]
     found = CliRunner().invoke(app, [*made, "--role", "processor", "--controller-of", "hodler=Example AG"])
     assert found.exit_code == 2 and "knows no tenant" in found.output, "a name that the ledger never saw"

@@ -20,6 +20,7 @@ from kvcustody.governance.edge.erase_epochs import (
 )
 from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.integrations.door.door_metrics import DoorMetrics
+from kvcustody.integrations.door.door_record import DoorRecord
 from kvcustody.integrations.door.follow_epochs import EpochsOfDoor, follow_epochs
 from kvcustody.policies.document.model import Scope
 from standins.integrations.door_world import Signers, make_signers
@@ -122,9 +123,20 @@ def test_a_door_opens_where_the_control_plane_is_away(monkeypatch: pytest.Monkey
         assert epochs() is None and shown(metrics, "age_seconds") == -1
 
 
+class Versions:
+    """A writer that keeps the version of each leaf."""
+
+    def __init__(self, recorded: list[int]) -> None:
+        self.recorded = recorded
+
+    def submit(self, events: Any) -> int:
+        self.recorded += [one.version for one in events]
+        return len(self.recorded)
+
+
 def test_each_newer_version_is_recorded_at_most_one_a_second() -> None:
     clock, recorded = VirtualClock(), list[int]()
-    taken = EpochsOfDoor(clock, lambda known: recorded.append(known.epochs.version))
+    taken = EpochsOfDoor(clock, DoorRecord(Versions(recorded), clock, "door"))  # type: ignore[arg-type]
     for version, waited_ms in ((0, 0), (0, 2000), (1, 0), (2, 400), (3, 400), (4, 400), (4, 5000)):
         clock.advance(waited_ms * 1000)
         taken.take(KnownEpochs(EraseEpochs(version=version), TAGS), 0)

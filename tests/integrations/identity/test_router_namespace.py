@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.erase_epochs import (
+    EpochScope,
+    EpochTags,
+    EraseEpochs,
+    KnownEpochs,
+    RaisedEpoch,
+)
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.integrations.identity import authenticate_request
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 from standins.integrations.door_world import Deployment, Signers, ask, make_signers, secret
 
 HEADER = "x-tenant-id"
+TAGS = EpochTags(bytes(32))
 FORGED = [
     [(b"x-tenant-id", b"globex")],
     [(b"X-Tenant-Id", b"globex")],
@@ -64,6 +72,36 @@ def test_it_is_the_one_that_engines_publish(deployment: Deployment) -> None:
     headers = RequestHeaders([(b"authorization", b"Bearer " + deployment.acme.encode())])
     who = deployment.gate.authenticate("POST", "/v1/completions", headers).principal
     assert seen(deployment, deployment.acme) == names.of(who.issuer, who.tenant)
+
+
+def test_it_ends_with_each_erase_epoch_of_its_tenant(tmp_path: Path, signers: Signers) -> None:
+    raised: list[RaisedEpoch] = []
+    is_known = True
+
+    def known() -> KnownEpochs | None:
+        epochs = EraseEpochs(raised, version=len(raised))
+        return KnownEpochs(epochs, TAGS) if is_known else None
+
+    deployment = Deployment(tmp_path, signers, epochs=known)
+    headers = RequestHeaders([(b"authorization", b"Bearer " + deployment.acme.encode())])
+    who = deployment.gate.authenticate("POST", "/v1/completions", headers).principal
+    names = CurrentNamespaces(RouterNamespaces(secret()), deployment.clock)
+    first = seen(deployment, deployment.acme)
+    assert first == names.of(who.issuer, who.tenant), "control: nothing was raised"
+    for scope, ends in (
+        (EpochScope(who.issuer, who.tenant, "ann"), False),
+        (EpochScope(who.issuer, "globex"), False),
+        (EpochScope(who.issuer, who.tenant, is_shared=True), True),
+        (EpochScope(who.issuer, who.tenant), True),
+        (EpochScope(), True),
+    ):
+        before = seen(deployment, deployment.acme)
+        raised.append(RaisedEpoch(len(raised) + 1, TAGS.of(scope)))
+        after = seen(deployment, deployment.acme)
+        assert (after != before) == ends, scope
+        assert after == names.of(who.issuer, who.tenant, known=known()), "as events of the engine do"
+    is_known = False
+    assert len({seen(deployment, deployment.acme) for _ in range(3)}) == 3, "past the lease: nothing is found"
 
 
 def test_equal_tenants_of_two_issuers_are_apart(deployment: Deployment) -> None:

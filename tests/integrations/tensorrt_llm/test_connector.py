@@ -319,7 +319,7 @@ def test_who_has_many_salts_does_not_stop_the_engine(
     assert sum(world.custody.scheduler.counts.values()) and mine in world.custody.scheduler._had
 
 
-@pytest.mark.parametrize("salt", [None, "", "acme", "ab" * 32, "0" * 145])
+@pytest.mark.parametrize("salt", [None, "", "acme", "ab" * 32, "0" * 161])
 def test_a_request_without_a_salt_of_ours_stops_the_engine(world: TrtllmWorld, salt: str | None) -> None:
     with pytest.raises(IsolationError, match="without a `cache_salt` of ours"):
         world.engine.run(PROMPT, salt)

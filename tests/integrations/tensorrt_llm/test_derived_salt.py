@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from kvcustody.allocator.pool.block_state import NEVER_US
+from kvcustody.governance.edge.custody_lease import ERASURES
+from kvcustody.governance.edge.erase_epochs import (
+    EpochScope,
+    EpochTags,
+    EraseEpochs,
+    KnownEpochs,
+    RaisedEpoch,
+)
 from kvcustody.governance.request import Hints
 from kvcustody.integrations.tensorrt_llm.derived_salt import DERIVED_CHARACTERS, DerivedSalts
 from standins.engines.vllm.deployment import principal
 from standins.integrations.stand_in_engine import BLOCK_TOKENS
 from standins.integrations.trtllm_world import PROMPT, WHOLE, TrtllmWorld
+
+TAGS = EpochTags(bytes(32))
+HELD_NO_MORE = "hits on the device under a salt that holds no more"
 
 
 def test_a_salt_is_of_one_domain_and_says_no_name(world: TrtllmWorld) -> None:
@@ -65,3 +77,51 @@ def test_a_salt_of_a_subject_that_was_erased_since_finds_nothing(world: TrtllmWo
     world.engine.forget_device()
     assert world.engine.run([5, *PROMPT], before).connector_tokens == 0
     assert world.copies() == copies, "nor is anything kept of it"
+
+
+def epochs_of(*scopes: EpochScope) -> KnownEpochs:
+    raised = [RaisedEpoch(number, TAGS.of(scope)) for number, scope in enumerate(scopes, 1)]
+    return KnownEpochs(EraseEpochs(raised, version=len(raised)), TAGS)
+
+
+def hear(world: TrtllmWorld, known: KnownEpochs) -> None:
+    world.on_thread(lambda chunks: chunks.governor.take_epochs(known, NEVER_US))
+
+
+def test_a_request_that_was_let_in_before_an_epoch_and_attaches_after_finds_nothing(
+    world: TrtllmWorld,
+) -> None:
+    who = principal("acme")
+    hear(world, epochs_of())
+    before, of_beta = world.salt("acme"), world.salt("beta")
+    for salt in (before, of_beta):
+        world.engine.run(PROMPT, salt)
+    world.engine.forget_device()
+    assert world.engine.run(PROMPT, before).connector_tokens == WHOLE, "control"
+    world.engine.forget_device()
+    hear(world, epochs_of(EpochScope(who.issuer, who.tenant, who.subject)))
+    late = world.custody.thread.standing(before)
+    assert late is not None and not late.holds
+    copies = world.copies()
+    assert world.engine.run(PROMPT, before).connector_tokens == 0
+    assert world.copies() == copies, "nor is anything kept of it"
+    assert world.engine.run(PROMPT, of_beta).connector_tokens == WHOLE, "another subject's is as before"
+    again = world.engine.run(PROMPT, before)
+    assert again.device_tokens and world.custody.scheduler.counts[HELD_NO_MORE] == 1, (
+        "the engine's own is counted"
+    )
+
+
+def test_a_request_that_was_let_in_within_the_lease_and_attaches_after_it_finds_nothing(
+    world: TrtllmWorld,
+) -> None:
+    salt = world.salt("acme")
+    world.engine.run(PROMPT, salt)
+    world.engine.forget_device()
+    assert world.engine.run(PROMPT, salt).connector_tokens == WHOLE, "control"
+    world.engine.forget_device()
+    world.on_thread(lambda chunks: chunks.governor.custody.require(ERASURES))
+    assert world.engine.run(PROMPT, salt).connector_tokens == 0
+    world.engine.forget_device()
+    world.on_thread(lambda chunks: chunks.governor.renew_custody(ERASURES, NEVER_US))
+    assert world.engine.run(PROMPT, salt).connector_tokens == WHOLE, "heard again"

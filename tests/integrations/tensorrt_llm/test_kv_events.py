@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.errors import IsolationError
+from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs
 from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.integrations.events.block_event import (
     CLEARED,
@@ -39,7 +41,13 @@ def feed_of(world: TrtllmWorld, kept: Kept) -> EngineEventFeed:
     def may_export(tenant: str, classification: str) -> bool:
         return world.on_thread(lambda chunks: chunks.governor.may_export(tenant, classification))
 
-    return EngineEventFeed(kept, world.custody.scopes, world.engine.take_events, may_export)
+    return EngineEventFeed(
+        kept,
+        world.custody.scopes,
+        world.engine.take_events,
+        may_export,
+        epochs=world.custody.thread.known_epochs,
+    )
 
 
 def test_each_block_is_told_with_its_tenant_and_by_our_keys(world: TrtllmWorld) -> None:
@@ -201,3 +209,25 @@ def test_what_is_written_is_read_again(world: TrtllmWorld) -> None:
     assert [(one.keys, one.parent, one.scope) for one in again.events] == [
         (one.keys, one.parent, one.scope) for one in kept.events
     ]
+
+
+def test_epochs_that_the_worker_hears_reach_the_publisher(world: TrtllmWorld) -> None:
+    """With them it names requesters, and removes what routers know under names that have ended."""
+
+    class Naming(Kept):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known: list[KnownEpochs] = []
+
+        def take_epochs(self, known: KnownEpochs, /) -> None:
+            self.known.append(known)
+
+    kept = Naming()
+    feed = feed_of(world, kept)
+    feed.publish_pending()
+    assert kept.known == [], "control: none was heard"
+    known = KnownEpochs(EraseEpochs(version=3), EpochTags(bytes(32)))
+    world.on_thread(lambda chunks: chunks.governor.take_epochs(known, NEVER_US))
+    for _ in range(2):
+        feed.publish_pending()
+    assert kept.known == [known], "once for each"

@@ -16,7 +16,7 @@ from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from standins.service.service_world import MEDIA, Batch, Worker, register
 
 SENT = MEDIA | {HEADER: str(PROTOCOL)}
-WRITES = {"epochs-taken", "worker-stopped", "spill-started", "replay-completed", "gap"}
+WRITES = {"epochs-taken", "hints-clipped", "worker-stopped", "spill-started", "replay-completed", "gap"}
 EVERY = [kind for kind in KINDS if kind not in FOLDED and KINDS[kind].outage != "C"]
 
 
@@ -115,3 +115,21 @@ def test_a_door_is_no_worker(client: Any, people: Any, door: Worker) -> None:
     assert [each["role"] for each in doors if each["name"] == "door"] == [Role.DOOR.value]
     scraped = client("GET", "/metrics", people["operator"]).text
     assert "kvcustody_epoch_behind_seconds 0" in scraped
+
+
+def test_workers_and_who_is_behind_are_shown_from_the_same_rows(
+    service: Any, client: Any, people: Any
+) -> None:
+    worker = Worker("worker")
+    assert register(client, people["worker"], worker).status_code == 200
+    service.raise_above(None)
+    assert client("GET", "/v1/worker/epochs?known=0", people["worker"]).status_code == 200
+    rows = client("GET", "/v1/doors", people["operator"]).json()["items"]
+    [taker] = [one for one in rows if one["name"] == "worker"]
+    listed = client("GET", "/v1/workers?limit=1000", people["operator"]).json()["items"]
+    [shown] = [one for one in listed if one["incarnation"] == worker.incarnation]
+    assert taker["state"] == "behind" and taker["behind_since_us"] and taker["since_us"]
+    for name in ("version", "since_us", "behind_since_us"):
+        assert shown[f"epoch_{name}"] == taker[name], name
+    scraped = client("GET", "/metrics", people["operator"]).text
+    assert 'kvcustody_epoch_takers_behind{role="worker"} 1' in scraped

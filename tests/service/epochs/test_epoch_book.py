@@ -259,22 +259,26 @@ def test_pages_give_the_same_snapshot(desk: Desk, monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_lacks_the_newest_and_since_when(desk: Desk) -> None:
-    desk.book.heard("door-1", "door", 0)
-    assert [each.state for each in desk.book.takers()] == ["current"] and desk.book.behind_seconds() == 0
+    desk.book.takers.heard("door-1", "door", 0)
+    assert [each.state for each in desk.book.takers.listed()] == ["current"]
     raised_us = desk.clock.utc_us()
     desk.erase(ANA)
     desk.clock.advance(7 * MICROSECONDS)
-    desk.book.heard("door-1", "door", 0)
-    desk.book.heard("gpu-0", "worker", 1)
-    behind, current = desk.book.takers()
+    desk.book.takers.heard("door-1", "door", 0)
+    desk.book.takers.heard("gpu-0", "worker", 1)
+    behind, current = desk.book.takers.listed()
     assert (behind.name, behind.state, behind.behind_since_us) == ("door-1", "behind", raised_us)
     assert (current.name, current.state, current.behind_since_us) == ("gpu-0", "current", None)
-    assert desk.book.behind_seconds() == 7
+    assert (behind.since_us, current.since_us) == (raised_us, behind.heard_us), "since it acts by its version"
+    desk.clock.advance(6 * MICROSECONDS)
+    desk.book.takers.heard("gpu-0", "worker", 1)
+    [_, heard] = desk.book.takers.listed()
+    assert heard.since_us == current.since_us < heard.heard_us
     desk.clock.advance(61 * MICROSECONDS)
-    assert [each.state for each in desk.book.takers()] == [
+    assert [each.state for each in desk.book.takers.listed()] == [
         "silent",
         "silent",
-    ] and desk.book.behind_seconds() == 0
+    ]
 
 
 def test_no_row_names_anybody(desk: Desk) -> None:

@@ -64,7 +64,7 @@ ROWS: dict[str, dict[str, Any]] = {  # what the two rows of a table have, each `
         "incarnation": "{}", "worker": "worker", "seen_us": NOW_US, "received_sequence": 0, "policy_revision": 0,
         "status": '{{"blocks.total": 3}}',
     },
-    "service_epoch_takers": {"name": "{}", "role": "door", "version": 0, "heard_us": NOW_US},
+    "service_epoch_takers": {"name": "{}", "role": "door", "version": 0, "heard_us": NOW_US, "since_us": NOW_US},
     "service_sessions": {
         "digest": "{}", "principal": "nobody", "begun_us": NOW_US, "used_us": FAR_US, "expires_us": FAR_US,
     },

@@ -69,7 +69,10 @@ def by_hand(written: list[bytes], since_us: int, until_us: int) -> dict[tuple[st
 
 @pytest.mark.parametrize(
     "part",
-    [pytest.param((0, 1), marks=pytest.mark.system("a prefix's worth over a whole replay differs")), (0.3, 0.6)],
+    [
+        pytest.param((0, 1), marks=pytest.mark.system("a prefix's worth over a whole replay differs")),
+        (0.3, 0.6),
+    ],
 )
 def test_worth_is_what_the_leaves_add_up_to(replayed_ledger: Engine, part: tuple[float, float]) -> None:
     written, first, last = leaves(replayed_ledger)

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.credentials.scope_token import Rejected, ScopeTokens, VerifiedToken
+from kvcustody.governance.edge.current_namespaces import EpochsSource
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
@@ -88,7 +89,9 @@ def api_keys() -> tuple[bytes, list[str]]:
 class Deployment:
     """Files, clock, door and verifier of one deployment."""
 
-    def __init__(self, directory: Path, signers: Signers, document: str = DOCUMENT) -> None:
+    def __init__(
+        self, directory: Path, signers: Signers, document: str = DOCUMENT, epochs: EpochsSource | None = None
+    ) -> None:
         self.directory = directory
         self.signers = signers
         self.clock = VirtualClock()
@@ -99,7 +102,8 @@ class Deployment:
         (directory / "jwks.json").write_text(json.dumps({"keys": rows}))
         (directory / "identity.yaml").write_text(document)
         self.tokens = ScopeTokens(secret(), self.clock)
-        self.gate = RequestGate(load_identity(directory / "identity.yaml"), directory, secret(), self.clock)
+        read = load_identity(directory / "identity.yaml")
+        self.gate = RequestGate(read, directory, secret(), self.clock, epochs=epochs)
 
     def token(self, algorithm: str = "EdDSA", kid: str | None = "ed", /, **claims: Any) -> str:
         """A signed token of the issuer for alice of acme; claims given as `None` are left out."""

@@ -1,26 +1,28 @@
 """Doors, workers and a control plane that hear of each other late, twice, in another order or never.
 
-1. What decides is real: door tokens, scope tokens, erase epochs, a Governor and an engine port over their pools. The
-   network, the clock and the control plane's table are this world's.
+1. What decides is real: the doors before a router (`EdgeGate`), workers' own doors, their tokens, erase epochs, a
+   Governor and an engine port over their pools. The network, the clock and the control plane's table are this world's.
 2. Each interleaving is about one subject of its own, whose prompt is always the same. It mixes erasures, questions and
    their answers, requests, what they publish, and processes that stop, die or hear nothing.
-3. A reuse is stale where its block was written under an older epoch than the reader's token has, or than the control
+3. A name that a door gives routers stands for one state of epochs: none is given again with others.
+4. A reuse is stale where its block was written under an older epoch than the reader's token has, or than the control
    plane had given out one lease ago.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import orjson
+
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.credentials.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.governance.edge.custody_lease import ERASURES
-from kvcustody.governance.edge.door_token import DoorClaims, DoorTokenIssuer, DoorTokens, PresentedToken
 from kvcustody.governance.edge.erase_epochs import (
     NO_EPOCHS,
     Epochs,
@@ -30,20 +32,30 @@ from kvcustody.governance.edge.erase_epochs import (
     KnownEpochs,
     RaisedEpoch,
 )
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.principal import Principal
-from kvcustody.governance.request import NO_HINTS, Hints
-from kvcustody.ids import SubjectId, TenantId
+from kvcustody.governance.request import Hints
+from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
+from kvcustody.integrations.identity.identity_document import load_identity
+from kvcustody.integrations.identity.refusal import RequestRefused
+from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
+from kvcustody.integrations.identity.request_gate import RequestGate
+from kvcustody.integrations.identity.request_headers import RequestHeaders
+from kvcustody.policies.document.model import Scope
 from standins.builders import governor, keyring_in_memory, policy, port, table
-from standins.integrations.door_world import secret
+from standins.integrations.door_world import Deployment, make_signers, secret
+from standins.integrations.fleet_edge import COMPLETIONS, TRUSTS_DOORS, door_key
 from standins.robust.custody_world import MODEL
 
 LEASE_US = 6 * MICROSECONDS
 TOKENS = list(range(1, 50))  # three blocks, and one token that is always computed
 BLOCK = 16
-TENANT = "holder"
+TENANT = "acme"
+BY_SUBJECT = NameScopes(Scope.SUBJECT)
+BODY = b'{"prompt": "the same each time"}'
 INTERLEAVINGS_A_WORLD = 40
 POLICY = policy((TENANT,), scope="subject")
 
@@ -56,11 +68,18 @@ class Erasure(NamedTuple):
     name: str
 
 
-class Request(NamedTuple):
-    """A request on its way: the token that its door made."""
+class Edge:
+    """Files of two doors and of the workers behind them, for any number of worlds."""
 
-    principal: Principal
-    token: str
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clients = Deployment(folder, make_signers())
+        self.keys = [door_key(1), door_key(2)]
+        (folder / "doors.vkeys").write_text("".join(f"{key.verifier}\n" for key in self.keys))
+        (folder / "worker.yaml").write_text(TRUSTS_DOORS)
+        self.at_doors, self.at_workers = (
+            load_identity(folder / name) for name in ("identity.yaml", "worker.yaml")
+        )
 
 
 class Finishing:
@@ -192,15 +211,19 @@ class GovernorWorker:
 class EpochWorld:
     """Two doors, two workers and a control plane."""
 
-    def __init__(self, seed: int, key: SigningKey) -> None:
+    def __init__(self, seed: int, edge: Edge) -> None:
         self.chance = Random(seed)
-        self.clock = VirtualClock()
+        self.clock = edge.clients.clock = VirtualClock()
+        self.edge = edge
         self.table = table(POLICY)
         self.keys = keyring_in_memory(self.clock)
         self.tags = EpochTags(bytes(32))
-        self.issuer = DoorTokenIssuer(lambda: key, self.clock)
-        self.presented = DoorTokens(lambda: [key.verifier], self.clock)
+        self.gates = [self._gate(place) for place in range(2)]
         self.tokens = ScopeTokens(secret(), self.clock)
+        self.worker_doors = [
+            RequestGate(edge.at_workers, edge.folder, secret(), self.clock) for _ in range(2)
+        ]
+        self.named: dict[str, Epochs] = {}  # what a name of a router stood for when it was given
         self.epochs = EraseEpochs()
         self.erasures: list[Erasure] = []
         self.history: list[tuple[int, EraseEpochs]] = [(0, self.epochs)]
@@ -213,8 +236,32 @@ class EpochWorld:
             tuple[int, Callable[[], None]]
         ] = []  # the worker that hears it, -1: a door; and what
         self.number = 0
-        self.requests = self.reuses = self.stale = 0
-        self.subject = Principal("idp", TenantId(TENANT), SubjectId("nobody"))
+        self.requests = self.reuses = self.stale = self.renamed = 0
+        self._be("nobody")
+
+    def _be(self, name: str) -> None:
+        """From now on it is about this subject, who shows a token."""
+        token = self.edge.clients.token(org=TENANT, sub=name)
+        self.headers = RequestHeaders([(b"authorization", f"Bearer {token}".encode())])
+        self.subject = self.gates[0].authenticate("POST", COMPLETIONS, self.headers).principal
+
+    def _gate(self, place: int) -> EdgeGate:
+        def known() -> KnownEpochs | None:
+            epochs, until_us = self.doors[place]
+            return KnownEpochs(epochs, self.tags) if self.clock.now_us() < until_us else None
+
+        edge = self.edge
+        key = edge.keys[place]
+        return EdgeGate(
+            edge.at_doors,
+            edge.folder,
+            lambda: key,
+            secret(),
+            self.clock,
+            retries=7,
+            epochs=known,
+            scopes=lambda: BY_SUBJECT,
+        )
 
     def _worker(self, place: int) -> Any:
         made: Any = PortWorker(self) if place == 0 else GovernorWorker(self)
@@ -227,7 +274,8 @@ class EpochWorld:
     def interleave(self, acts: int) -> None:
         """Acts in any order, about a subject that nobody knew before."""
         self.number += 1
-        self.subject = Principal("idp", TenantId(TENANT), SubjectId(f"person-{self.number}"))
+        self._be(f"person-{self.number}")
+        self.named.clear()
         self.flight.clear()
         for place in range(2):
             self.stopped[place] = self.cut_off[place] = False
@@ -244,21 +292,31 @@ class EpochWorld:
             self.clock.advance(self.chance.choice((0, LEASE_US // 2, LEASE_US + 1)))
 
     def route(self) -> None:
-        """A door makes a token by what it knows; past its lease it knows what it knew last."""
-        epochs, _ = self.chance.choice(self.doors)
-        who = self.subject
-        claims = DoorClaims(who, NO_HINTS, "ns", "default", f"r-{self.requests}", 8, self._of(who, epochs))
-        token = self.issuer.issue(claims)
+        """A door makes a name and a token by what it knows; past its lease it knows what it knew last."""
+        gate = self.chance.choice(self.gates)
+        admitted = gate.authenticate("POST", COMPLETIONS, self.headers)
+        forwarded = gate.scope(admitted, BODY)
+        assert forwarded.body is not None
         place = self.chance.randrange(2)
-        self.flight.append((place, lambda: self._arrive(place, Request(who, token))))
+        self.flight.append((place, lambda: self._arrive(place, forwarded)))
 
-    def _arrive(self, place: int, request: Request) -> None:
-        found = self.presented.present(request.token)
-        if not isinstance(found, PresentedToken):
-            return  # it is over by now
-        scope = self.tokens.issue(request.principal, epochs=found.claims.epochs)
-        verified = self.tokens.verify(scope)
-        assert isinstance(verified, VerifiedToken)
+    def _arrive(self, place: int, forwarded: Forwarded) -> None:
+        """At the worker's own door; a router changes nothing of it."""
+        given = RequestHeaders((name.encode(), value.encode()) for name, value in forwarded.headers.items())
+        door = self.worker_doors[place]
+        assert forwarded.body is not None
+        try:
+            admitted = door.authenticate("POST", COMPLETIONS, given)
+            body = orjson.loads(door.scope(admitted, forwarded.body))
+        except RequestRefused:
+            return  # it is over by now, or was presented too often
+        assert admitted.token is not None
+        claims = admitted.token.claims
+        self.renamed += self.named.setdefault(claims.namespace, claims.epochs) != claims.epochs
+        verified = self.tokens.verify(
+            body["cache_salt"], (body.get("kv_transfer_params") or {}).get(OUR_TRANSFER_FIELD)
+        )
+        assert isinstance(verified, VerifiedToken), verified
         self.requests += 1
         self.workers[place].arrive(verified.principal, verified.hints, self.requests)
 
