@@ -30,6 +30,7 @@ PASS, FAIL, SKIP = "pass", "fail", "skip"
 CASES = (  # of the kit, in its order
     "scope/look-up",
     "scope/salt",
+    "scope/epochs",
     "scope/attach",
     "scope/store",
     "scope/prefetch",

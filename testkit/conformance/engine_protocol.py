@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from kvcustody.audit.kinds import Event
 from kvcustody.clock import VirtualClock
+from kvcustody.governance.edge.erase_epochs import Epochs, KnownEpochs
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.events.block_event import BlockEvent
@@ -35,6 +36,7 @@ FEATURES: dict[str, str] = {
     "shards": "more than one shard of memory (`Setup.shards`)",
     "exact": "the output depends on nothing but prompt, weights and the K/V that was read",
     "salts": "a client may send a salt of its own",
+    "epochs": "requests come through a door before a router, which says by which erase epochs",
     "grants": "blocks of a domain other than the request's own can be read, where a grant opens it",
 }
 
@@ -82,7 +84,8 @@ class Setup(NamedTuple):
 class RequestSpec(NamedTuple):
     """One request. `identity`: a principal whose identity the harness proves in whatever way its engine wants; a text
     that is presented as it stands, as a client's raw token; or nothing at all. `salt`: the client's own.
-    `route`: as the door says, or None.
+    `route`: as the door says, or None. `epochs`: those that a door before a router put into its token; None: it came
+    through no such door.
     """
 
     identity: Principal | str | None
@@ -90,6 +93,7 @@ class RequestSpec(NamedTuple):
     max_tokens: int = 1
     salt: str | None = None
     route: str | None = None
+    epochs: Epochs | None = None
 
 
 WAITING, RUNNING, FINISHED, ABORTED, REFUSED = "waiting", "running", "finished", "aborted", "refused"
@@ -181,6 +185,9 @@ class EngineUnderTest(Protocol):
 
     def erase(self, selector: Selector) -> None:
         """Erase, as an administrator would."""
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """The control plane gave out these erase epochs: they hold for what is decided from now on (`epochs`)."""
 
     def scan(self) -> list[str]:
         """Findings of the orphan scan against the live engine; empty when clean."""

@@ -19,6 +19,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.kinds import Event
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
@@ -52,6 +53,7 @@ from kvcustody.testkit.conformance.engine_protocol import (
 BLOCK_TOKENS = 8
 TIMER_US = 100_000  # the idle loop's own wake-up
 _LACKS = {
+    "epochs": "identity travels by request id: no door before a router reaches it",
     "tokens": "identity travels by request id, and is proved by whoever submits",
     "forks": "the engine forks only while it prefills, for `num_return_sequences`",
     "async": "the CPU has no steps in flight",
@@ -207,6 +209,10 @@ class TransformersEngineUnderTest:
         self._scheduler.clear_cancelled_requests()
         done.result(0)
         self._collect()
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """Not asked: see `_LACKS`."""
+        raise NotImplementedError
 
     def scan(self) -> list[str]:
         """The Governor's orphan scan."""

@@ -174,6 +174,7 @@ _NO_FLIGHT = (
 )
 NOT_APPLICABLE: dict[str, str] = {
     "forged identity accepted": _NO_TOKENS,
+    "erase epochs ignored": _NO_TOKENS,
     "expired identity accepted": _NO_TOKENS,
     "replayed identity accepted": _NO_TOKENS,
     "scope dropped at store": _NO_TIER,

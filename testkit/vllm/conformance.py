@@ -18,9 +18,11 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
 from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.audit.kinds import Event
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.governance.credentials.scope_token import ScopeTokens
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
@@ -123,7 +125,7 @@ class VllmEngineUnderTest:
         name = f"request-{len(self._requests)}"
         salt, transfer, identity = ask.salt, None, ask.identity
         if isinstance(identity, Principal):
-            token = self._tokens.issue(identity, route=ask.route, client_salt=ask.salt)
+            token = self._tokens.issue(identity, route=ask.route, client_salt=ask.salt, epochs=ask.epochs)
             salt, transfer = self._tokens.carry(token)
         elif identity is not None:
             salt = identity
@@ -211,6 +213,10 @@ class VllmEngineUnderTest:
     def erase(self, selector: Selector) -> None:
         """As vLLM's utility call."""
         cast(Any, self._core).kvcustody_erase(selector.tenant, selector.subject, selector.session)
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """As a worker that heard of them."""
+        self._side.port.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
         """As vLLM's utility call."""

@@ -83,6 +83,18 @@ def _last_known(original: Any) -> Any:
     return verify
 
 
+def _without_epochs(original: Any) -> Any:
+    """What a request's door knew of erasures is lost on its way to governance."""
+
+    def verify(self: SchedulerSide, request: Request) -> Any:
+        answer = original(self, request)
+        if isinstance(answer, VerifiedToken):
+            answer = answer._replace(hints=answer.hints._replace(epochs=None))
+        return answer
+
+    return verify
+
+
 def _resumed_as_nobody(original: Any) -> Any:
     def resume(self: SchedulerState, governed: GovernedRequest, residency: Any) -> Any:
         self.port.release(residency, "preempted")
@@ -136,6 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
         together(unscoped_keys, patch(SchedulerState, "attachable_tokens", _attaches_all)),
     ),
     Mutant("no identity falls to a tenant", patch(SchedulerSide, "_verify", _last_known)),
+    Mutant("erase epochs ignored", patch(SchedulerSide, "_verify", _without_epochs)),
     Mutant("scope dropped after preemption", patch(SchedulerState, "_resume", _resumed_as_nobody)),
     Mutant("late sweep serves the expired", patch(SchedulerState, "attachable_tokens", _attaches_all)),
     Mutant(

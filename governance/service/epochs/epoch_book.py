@@ -16,7 +16,8 @@
    under another key are not found by these tags: the fleet is raised before anything is given out.
 6. A database that was restored has lost raises that doors and workers know. Who finds that says the version that it
    knows (`raise_above`): the fleet is raised above it, to the time of day in microseconds. No count of raises comes so
-   far, so the number is new to everybody; and a version that nobody can know is refused.
+   far, so the number is new to everybody; and a version that nobody can know is refused. A break of the log on record
+   raises the fleet too, also one that the service finds when it starts.
 7. An epoch that an erasure raised is in an `epoch-raised` leaf, that of a batch in one for each erasure that waited.
 """
 
@@ -40,6 +41,8 @@ from kvcustody.audit.kinds.epoch_events import FLEET, SESSION, SHARED, SUBJECT, 
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import erase_epochs
+from kvcustody.audit.tlog.log_break import parse_break, recorded_breaks
+from kvcustody.audit.tlog.signed_note import NoteError
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.edge.erase_epochs import (
@@ -329,7 +332,10 @@ class EpochBook:
             if version <= self._checked:
                 return
             is_behind = self._has_foreign(connection)
-        if is_behind:
+            is_broken = self._checked < 0 and self._has_break(connection)
+        if is_broken:
+            self._unrecorded += self.raise_above(None, self._clock.now_us())
+        if is_behind and not is_broken:
             ends_us = self._end_us()
             with self._writing() as connection:
                 if self._has_foreign(connection):
@@ -340,6 +346,17 @@ class EpochBook:
                         "share one `service.key`"
                     )
         self._checked = version
+
+    def _has_break(self, connection: Connection) -> bool:
+        """Whether a break of the log is on record, and the fleet was not raised since."""
+        try:
+            broken = [parse_break(one.note) for one in recorded_breaks(connection)]
+        except NoteError:  # `fsck` says which leaf is malformed
+            return True
+        if not broken:
+            return False
+        own = select(func.max(_table.raised_us)).where(_table.key == self._key_id, _table.kind.in_(_OF_FLEET))
+        return broken[-1].at_seconds * MICROSECONDS > (connection.scalar(own) or 0)
 
     def _has_foreign(self, connection: Connection) -> bool:
         own = select(func.max(_table.number)).where(_table.key == self._key_id, _table.kind.in_(_OF_FLEET))

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from kvcustody.governance.edge.erase_epochs import (
+    Epochs,
+    EpochScope,
+    EpochTags,
+    EraseEpochs,
+    KnownEpochs,
+    RaisedEpoch,
+)
+from kvcustody.governance.identity.principal import Principal
 from kvcustody.testkit.conformance.case import (
+    ISSUER,
     Bench,
     Case,
     CaseHarness,
@@ -39,6 +49,41 @@ def salt(bench: Bench) -> None:
     rig.hit(ALPHA, tokens, 0, "own, without the salt")
     rig.hit(ALPHA, tokens, 0, "own, another salt", salt="salt")
     rig.hit(BETA, tokens, 0, "foreign tenant with the same salt", salt="pepper")
+
+
+@case("scope/epochs", "epochs")
+def epochs(bench: Bench) -> None:
+    """What was written before an erase epoch was raised is found no more. A door and an engine that know of different
+    epochs find and leave nothing. Other subjects' blocks are found as before.
+    """
+    rig = bench.open(blocks=96)
+    tags = EpochTags(bytes(32))
+    scope = EpochScope(ISSUER, ALPHA.tenant, ALPHA.subject)
+
+    def heard(raised: int) -> KnownEpochs:
+        numbers = [RaisedEpoch(number, tags.of(scope)) for number in range(1, raised + 1)]
+        known = KnownEpochs(EraseEpochs(numbers, version=raised), tags)
+        rig.engine.take_epochs(known)
+        return known
+
+    def of(who: Principal, known: KnownEpochs) -> Epochs:
+        return known.of(who.issuer, who.tenant, who.subject)
+
+    none = heard(0)
+    tokens, of_bob = rig.warm(ALPHA, 4, epochs=of(ALPHA, none)), rig.warm(BOB, 4, epochs=of(BOB, none))
+    first = heard(1)
+    rig.hit(ALPHA, tokens, 0, "what was written before the raise", epochs=of(ALPHA, first))
+    rig.hit(ALPHA, tokens, 4, "own, since the raise (control)", epochs=of(ALPHA, first))
+    rig.hit(BOB, of_bob, 4, "other subject, after the raise", epochs=of(BOB, first))
+    for said, what in (
+        (of(ALPHA, none), "a door that is behind"),
+        (Epochs(private=2), "a door that is ahead"),
+    ):
+        other = rig.prompt(4)
+        for _ in range(2):
+            rig.hit(ALPHA, other, 0, what, epochs=said)
+        rig.hit(ALPHA, tokens, 0, f"{what}, on what it may read elsewhere", epochs=said)
+    rig.hit(ALPHA, tokens, 4, "own, after doors that know otherwise", epochs=of(ALPHA, first))
 
 
 @case("scope/attach")
@@ -159,6 +204,7 @@ def preempt_resume(bench: Bench) -> None:
 CASES: tuple[Case, ...] = (
     look_up,
     salt,
+    epochs,
     attach,
     store,
     prefetch,

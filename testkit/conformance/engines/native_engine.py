@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.governance.admission_outcome import Admission, Deferred
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
@@ -158,6 +160,10 @@ class NativeEngine(ToyEngine):
         for request, handle in list(self._handles.items()):
             if handle not in live:
                 self.end(request, ABORTED, "erased")
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """As a worker that heard of them."""
+        self.governor.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
         """The Governor's own orphan scan."""

@@ -23,8 +23,10 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.governance.admission_outcome import AdmissionRefused
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
@@ -346,6 +348,10 @@ class ReferenceEngine(ToyEngine):
         """The port ends custody here; the tier's copies of closed domains go with it."""
         self.port.erase(selector)
         self.far.sweep(self.clock.now_us())
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """As a worker that heard of them."""
+        self.port.take_epochs(known, NEVER_US)
 
     def scan(self) -> list[str]:
         """The port's orphan scan."""

@@ -126,7 +126,7 @@ class ToyEngine(ABC):
         """Queue a request under whatever identity it can prove."""
         identity = ask.identity
         if isinstance(identity, Principal):
-            identity = self.door.issue(identity, route=ask.route, client_salt=ask.salt)
+            identity = self.door.issue(identity, route=ask.route, client_salt=ask.salt, epochs=ask.epochs)
         verified = self.door.verify(identity)
         if isinstance(verified, VerifiedToken):
             return self.queue(ask, verified.principal, verified.hints)

@@ -33,6 +33,11 @@ FAULTS: dict[str, Fault] = {
         "the first tenant's blocks take every other tenant's keys",
         ("scope/look-up",),
     ),
+    "erase epochs ignored": Fault(
+        "adapters from before doors: what a door says of an erasure is not compared",
+        "an erased prompt is a hit until the erasure itself arrives",
+        ("scope/epochs",),
+    ),
     "scope dropped at store": Fault(
         "vllm#51640: the connector hashes token ids alone",
         "objects of the tier have names that every tenant can compute",

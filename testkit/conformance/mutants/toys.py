@@ -48,6 +48,15 @@ def _last_known(original: Any) -> Any:
     return submit
 
 
+def _without_epochs(original: Any) -> Any:
+    """What a request's door knew of erasures is lost on its way to governance."""
+
+    def queue(self: ToyEngine, ask: Any, principal: Any, hints: Any, like: Any = None) -> object:
+        return original(self, ask, principal, hints._replace(epochs=None), like)
+
+    return queue
+
+
 def _takes_late_answers(original: Any) -> Any:
     def said(self: ToyEngine, request: ToyRequest, epoch: int, token: int) -> None:
         original(self, request, request.epoch, token)
@@ -106,6 +115,7 @@ def _loses(kind: type[Event]) -> Any:
 
 
 TOY = (
+    Mutant("erase epochs ignored", patch(ToyEngine, "queue", _without_epochs)),
     Mutant("never scrubbed", patch(TensorMemory, "scrub", partial_scrub(blocks=slice(0)))),
     Mutant("scrub of the first shard only", patch(TensorMemory, "scrub", partial_scrub(shards=1))),
     Mutant("verify skipped", patch(TensorMemory, "scrub", partial_scrub(share=0.0))),

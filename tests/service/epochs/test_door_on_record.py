@@ -122,6 +122,7 @@ def test_an_engines_own_door_follows_and_acknowledges_nothing(fleet: Fleet, tmp_
         policy_path=tmp_path / "policy.yaml",
         identity_path=tmp_path / "identity.yaml",
         scope_token_key_path=tmp_path / "scope.key",
+        keyring_path=tmp_path / "keys.json",
         control_plane=fleet.server.address,
         control_plane_key_path=tmp_path / "worker.key",
         clock_path=tmp_path / "clock.json",

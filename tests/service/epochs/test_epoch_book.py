@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.evidence.subjects.subject_table import store_names
-from kvcustody.audit.kinds import EpochRaised, IssuerAssigned
+from kvcustody.audit.kinds import EpochRaised, IssuerAssigned, LogBroken
+from kvcustody.audit.leaf.merkle import TreeHead
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.service import erase_epochs
+from kvcustody.audit.tlog.log_break import LogBreak, break_record
+from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs
 from kvcustody.governance.erasure.erasure_run import request_event
@@ -20,6 +24,7 @@ from kvcustody.governance.service.epochs.epoch_book import EpochBook
 from kvcustody.times import DAY_US
 from standins import builders
 
+LOG_KEY = SigningKey.generate("ledger.example/epochs")
 KEY, HOUR_US = b"k" * 32, 3600 * MICROSECONDS
 ANA = Selector(tenant="acme", subject="ana")
 
@@ -243,6 +248,24 @@ def test_another_key_raises_the_fleet_once(desk: Desk) -> None:
     assert [each.scope for each in other.raise_batches(1)] == ["fleet", "fleet"], "on record, and who waited"
     desk.erase(ANA)
     assert desk.known(other).of("corp", "acme", "bob").fleet == 4
+
+
+def test_a_break_on_record_raises_the_fleet_once_when_the_service_starts(desk: Desk) -> None:
+    """As it is put on record while the service is stopped."""
+    desk.erase(ANA)
+    assert desk.known(desk.made()).of("corp", "acme", "bob").fleet == 0, "control"
+    desk.clock.advance(MICROSECONDS)
+    head, at_seconds = TreeHead(1, bytes(32)), desk.clock.utc_us() // MICROSECONDS
+    statement = break_record(LOG_KEY, LogBreak(LOG_KEY.name, head, head, head, 0, at_seconds))
+    record = base64.b64encode(statement).decode()
+    desk.writer.submit_durable(LogBroken(desk.clock.now_us(), 1, 1, record, "ops", "restored"))
+    restarted = desk.made()
+    found = desk.known(restarted).of("corp", "acme", "bob").fleet
+    assert found > desk.clock.utc_us() - MICROSECONDS
+    assert [each.scope for each in restarted.raise_batches(1)] == ["fleet", "fleet"], (
+        "on record, and who waited"
+    )
+    assert desk.known(desk.made()).of("corp", "acme", "bob").fleet == found, "once"
 
 
 def test_pages_give_the_same_snapshot(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
