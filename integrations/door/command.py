@@ -248,6 +248,7 @@ def _run(
             placement=None if tokens.placement is None else read_placement(tokens.placement),
             scopes=_scopes(tokens.policy, clock, is_told=epochs is not None),
             namespace_days=settings.namespace_days,
+            window_seconds=settings.windowed_token_seconds,
             epochs=epochs,
             metrics=metrics,
             passed=PassedFields(clients.pass_field or (), clients.pass_header or ()),

@@ -18,8 +18,11 @@ from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.credentials.api_key_file import read_keys
 from kvcustody.governance.credentials.scope_token import ScopeTokens
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.credentials.watched_file import WatchedFile
+from kvcustody.governance.edge.windowed_token import WindowedTokens
 from kvcustody.governance.observability.attempts import Attempted, Attempts, AttemptsReporter, events_of
 from kvcustody.governance.settings import Settings
+from kvcustody.integrations.identity.authenticators import read_door_keys
 from kvcustody.integrations.identity.identity_document import IdentityDocument, load_identity
 from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
@@ -85,6 +88,21 @@ def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens
     with open_scope_key(settings.scope_token_key_path) as secret:
         clock = _process_clock(settings, clock)
         return ScopeTokens(secret, clock, remembered_max=settings.scope_tokens_remembered_max)
+
+
+def open_windowed(settings: Settings, clock: Clock) -> WindowedTokens | None:
+    """The verifier of windowed tokens by the doors of the identity document; None where the setting is off.
+
+    Raises `ConfigError` where the document names no doors.
+    """
+    if not settings.windowed_token_seconds:
+        return None
+    doors = open_identity(settings).doors
+    if doors is None:
+        raise ConfigError("windowed_token_seconds: the identity document names no `doors` whose tokens count")
+    keys = WatchedFile(settings.identity_path.parent / doors.keys, read_door_keys, clock).content
+    window = settings.windowed_token_seconds
+    return WindowedTokens(keys, clock, window_seconds=window, group=doors.group)
 
 
 def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:
