@@ -26,8 +26,12 @@ from kvcustody.integrations.identity.authenticators import read_door_keys
 from kvcustody.integrations.identity.identity_document import IdentityDocument, load_identity
 from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
+from kvcustody.logger import get_logger
+from kvcustody.policies.document.model import Policy
+from kvcustody.times import SECOND_US
 
 _PLACE = "door"
+_LOG = get_logger("kvcustody.identity")
 
 
 def open_request_gate(
@@ -90,13 +94,20 @@ def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens
         return ScopeTokens(secret, clock, remembered_max=settings.scope_tokens_remembered_max)
 
 
-def open_windowed(settings: Settings, clock: Clock) -> WindowedTokens | None:
+def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedTokens | None:
     """The verifier of windowed tokens by the doors of the identity document; None where the setting is off.
 
-    Raises `ConfigError` where the document names no doors.
+    Raises `ConfigError` where the document names no doors. The log says where blocks stay longer than a window.
     """
     if not settings.windowed_token_seconds:
         return None
+    idle_seconds = max(one.idle_us for one in policy.retention) // SECOND_US
+    if settings.windowed_token_seconds < idle_seconds:
+        _LOG.warning(
+            "windows end before idle blocks do: routers lose the way to them",
+            windowed_token_seconds=settings.windowed_token_seconds,
+            idle_seconds=idle_seconds,
+        )
     doors = open_identity(settings).doors
     if doors is None:
         raise ConfigError("windowed_token_seconds: the identity document names no `doors` whose tokens count")

@@ -47,8 +47,9 @@ def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -
     worker = open_engine_worker(settings, plan, control)
     try:
         check_issuers(settings, worker.port.table.policy.issuers)
-        verifier, windowed = open_verifier(settings, worker.clock), open_windowed(settings, worker.clock)
-        return OpenedCustody(worker.port, verifier, worker.clock, worker, windowed)
+        clock, policy = worker.clock, worker.port.table.policy
+        windowed = open_windowed(settings, clock, policy)
+        return OpenedCustody(worker.port, open_verifier(settings, clock), clock, worker, windowed)
     except BaseException:
         worker.close()
         raise

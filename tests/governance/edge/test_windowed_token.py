@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, IdentityError
@@ -19,7 +20,11 @@ from kvcustody.governance.edge.windowed_token import (
     WindowedTokens,
 )
 from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.settings import Settings
+from kvcustody.integrations.identity.from_settings import open_windowed
+from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.times import SECOND_US
+from standins.builders import policy
 from standins.integrations.door_world import Signers, make_signers
 from standins.integrations.fleet_edge import FleetEdge, door_key
 
@@ -141,3 +146,19 @@ def test_a_door_writes_it_in_place_of_the_namespace(tmp_path: Path, signers: Sig
     assert (found.principal.tenant, found.principal.subject) == ("acme", "alice")
     narrowed = tokens.verify(salted)
     assert isinstance(narrowed, VerifiedToken) and narrowed.hints.salt is not None
+
+
+def test_a_worker_says_where_windows_end_before_idle_blocks_do(tmp_path: Path) -> None:
+    (tmp_path / "doors.vkeys").write_text(f"{door_key().verifier}\n")
+    identity = tmp_path / "identity.yaml"
+    identity.write_text("schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n")
+    an_hour = load_policy(policy(), name="p.yaml")
+    for seconds, warnings in ((0, 0), (3600, 0), (3599, 1)):
+        with capture_logs() as told:
+            opened = open_windowed(
+                Settings(identity_path=identity, windowed_token_seconds=seconds), VirtualClock(), an_hour
+            )
+        assert (opened is None) is (seconds == 0) and len(told) == warnings
+    identity.write_text("schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n")
+    with pytest.raises(ConfigError, match="doors"):
+        open_windowed(Settings(identity_path=identity, windowed_token_seconds=3600), VirtualClock(), an_hour)
