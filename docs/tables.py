@@ -277,6 +277,35 @@ def _two_worlds() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _placement_groups() -> str:
+    rows = [
+        "| router | workers a group has, of 4 | own prompt | segment across subjects | tenants that meet |"
+    ]
+    rows.append("|---|---|---|---|---|")
+    for name in ("smg", "vllm-router"):
+        for one in _kept(f"placement-groups-{name}")["rows"]:
+            size = one["group_workers"]
+            cells = (f"{one[asked]} of {one['pairs']}" for asked in ("own prompt", "segment across subjects"))
+            group = f"{size}, no groups" if size == 4 else str(size)
+            rows.append(f"| {name} | {group} | {' | '.join(cells)} | {one['tenants that meet']:.2f} |")
+    return "\n".join(rows) + "\n"
+
+
+def _windowed_affinity() -> str:
+    every = [
+        _kept(f"windowed-affinity-{name}") for name in ("mooncake_conv_dev40", "mooncake_synthetic_upstream")
+    ]
+    windows = list(every[0]["by window in minutes"])
+    rows = [
+        f"| trace | {' | '.join(f'{window} min' for window in windows)} |",
+        "|---|" + "---|" * len(windows),
+    ]
+    for found in every:
+        cells = (f"{found['by window in minutes'][window]['kept']:.3f}" for window in windows)
+        rows.append(f"| {found['trace']} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 def _erasures_and_hits() -> str:
     found = _kept("erasures-and-hits")["found"]
     rates = list(next(iter(next(iter(found.values())).values())))
@@ -319,6 +348,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "door-latency": _door_latency,
     "two-worlds": _two_worlds,
     "erasures-and-hits": _erasures_and_hits,
+    "placement-groups": _placement_groups,
+    "windowed-affinity": _windowed_affinity,
     "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }

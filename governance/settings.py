@@ -288,6 +288,13 @@ class Settings(LayeredSettings):
         description="Most live scope tokens that an engine remembers as spent; a quarter for one tenant. Beyond it "
         "requests reuse nothing.",
     )
+    windowed_token_seconds: int = Field(
+        0,
+        ge=0,
+        le=86_400,
+        description="Whether requests may come by a front end that passes by the door, and how long their salt stays "
+        "the same (docs/routers/door.md), 60 or more; equal at doors and workers, 0: they may not.",
+    )
     namespace_days: int = Field(
         30,
         ge=0,

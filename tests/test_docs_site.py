@@ -37,7 +37,7 @@ def test_every_table_is_fresh_and_stands_on_one_page() -> None:
         tables.TABLES, 1
     )
     committed = {name: make().count("\n") for name, make in tables.TABLES.items()}
-    assert min(committed.values()) > 5 and max(committed.values()) <= tables.LINES_MAX
+    assert min(committed.values()) > 3 and max(committed.values()) <= tables.LINES_MAX
     assert sum(committed.values()) <= COMMITTED_LINES_MAX
 
 
@@ -86,6 +86,7 @@ def test_make_docs_fails_on_a_broken_link_a_broken_anchor_and_a_page_without_nav
     for name in ("Makefile", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     clean = make_docs(tmp_path)
     assert clean.returncode == 0 and (tmp_path / "site" / "index.html").exists(), clean.stderr

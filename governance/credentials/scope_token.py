@@ -67,6 +67,7 @@ Reason: TypeAlias = Literal[
     "before-start",  # issued before this verifier existed, so its uses are unknown
     "replayed",
     "memory-full",  # too many live tokens to remember
+    "other-group",  # a windowed token of other workers
 ]
 
 

@@ -99,14 +99,29 @@ class RejectedToken(NamedTuple):
     reason: Reason
 
 
-class DoorTokenIssuer:
-    """Signs tokens under the key that one door has now: the file behind it may be replaced while the door runs."""
+class DoorSigner:
+    """Signs under the key that one door has now: the file behind it may be replaced while the door runs."""
 
-    def __init__(self, key: Callable[[], SigningKey], clock: Clock) -> None:
+    def __init__(self, key: Callable[[], SigningKey]) -> None:
         """Raises `ConfigError` for a key that is not Ed25519."""
         self._current = key
         self._known = key()
         self._key = _private(self._known)
+
+    def current(self) -> tuple[bytes, Callable[[bytes], bytes]]:
+        """The key's id, and what signs by it."""
+        key = self._current()
+        if key is not self._known:
+            self._known, self._key = key, _private(key)
+        return key.verifier.key_id, self._key.sign
+
+
+class DoorTokenIssuer:
+    """Signs tokens under the key that one door has now."""
+
+    def __init__(self, key: Callable[[], SigningKey], clock: Clock) -> None:
+        """Raises `ConfigError` for a key that is not Ed25519."""
+        self._signer = DoorSigner(key)
         self._clock = clock
 
     def issue(self, claims: DoorClaims, *, ttl_seconds: int = 30, salt: bytes = b"") -> str:
@@ -131,14 +146,12 @@ class DoorTokenIssuer:
         principal = claims.principal
         flags, identity = pack_identity(principal, principal.route, hint)
         flags |= SALTED * bool(salt)
-        key = self._current()
-        if key is not self._known:
-            self._known, self._key = key, _private(key)
+        key_id, sign = self._signer.current()
         issued_ms = self._clock.utc_us() // 1000
         issued = (issued_ms >> 32, issued_ms & 0xFFFFFFFF)
         head = _HEAD.pack(
             _VERSION,
-            key.verifier.key_id,
+            key_id,
             flags,
             claims.uses,
             ttl_seconds,
@@ -147,7 +160,7 @@ class DoorTokenIssuer:
             *claims.epochs,
         )
         record = head + b"".join(map(write_text, names)) + identity + salt
-        return PREFIX + encoded(record + self._key.sign(_SIGNED + record))
+        return PREFIX + encoded(record + sign(_SIGNED + record))
 
 
 def _private(key: SigningKey) -> Ed25519PrivateKey:

@@ -23,7 +23,7 @@ from kvcustody.logger import get_logger
 REASONS = frozenset(
     {"missing", "invalid", "malformed", "incomplete", "other-key", "forged", "expired", "future-dated"}
     | {"before-start", "replayed", "memory-full", "unknown-tenant", "id-in-use"}
-    | {"not-served", "not-found"}
+    | {"not-served", "not-found", "other-group"}
 )
 WINDOW_SECONDS = 60
 SOURCES_MAX = 32

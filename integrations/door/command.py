@@ -249,6 +249,7 @@ def _run(
             placement=None if tokens.placement is None else read_placement(tokens.placement),
             scopes=_scopes(tokens.policy, clock, is_told=epochs is not None),
             namespace_days=settings.namespace_days,
+            window_seconds=settings.windowed_token_seconds,
             epochs=epochs,
             metrics=metrics,
             record_hints=(lambda _: None) if record is None else record.hints,

@@ -13,6 +13,8 @@
    bounds (`client_hints`).
 5. A client's salt can only narrow: its keyed digest travels in the token.
 6. Where there are placement groups, each request goes to one of them (`placement_groups`), which its token names.
+7. For front ends that pass by an engine's door, a token that is stable within a window stands in place of the
+   namespace (`windowed_token`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from kvcustody.governance.edge.current_namespaces import (
 )
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
+from kvcustody.governance.edge.windowed_token import WindowedClaims, WindowedTokenIssuer
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
 from kvcustody.integrations.door.client_hints import ClippedHint, HintBounds, clip_hints
@@ -102,6 +105,7 @@ class EdgeGate:
         placement: PlacementDocument | None = None,
         scopes: ScopesSource | None = None,
         namespace_days: int = NAMESPACE_DAYS,
+        window_seconds: int = 0,
         epochs: EpochsSource | None = None,
         passed: PassedFields | None = None,
         hints: HintBounds | None = None,
@@ -128,6 +132,9 @@ class EdgeGate:
         names = CurrentNamespaces(RouterNamespaces(secret), clock, days=namespace_days)
         self._names = FollowedNamespaces(names, epochs, scopes)
         self._salts = SaltDigests(secret)
+        self._windowed = None
+        if window_seconds:
+            self._windowed = WindowedTokenIssuer(key, clock, window_seconds=window_seconds)
         self._server = server
         self._token_seconds = token_seconds
         self._presentations = 1 + retries
@@ -189,8 +196,18 @@ class EdgeGate:
         uses = min(requests * self._presentations, USES_MAX)
         placed = self._placed(admitted)
         headers = self._headers(admitted, placed, request_id, salt, uses)
-        named = write_body({**body, **hints, "cache_salt": placed.named.namespace})
-        return self._forwarded(placed.group, headers, named)
+        name = self._salted(admitted, placed, salt)
+        return self._forwarded(placed.group, headers, write_body({**body, **hints, "cache_salt": name}))
+
+    def _salted(self, admitted: AdmittedRequest, placed: _Placed, salt: bytes) -> str:
+        """What routers know the request by: its namespace, or where windows are on a token of its scope (rule 7)."""
+        named = placed.named
+        if self._windowed is None:
+            return named.namespace
+        claims = WindowedClaims(
+            admitted.principal, admitted.hint, named.namespace, placed.group, named.epochs
+        )
+        return self._windowed.issue(claims, salt=salt)
 
     def _forwarded(self, group: str, headers: dict[str, str], body: bytes | None) -> Forwarded:
         if self._placement is None:

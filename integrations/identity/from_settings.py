@@ -20,15 +20,22 @@ from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.credentials.api_key_file import read_keys
 from kvcustody.governance.credentials.scope_token import ScopeTokens
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
+from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.edge.current_namespaces import EpochsSource
 from kvcustody.governance.edge.custody_lease import lease_seconds
+from kvcustody.governance.edge.windowed_token import WindowedTokens
 from kvcustody.governance.observability.attempts import Attempted, Attempts, AttemptsReporter, events_of
 from kvcustody.governance.settings import Settings
+from kvcustody.integrations.identity.authenticators import read_door_keys
 from kvcustody.integrations.identity.identity_document import IdentityDocument, load_identity
 from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.routes import VLLM_SERVER, EngineServer
+from kvcustody.logger import get_logger
+from kvcustody.policies.document.model import Policy
+from kvcustody.times import SECOND_US
 
 _PLACE = "door"
+_LOG = get_logger("kvcustody.identity")
 
 
 def open_request_gate(
@@ -114,6 +121,28 @@ def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens
     with open_scope_key(settings.scope_token_key_path) as secret:
         clock = _process_clock(settings, clock)
         return ScopeTokens(secret, clock, remembered_max=settings.scope_tokens_remembered_max)
+
+
+def open_windowed(settings: Settings, clock: Clock, policy: Policy) -> WindowedTokens | None:
+    """The verifier of windowed tokens by the doors of the identity document; None where the setting is off.
+
+    Raises `ConfigError` where the document names no doors. The log says where blocks stay longer than a window.
+    """
+    if not settings.windowed_token_seconds:
+        return None
+    idle_seconds = max(one.idle_us for one in policy.retention) // SECOND_US
+    if settings.windowed_token_seconds < idle_seconds:
+        _LOG.warning(
+            "windows end before idle blocks do: routers lose the way to them",
+            windowed_token_seconds=settings.windowed_token_seconds,
+            idle_seconds=idle_seconds,
+        )
+    doors = open_identity(settings).doors
+    if doors is None:
+        raise ConfigError("windowed_token_seconds: the identity document names no `doors` whose tokens count")
+    keys = WatchedFile(settings.identity_path.parent / doors.keys, read_door_keys, clock).content
+    window = settings.windowed_token_seconds
+    return WindowedTokens(keys, clock, window_seconds=window, group=doors.group)
 
 
 def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:

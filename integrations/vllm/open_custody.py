@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.scope_token import ScopeTokens
+from kvcustody.governance.edge.windowed_token import WindowedTokens
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker, open_engine_worker
-from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier
+from kvcustody.integrations.identity.from_settings import check_issuers, open_verifier, open_windowed
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,6 +36,7 @@ class OpenedCustody(NamedTuple):
     tokens: ScopeTokens
     clock: Clock
     worker: EngineWorker | None = None
+    windowed: WindowedTokens | None = None
 
 
 Opener = Callable[[Settings, EnginePlan, EngineControl], OpenedCustody]
@@ -45,7 +47,9 @@ def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -
     worker = open_engine_worker(settings, plan, control)
     try:
         check_issuers(settings, worker.port.table.policy.issuers)
-        return OpenedCustody(worker.port, open_verifier(settings, worker.clock), worker.clock, worker)
+        clock, policy = worker.clock, worker.port.table.policy
+        windowed = open_windowed(settings, clock, policy)
+        return OpenedCustody(worker.port, open_verifier(settings, clock), clock, worker, windowed)
     except BaseException:
         worker.close()
         raise
@@ -107,10 +111,12 @@ def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
             "with the cumem allocator vllm can give the cache's memory away while it runs (`release_kv_cache_memory`), "
             "which nobody has zeroed then; start vllm without `--enable-cumem-allocator`"
         )
-    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):  # older releases have none
+    if (
+        getattr(envs, "VLLM_USE_RUST_FRONTEND", False) and not settings.windowed_token_seconds
+    ):  # older releases have none
         raise ConfigError(
             "vllm's Rust front end loads no `--middleware`, so its requests pass by the door and have no identity; "
-            "unset VLLM_USE_RUST_FRONTEND"
+            "unset VLLM_USE_RUST_FRONTEND, or set `windowed_token_seconds` here and at the door before it"
         )
     parallel = config.parallel_config
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:

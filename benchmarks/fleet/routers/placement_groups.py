@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -30,16 +31,18 @@ def measure(name: str, workers: int, group_workers: int, pairs: int) -> dict[str
     """Pairs that met at one worker: by a shared segment, and by one conversation; how tenants are spread."""
     tenants = [f"t{number}" for number in range(pairs)]
     prompts, chance = Prompts(7), Random(7)
-    with (
-        running(name, workers, with_door="private", group_workers=group_workers, tenants=tenants) as router,
-        ThreadPoolExecutor(4) as pool,
-    ):
+    with running(name, workers, with_door="private", group_workers=group_workers, tenants=tenants) as router:
 
         def ask(tenant: str, subject: str, shared: str, own: str) -> str:
-            for _ in range(chance.randrange(4)):
-                slow = chat(prompts.text()) | {"max_tokens": SLOW_TOKENS}
-                pool.submit(router.ask, slow, {"x-kvcustody-subject": "load"}, tenant=chance.choice(tenants))
-            return sent(router, tenant, subject, shared, own)
+            """Up to three unrelated requests are under way, as in `router_probes.placement`."""
+            with ThreadPoolExecutor(8) as pool:
+                for _ in range(chance.randrange(4)):
+                    slow = chat(prompts.text()) | {"max_tokens": SLOW_TOKENS}
+                    pool.submit(
+                        router.ask, slow, {"x-kvcustody-subject": "load"}, tenant=chance.choice(tenants)
+                    )
+                time.sleep(0.01)
+                return sent(router, tenant, subject, shared, own)
 
         segment, own_prompt, first = 0, 0, list[str]()
         for tenant in tenants:

@@ -39,6 +39,7 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.credentials.scope_token import Rejected, VerifiedToken
+from kvcustody.governance.edge.windowed_token import PREFIX
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import LATENCY_CLASSES, NO_HINTS, read_kinds
@@ -397,7 +398,10 @@ class SchedulerSide:
     def _verify(self, request: Request) -> VerifiedToken | Rejected:
         salt, request.cache_salt = request.cache_salt, None
         assert self._opened is not None
-        return self._opened.tokens.verify(salt, _take(request, TRANSFER))
+        transfer, windowed = _take(request, TRANSFER), self._opened.windowed
+        if windowed is not None and transfer is None and isinstance(salt, str) and salt.startswith(PREFIX):
+            return windowed.verify(salt)
+        return self._opened.tokens.verify(salt, transfer)
 
     def _admit(self, governed: GovernedRequest, *, is_scheduling: bool = False) -> None:
         request = governed.request

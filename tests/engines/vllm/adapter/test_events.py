@@ -14,8 +14,11 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import IsolationError
 from kvcustody.governance.credentials.scope_token_secret import open_scope_key
 from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.named_requester import named_requester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.identity.domain_spec import ScopeKind
+from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
@@ -216,9 +219,11 @@ def test_a_router_is_told_in_the_doors_namespaces(
     stores = [event for event in told if event["type"] == "BlockStored"]
     with open_scope_key(key) as secret:
         names = CurrentNamespaces(RouterNamespaces(secret), SystemClock())
-    expected = {names.of("idp", tenant, "u") for tenant in ("alpha", "beta")}
-    if scope == "tenant":
-        expected |= {names.of("idp", tenant) for tenant in ("alpha", "beta")}
+    places = [
+        named_requester(Principal("idp", tenant, "u"), ScopeKind(scope)) for tenant in ("alpha", "beta")
+    ]
+    expected = {names.of(*place) for place in places if place is not None}
+    assert len(expected) == 2
     assert {event["cache_salt"] for event in stores} == expected
     whole = ids[: len(ids) // BLOCK_TOKENS * BLOCK_TOKENS]
     for namespace in expected:

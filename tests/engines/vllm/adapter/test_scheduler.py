@@ -325,6 +325,7 @@ def test_what_acts_behind_governance_is_refused(
     monkeypatch.setattr(envs, "VLLM_USE_RUST_FRONTEND", True, raising=False)  # vLLM keeps what it read once
     with pytest.raises(ConfigError, match="pass by the door"):
         refuse_ungoverned(config, load_settings())
+    refuse_ungoverned(config, load_settings(windowed_token_seconds=3600))
     monkeypatch.setattr(envs, "VLLM_USE_RUST_FRONTEND", False, raising=False)
     refuse_ungoverned(config, load_settings())
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")

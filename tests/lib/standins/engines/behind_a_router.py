@@ -91,6 +91,7 @@ def opened(
         )
         proxy = ["--router", f"http://127.0.0.1:{behind}", "--listen", f"127.0.0.1:{door}", "--retries", "4"]
         more = ["--about", f"127.0.0.1:{about}", "--key", str(folder / "door.key")]
+        more += ["--policy", str(clients.folder / "policy.yaml")]
         _start(stack, [*ours, "proxy", *proxy, *more], folder, environment)
         client = stack.enter_context(httpx.Client(timeout=180))
         found = Edge(f"http://127.0.0.1:{door}", keys, servers, client)
