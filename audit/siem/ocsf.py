@@ -81,6 +81,8 @@ TABLE: dict[str, OcsfClass] = {
     "erasure-reread": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "epoch-raised": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "epochs-taken": OcsfClass(COMPLIANCE, 2, "Update"),
+    "route-sent": OcsfClass(API, OTHER, "Route"),
+    "route-found": OcsfClass(API, OTHER, "Route"),
     "case-opened": OcsfClass(COMPLIANCE, CREATE, "Create", MEDIUM),
     "case-step": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "processing-restricted": OcsfClass(COMPLIANCE, 2, "Update", LOW),

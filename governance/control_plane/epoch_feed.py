@@ -15,13 +15,14 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.edge.custody_lease import spread
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs, RaisedEpoch
+from kvcustody.governance.edge.route_receipt import ReceiptRule
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
@@ -119,8 +120,8 @@ class EpochFeed:
             heard, acknowledged = None, 0
             epochs, sent_us = EraseEpochs(), self._clock.now_us()
         days, last = int(answer["namespace_days"]), self._heard
-        known = KnownEpochs(epochs, EpochTags(key), days)
-        if last is not None and last.known.epochs is epochs and last.known.namespace_days == days:
+        known = KnownEpochs(epochs, EpochTags(key), days, _rule_of(answer.get("receipts")))
+        if last is not None and last.known.epochs is epochs and last.known[2:] == known[2:]:
             known = last.known  # the same object says that nothing is new
         self._heard = _Heard(known, key, sent_us + self.lease_us)
         self._on_known(known, sent_us + self.lease_us)
@@ -144,3 +145,12 @@ class EpochFeed:
             return False
         self.problem = ""
         return True
+
+
+def _rule_of(said: dict[str, Any] | None) -> ReceiptRule:
+    """Which requests have a route receipt; the default where the control plane does not say."""
+    if said is None:
+        return ReceiptRule()
+    return ReceiptRule(
+        int(said["share_millionths"]) / 1_000_000, frozenset(map(bytes.fromhex, said["always"]))
+    )

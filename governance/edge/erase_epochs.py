@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcustody.errors import ServiceError
+from kvcustody.governance.edge.route_receipt import ReceiptRule, is_drawn
 from kvcustody.governance.identity import tlv
 
 TAG_BYTES: Final = 16
@@ -165,15 +166,23 @@ class KnownEpochs(NamedTuple):
     """A snapshot and the tags that its key gives: the epochs of whoever asks.
 
     `namespace_days`: after how many days names end, as long as the control plane keeps a raise; None: it did not say.
+    `receipts`: which requests have a route receipt of the door.
     """
 
     epochs: EraseEpochs
     tags: EpochTags
     namespace_days: int | None = None
+    receipts: ReceiptRule = ReceiptRule()
 
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
         """The epochs of a request of this subject, else this session, else of nobody in the tenant."""
         return Epochs(*map(self.epochs.epoch, self.tags_of(issuer, tenant, subject, session)))
+
+    def receipted(self, issuer: str, tenant: str, nonce: bytes) -> bool:
+        """Whether a request of this tenant, whose token has this nonce, has a route receipt of the door."""
+        rule = self.receipts
+        drawn = is_drawn(nonce, rule.share)
+        return drawn or (bool(rule.always) and self.tags.of(EpochScope(issuer, tenant)) in rule.always)
 
     def tags_of(
         self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None

@@ -27,12 +27,14 @@ from kvcustody.governance.credentials.scope_token import USES_MAX, SaltDigests
 from kvcustody.governance.edge.current_namespaces import NAMESPACE_DAYS, CurrentNamespaces
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
 from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs, KnownEpochs
+from kvcustody.governance.edge.route_receipt import NONCE_BYTES, RouteReceipt
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
 from kvcustody.integrations.door.client_hints import HintBounds, clip_hints
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.passed_fields import PassedFields
+from kvcustody.integrations.door.route_receipts import DoorReceipts, OpenReceipt, SentRequest
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import IdentityDocument
@@ -49,7 +51,7 @@ from kvcustody.integrations.identity.routes import VLLM_SERVER, Body, EngineServ
 from kvcustody.logger import get_logger
 
 # Prefixes of response headers that say which worker answered.
-TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
+TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-gateway-destination-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
 Affinity = Literal["subject", "tenant"]
 EpochsSource = Callable[[], KnownEpochs | None]
@@ -57,10 +59,14 @@ _LOG = get_logger("kvcustody.door")
 
 
 class Forwarded(NamedTuple):
-    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes."""
+    """What goes on to the router: headers beside those of the client that pass, and the body, if it changes.
+
+    `receipt`: to be told of the answer's headers, and closed when the request ended.
+    """
 
     headers: dict[str, str]
     body: bytes | None
+    receipt: OpenReceipt | None = None
 
 
 class _Placed(NamedTuple):
@@ -68,6 +74,7 @@ class _Placed(NamedTuple):
 
     namespace: str
     epochs: Epochs
+    scope: str
 
 
 class EdgeGate:
@@ -89,6 +96,7 @@ class EdgeGate:
         epochs: EpochsSource | None = None,
         passed: PassedFields | None = None,
         hints: HintBounds | None = None,
+        receipts: DoorReceipts | None = None,
         metrics: DoorMetrics | None = None,
         server: EngineServer = VLLM_SERVER,
     ) -> None:
@@ -96,6 +104,7 @@ class EdgeGate:
 
         `key`: the door's, as it is now. `secret`: what engines make the names in their events under. `retries`: of the
         router, for one request. `epochs`: those of now, None past the lease; without it no epoch is ever raised.
+        `receipts`: where the door's half of route receipts is written.
         Raises `ConfigError` where the document trusts doors: only clients come here.
         """
         if document.doors is not None:
@@ -115,6 +124,8 @@ class EdgeGate:
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
         self._epochs = epochs
+        self._receipts = receipts
+        self._hidden = frozenset() if receipts is None else receipts.headers.all()
         self._last_known: KnownEpochs | None = None
 
     def is_open(self, path: str) -> bool:
@@ -126,6 +137,10 @@ class EdgeGate:
         if self._epochs is None or self._epochs() is not None:
             return ()
         return ("erase epochs within the lease: until the control plane answers, no request finds anything",)
+
+    def hides(self, header: str) -> bool:
+        """Whether a header of an answer says where the request went, and ends here."""
+        return header.startswith(TOPOLOGY_HEADERS) or header in self._hidden
 
     def passes(self, header: str) -> bool:
         """Whether a client's header goes on to the router."""
@@ -156,8 +171,29 @@ class EdgeGate:
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
         uses = min(requests * self._presentations, USES_MAX)
         placed = self._placed(admitted)
-        headers = self._headers(admitted, placed, request_id, salt, uses)
-        return Forwarded(headers, write_body({**body, **hints, "cache_salt": placed.namespace}))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        receipt = self._receipt(admitted, placed, request_id, nonce, requests, uses)
+        headers = self._headers(
+            admitted, placed, request_id, salt, uses, nonce, is_receipted=receipt is not None
+        )
+        return Forwarded(headers, write_body({**body, **hints, "cache_salt": placed.namespace}), receipt)
+
+    def _receipt(
+        self,
+        admitted: AdmittedRequest,
+        placed: _Placed,
+        request_id: str,
+        nonce: bytes,
+        requests: int,
+        uses: int,
+    ) -> OpenReceipt | None:
+        """The door's half of its route receipt, where the request has one."""
+        of, known = admitted.principal, self._last_known
+        if self._receipts is None or known is None or not known.receipted(of.issuer, of.tenant, nonce):
+            return None
+        name = RouteReceipt.of(request_id, nonce, is_asked=True).name
+        sent = SentRequest(of.issuer, of.tenant, name, placed.scope, placed.epochs, requests, uses)
+        return self._receipts.open(sent)
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
         """The namespace of a request, under the epochs of this moment (rule 3)."""
@@ -170,12 +206,23 @@ class EdgeGate:
         epochs = NO_EPOCHS if self._last_known is None else self._last_known.of(*whose)
         if self._epochs is not None and known is None:
             self.metrics.past_lease()
-            return _Placed(secrets.token_hex(16), epochs)
+            return _Placed(secrets.token_hex(16), epochs, "request")
         named = whose if self._affinity == "subject" else whose[:2]
-        return _Placed(self._names.of(*named, known=known), epochs)
+        scope = "tenant"
+        if len(named) > 2:
+            scope = "subject" if of.subject is not None else "session" if of.session is not None else "tenant"
+        return _Placed(self._names.of(*named, known=known), epochs, scope)
 
     def _headers(
-        self, admitted: AdmittedRequest, placed: _Placed, request_id: str, salt: bytes, uses: int
+        self,
+        admitted: AdmittedRequest,
+        placed: _Placed,
+        request_id: str,
+        salt: bytes,
+        uses: int,
+        nonce: bytes = b"",
+        *,
+        is_receipted: bool = False,
     ) -> dict[str, str]:
         claims = DoorClaims(
             admitted.principal,
@@ -185,8 +232,9 @@ class EdgeGate:
             request_id,
             uses,
             placed.epochs,
+            is_receipted,
         )
-        token = self._issuer.issue(claims, ttl_seconds=self._token_seconds, salt=salt)
+        token = self._issuer.issue(claims, ttl_seconds=self._token_seconds, salt=salt, nonce=nonce)
         return {"authorization": f"Bearer {token}", REQUEST_ID: request_id}
 
     def _salt(self, given: object) -> bytes:

@@ -42,6 +42,7 @@ def open_request_gate(
             token_seconds=settings.scope_token_seconds,
             server=server,
             namespace_days=settings.namespace_days,
+            worker=settings.worker_name,
         )
 
 

@@ -48,11 +48,14 @@ class RequestGate:
         token_seconds: int = 60,
         server: EngineServer = VLLM_SERVER,
         namespace_days: int = NAMESPACE_DAYS,
+        worker: str = "",
     ) -> None:
+        """`worker`: the name that answers tell a door before the router; empty: none."""
         self._authentication = Authentication(
             document, directory, secret, clock, server=server, namespace_days=namespace_days
         )
         self._document = document
+        self.worker = worker
         self._server = server
         self._tokens = ScopeTokens(secret, clock)
         self._token_seconds = token_seconds
@@ -89,6 +92,7 @@ class RequestGate:
                 uses=uses,
                 ttl_seconds=self._token_seconds,
                 epochs=None if admitted.token is None else admitted.token.claims.epochs,
+                receipt=None if admitted.token is None else admitted.token.receipt,
             )
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None

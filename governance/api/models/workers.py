@@ -356,11 +356,21 @@ class Covered(Model):
     refused: str
 
 
+class ReceiptRuleModel(Model):
+    """Which requests have a route receipt."""
+
+    model_config = example({"share_millionths": 100_000, "always": ["ef" * 16]})
+
+    share_millionths: Annotated[int, Field(ge=0, le=1_000_000)]
+    always: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
+
+
 class EpochsModel(Model):
     """Raised erase epochs in the order of their numbers, each a number and the tag of its scope under `key`.
 
     What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow. Names
-    of routers end after `namespace_days`.
+    of routers end after `namespace_days`. `receipts`: which requests have a route receipt: a share of all, and
+    every one of the tenants with these tags.
     """
 
     model_config = example(
@@ -371,6 +381,7 @@ class EpochsModel(Model):
             "digest": "cd" * 32,
             "raised": [[17, "ef" * 16]],
             "namespace_days": 30,
+            "receipts": {"share_millionths": 100_000, "always": ["ef" * 16]},
             "at_us": 1_780_000_000_000_000,
         }
     )
@@ -381,4 +392,5 @@ class EpochsModel(Model):
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     raised: Annotated[list[tuple[Whole, str]], Field(max_length=PAGE_RAISES)]
     namespace_days: Whole
+    receipts: ReceiptRuleModel
     at_us: Utc

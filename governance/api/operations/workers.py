@@ -393,7 +393,7 @@ def role_of(caller: Caller) -> str:
 
 
 def _epochs_after(service: ServiceDep, start: int) -> dict[str, Any]:
-    page = service.epochs.page(after=start)
+    page, rule = service.epochs.page(after=start), service.receipt_rule()
     return {
         "key": service.epochs.key.hex(),
         "version": page.version,
@@ -401,6 +401,10 @@ def _epochs_after(service: ServiceDep, start: int) -> dict[str, Any]:
         "digest": page.digest,
         "raised": [[number, tag.hex()] for number, tag in page.raised],
         "namespace_days": service.epochs.namespace_days,
+        "receipts": {
+            "share_millionths": round(rule.share * 1_000_000),
+            "always": sorted(tag.hex() for tag in rule.always),
+        },
         "at_us": service.clock.utc_us(),
     }
 
