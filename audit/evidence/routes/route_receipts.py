@@ -181,7 +181,7 @@ def read_routes(
             findings.append(problem)
         findings += _wrong(receipt)
     receipts.sort(key=lambda one: (one.at_us, one.receipt))
-    findings.sort(key=lambda one: (one.at_us, one.receipt, one.problem))
+    findings.sort(key=lambda one: (one.at_us, one.receipt, f"{one.problem} {one.worker}"))
     return JoinedRoutes(tuple(receipts), tuple(findings), awaited)
 
 
