@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Select, Table, select
 
 from kvcustody.audit.kinds import log_of, tenant_of
+from kvcustody.audit.store.database.snapshot import AsOf, is_in
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import routes_found, routes_sent
 from kvcustody.audit.store.schema.ledger import incarnations, logs, workers
@@ -151,16 +152,21 @@ class JoinedRoutes(NamedTuple):
 
 
 def read_routes(
-    connection: Connection, period: RoutePeriod, *, now_us: int, grace_us: int = GRACE_US
+    connection: Connection,
+    period: RoutePeriod,
+    *,
+    now_us: int,
+    grace_us: int = GRACE_US,
+    as_of: AsOf | None = None,
 ) -> JoinedRoutes:
-    """The receipts of a period; `now_us` is the ledger's time, in UTC."""
+    """The receipts of a period; `now_us` is the ledger's time, in UTC, `as_of` the state that is read."""
     wider = period._replace(since_us=period.since_us - grace_us, until_us=period.until_us + grace_us)
     found: dict[tuple[str, str], list[FoundHalf]] = defaultdict(list)
-    for row in connection.execute(_halves(routes_found, wider)):
+    for row in connection.execute(_halves(routes_found, wider, as_of)):
         half = FoundHalf(row.worker_name, *(getattr(row, name) for name in FoundHalf._fields[1:]))
         found[tenant_of(row.log_name), row.receipt].append(half)
     sent: dict[tuple[str, str], list[SentHalf]] = defaultdict(list)
-    for row in connection.execute(_halves(routes_sent, wider)):
+    for row in connection.execute(_halves(routes_sent, wider, as_of)):
         said = SentHalf(row.worker_name, *(getattr(row, name) for name in SentHalf._fields[1:]))
         sent[tenant_of(row.log_name), row.receipt].append(said)
     receipts: list[Receipt] = []
@@ -185,14 +191,14 @@ def read_routes(
     return JoinedRoutes(tuple(receipts), tuple(findings), awaited)
 
 
-def _halves(of: Table, period: RoutePeriod) -> Select[Any]:
+def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None) -> Select[Any]:
     """The rows of a table, with the names of their process and log."""
     joined = of.join(incarnations, incarnations.c.id == of.c.incarnation)
     joined = joined.join(workers, workers.c.id == incarnations.c.worker).join(logs, logs.c.id == of.c.log)
     query = (
         select(of, workers.c.name.label("worker_name"), logs.c.name.label("log_name"))
         .select_from(joined)
-        .where(of.c.at_us >= period.since_us, of.c.at_us < period.until_us, has_leaf(of))
+        .where(of.c.at_us >= period.since_us, of.c.at_us < period.until_us, has_leaf(of), is_in(as_of, of))
         .order_by(of.c.at_us, of.c.log, of.c.idx)
     )
     if period.tenant is not None:

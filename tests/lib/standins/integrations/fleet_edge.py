@@ -73,10 +73,11 @@ class FleetEdge:
         *,
         doors: str = TRUSTS_DOORS,
         retries: int = 0,
+        clock: VirtualClock | None = None,
         **more: Any,
     ) -> None:
         self.folder = folder
-        self.clients = Deployment(folder, signers)
+        self.clients = Deployment(folder, signers, clock=clock)
         self.clock = self.clients.clock
         self.key = door_key()
         self.trust(self.key)

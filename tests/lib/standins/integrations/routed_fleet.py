@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.kinds import IssuerAssigned
 from kvcustody.audit.write.event_writer import EventWriter
+from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs
@@ -81,12 +82,14 @@ class RoutedFleet:
         workers: int = 3,
         share: float = 1.0,
         seed: int = 1,
+        utc_us: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         tags = EpochTags(bytes(32))
         known = KnownEpochs(EraseEpochs(), tags, None, ReceiptRule(share))
         self.metrics = DoorMetrics()
-        self.edge = FleetEdge(folder, signers, epochs=lambda: known, retries=2)
+        clock = VirtualClock(utc_us=utc_us) if utc_us else None
+        self.edge = FleetEdge(folder, signers, clock=clock, epochs=lambda: known, retries=2)
         self.clock, self.model, self.store = self.edge.clock, model, store
         self.door = builders.writer(store, folder / "spill-door", worker="door-1", clock=self.clock)
         self.door.submit_durable(IssuerAssigned(self.clock.now_us(), "api-keys", "bare", "test"))
