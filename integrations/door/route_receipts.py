@@ -5,7 +5,7 @@
 2. Headers say who answered (the worker's own door), where a router says that it went, and by what it chose. What is no
    short printable text, or no number, says nothing.
 3. A tenant is named as the ledger names it. Where the ledger knows no such issuer yet, halves wait in memory, at most
-   `WAITING_MAX`; those beyond are counted as lost.
+   `HALVES_WAITING_MAX`; those beyond are counted as lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvcustody.integrations.identity.request_headers import WORKER_HEADER
 from kvcustody.logger import get_logger
 from kvcustody.tenants import Issuers
 
-WAITING_MAX: Final = 10_000
+HALVES_WAITING_MAX: Final = 10_000
 _TEXT_MAX = 128
 _NUMBER_MAX = 1 << 40
 _LOOK_SECONDS = 1.0
@@ -63,7 +63,7 @@ class SentRequest(NamedTuple):
     uses: int
 
 
-class Ledger(Protocol):
+class ReceiptLedger(Protocol):
     """What a door writes to."""
 
     def submit(self, events: Sequence[Event]) -> int:
@@ -97,7 +97,7 @@ class DoorReceipts:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ReceiptLedger,
         clock: Clock,
         metrics: DoorMetrics,
         *,
@@ -141,7 +141,7 @@ class DoorReceipts:
             if self._issuers.knows(sent.issuer):
                 self._submit([(sent, event)])
                 return
-            if len(self._waiting) >= WAITING_MAX:
+            if len(self._waiting) >= HALVES_WAITING_MAX:
                 self._metrics.receipt("lost")
                 return
             self._waiting.append((sent, event))

@@ -89,7 +89,7 @@ class RouteMeasures(NamedTuple):
     other_epochs: int  # requests whose door and worker knew of other erasures
     queue_deltas: int
     queue_delta_mean: float | None
-    queue_delta_max: int | None
+    queue_delta_most: int | None
     imbalance: float | None
     workers: tuple[WorkerRoutes, ...]
     tenants: tuple[TenantRoutes, ...]

@@ -109,7 +109,7 @@ class Receipt(NamedTuple):
         return None if self.sent is None or self.sent.promised_tokens < 0 else self.sent.promised_tokens
 
 
-class Problem(StrEnum):
+class ReceiptProblem(StrEnum):
     """What may be wrong with a receipt."""
 
     NO_WORKER = "no-worker-half"
@@ -122,20 +122,20 @@ class Problem(StrEnum):
 
 
 PROBLEMS: Final = {
-    Problem.NO_WORKER: "a door's half without that of a worker: the request was answered, and no worker says so",
-    Problem.NO_DOOR: "a worker's half that a door was to write one for, and did not",
-    Problem.TWO_DOORS: "two door's halves of one name",
-    Problem.ELSEWHERE: "a worker claims a request that was sent elsewhere",
-    Problem.MORE: "more workers' halves than the token had uses",
-    Problem.NOT_FOUND: "less was found than the router expected there",
-    Problem.IMPOSSIBLE: "figures that cannot be",
+    ReceiptProblem.NO_WORKER: "a door's half without that of a worker: the request was answered, and no worker says so",
+    ReceiptProblem.NO_DOOR: "a worker's half that a door was to write one for, and did not",
+    ReceiptProblem.TWO_DOORS: "two door's halves of one name",
+    ReceiptProblem.ELSEWHERE: "a worker claims a request that was sent elsewhere",
+    ReceiptProblem.MORE: "more workers' halves than the token had uses",
+    ReceiptProblem.NOT_FOUND: "less was found than the router expected there",
+    ReceiptProblem.IMPOSSIBLE: "figures that cannot be",
 }
 
 
 class RouteFinding(NamedTuple):
     """Something that is wrong with a receipt."""
 
-    problem: Problem
+    problem: ReceiptProblem
     receipt: str
     tenant: str
     worker: str
@@ -180,7 +180,7 @@ def read_routes(
             continue
         receipts.append(receipt)
         if len(doors) > 1:
-            findings.append(_finding(Problem.TWO_DOORS, receipt, "", f"{len(doors)} halves"))
+            findings.append(_finding(ReceiptProblem.TWO_DOORS, receipt, "", f"{len(doors)} halves"))
         if _lacks(receipt) and now_us - receipt.at_us < grace_us:
             awaited += 1
         elif problem := _lacks(receipt):
@@ -215,12 +215,12 @@ def _lacks(receipt: Receipt) -> RouteFinding | None:
     if sent is None:
         if not any(half.asked for half in receipt.found):
             return None
-        return _finding(Problem.NO_DOOR, receipt, receipt.found[0].worker, "")
+        return _finding(ReceiptProblem.NO_DOOR, receipt, receipt.found[0].worker, "")
     if not 0 < sent.status < _ANSWERED_BELOW or len(receipt.found) >= sent.requests:
         return None
     where = sent.worker or sent.target
     return _finding(
-        Problem.NO_WORKER, receipt, where, f"{len(receipt.found)} of {sent.requests} halves are there"
+        ReceiptProblem.NO_WORKER, receipt, where, f"{len(receipt.found)} of {sent.requests} halves are there"
     )
 
 
@@ -229,27 +229,29 @@ def _wrong(receipt: Receipt) -> Iterator[RouteFinding]:
     sent, found = receipt.sent, receipt.found
     for half in found:
         if not half.is_possible:
-            yield _finding(Problem.IMPOSSIBLE, receipt, half.worker, "")
+            yield _finding(ReceiptProblem.IMPOSSIBLE, receipt, half.worker, "")
     if sent is None:
         return
     if len(found) > sent.uses:
-        yield _finding(Problem.MORE, receipt, "", f"{len(found)} halves, {sent.uses} uses")
+        yield _finding(ReceiptProblem.MORE, receipt, "", f"{len(found)} halves, {sent.uses} uses")
     if sent.worker:
         own = [half.at_us for half in found if half.worker == sent.worker]
         for half in found:
             is_earlier_try = bool(own) and half.at_us <= max(own)
             if half.worker != sent.worker and not is_earlier_try:
-                yield _finding(Problem.ELSEWHERE, receipt, half.worker, f"it was sent to {sent.worker}")
+                yield _finding(
+                    ReceiptProblem.ELSEWHERE, receipt, half.worker, f"it was sent to {sent.worker}"
+                )
     served, promised = receipt.served, receipt.promised_tokens
     if served is not None and promised is not None and served.found_tokens < promised:
         detail = f"{served.found_tokens} of {promised} tokens"
-        yield _finding(Problem.NOT_FOUND, receipt, served.worker, detail)
+        yield _finding(ReceiptProblem.NOT_FOUND, receipt, served.worker, detail)
 
 
-def _finding(problem: Problem, receipt: Receipt, worker: str, detail: str) -> RouteFinding:
+def _finding(problem: ReceiptProblem, receipt: Receipt, worker: str, detail: str) -> RouteFinding:
     return RouteFinding(problem, receipt.receipt, receipt.tenant, worker, detail, receipt.at_us)
 
 
 def by_problem(findings: Sequence[RouteFinding]) -> dict[str, int]:
     """How many findings there are of each kind; every kind is there."""
-    return {problem.value: sum(one.problem is problem for one in findings) for problem in Problem}
+    return {problem.value: sum(one.problem is problem for one in findings) for problem in ReceiptProblem}

@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
-from kvcustody.audit.evidence.routes.route_receipts import Problem, RoutePeriod, by_problem, read_routes
+from kvcustody.audit.evidence.routes.route_receipts import (
+    ReceiptProblem,
+    RoutePeriod,
+    by_problem,
+    read_routes,
+)
 from kvcustody.audit.reports.section import ReportFacts, ReportReading, Section
 
 
@@ -89,7 +94,7 @@ def _disagreements(report: ReportFacts) -> Iterator[str]:
         yield "routes: more was measured, or found, than there was"
     if facts.kept_tokens + facts.stale_tokens != facts.promised_tokens:
         yield "routes: promised tokens are not those that were found and those that were not"
-    missed = sum(one.findings for one in facts.problems if one.problem == Problem.NOT_FOUND)
+    missed = sum(one.findings for one in facts.problems if one.problem == ReceiptProblem.NOT_FOUND)
     if missed != facts.stale_misses:
         yield "routes: stale-location misses are not the findings about promises"
 

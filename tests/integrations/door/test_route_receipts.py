@@ -11,7 +11,7 @@ from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measur
 from kvcustody.audit.evidence.routes.route_receipts import (
     GRACE_US,
     JoinedRoutes,
-    Problem,
+    ReceiptProblem,
     RoutePeriod,
     by_problem,
     read_routes,
@@ -47,7 +47,7 @@ def figures(made: RouteMeasures) -> Truth:
         made.stale_tokens,
         made.queue_deltas,
         made.queue_delta_mean,
-        made.queue_delta_max,
+        made.queue_delta_most,
         made.imbalance or 0,
         {one.worker: one[1:4] for one in made.workers},
         {one.tenant: one[1:4] for one in made.tenants},
@@ -63,7 +63,7 @@ def test_every_figure_is_what_the_recorder_saw(store: Engine, tmp_path: Path, si
     assert figures(measures) == truth_of(fleet.seen)
     assert measures.stale_misses > 0 and measures.scores and measures.promises == 150, "control"
     misses = by_problem(found.findings)
-    assert misses.pop(Problem.NOT_FOUND) == measures.stale_misses and not any(misses.values())
+    assert misses.pop(ReceiptProblem.NOT_FOUND) == measures.stale_misses and not any(misses.values())
     of_acme = joined(store, EVER._replace(tenant="acme")).receipts
     assert figures(measure(of_acme)) == truth_of([one for one in fleet.seen if one.tenant == "acme"])
     with store.connect() as connection:
@@ -82,11 +82,14 @@ def test_a_half_that_is_lost_is_a_finding_and_never_a_zero(
     fleet.close()
     assert without_door and without_worker and both
     found = joined(store)
-    wrong = {(one.problem, one.receipt) for one in found.findings if one.problem != Problem.NOT_FOUND}
-    assert wrong == {(Problem.NO_DOOR, without_door.receipt), (Problem.NO_WORKER, without_worker.receipt)}
+    wrong = {(one.problem, one.receipt) for one in found.findings if one.problem != ReceiptProblem.NOT_FOUND}
+    assert wrong == {
+        (ReceiptProblem.NO_DOOR, without_door.receipt),
+        (ReceiptProblem.NO_WORKER, without_worker.receipt),
+    }
     assert measure(found.receipts).requests == 2, "no figure of a half that is not there"
     early = joined(store, now_us=both.at_us + GRACE_US // 2)
-    assert early.awaited == 2 and not by_problem(early.findings)[Problem.NO_WORKER]
+    assert early.awaited == 2 and not by_problem(early.findings)[ReceiptProblem.NO_WORKER]
     mine = joined(store, EVER._replace(prefix=request_digest(f"{'x'}")))
     assert mine.receipts == ()
     prefix = both.receipt[:16]
@@ -103,4 +106,4 @@ def test_of_requests_that_are_not_drawn_nothing_is_written(
     assert 10 < len(found.receipts) < 50
     drawn = {one.receipt for one in found.receipts}
     assert figures(measure(found.receipts)) == truth_of([one for one in fleet.seen if one.receipt in drawn])
-    assert all(one.problem is Problem.NOT_FOUND for one in found.findings)
+    assert all(one.problem is ReceiptProblem.NOT_FOUND for one in found.findings)

@@ -68,7 +68,7 @@ RouteFindings = page_of(RouteFindingModel, "RouteFindings")
 ScoreStepModel = shown(ScoreStep, "ScoreStep", {"score_from": 0.5, **_SUMS})
 
 
-class RouteReceipt(BaseModel):
+class JoinedReceipt(BaseModel):
     """A receipt of one request; `sent` is null where there is no door's half."""
 
     model_config = ConfigDict(
@@ -86,7 +86,7 @@ class RouteReceipt(BaseModel):
     at_us: int
 
 
-RouteReceipts = page_of(RouteReceipt, "RouteReceipts")
+RouteReceipts = page_of(JoinedReceipt, "RouteReceipts")
 
 
 class RoutesOfWorker(shown(WorkerRoutes, "WorkerRoutes", _WORKER)):  # type: ignore[misc]
@@ -128,7 +128,7 @@ class RouteMeasuresModel(BaseModel):
                     "other_epochs": 0,
                     "queue_deltas": 38,
                     "queue_delta_mean": -0.4,
-                    "queue_delta_max": 3,
+                    "queue_delta_most": 3,
                     "imbalance": 1.05,
                     "workers": [_WORKER | _SHARES],
                     "tenants": [{"tenant": "acme", **_SUMS, **_STALE, "locality": 0.75}],
@@ -157,7 +157,7 @@ class RouteMeasuresModel(BaseModel):
     other_epochs: int
     queue_deltas: int
     queue_delta_mean: float | None
-    queue_delta_max: int | None
+    queue_delta_most: int | None
     imbalance: float | None
     workers: list[RoutesOfWorker]
     tenants: list[RoutesOfTenant]

@@ -200,7 +200,7 @@ class Truth(NamedTuple):
     stale_tokens: int
     queue_deltas: int
     queue_delta_mean: float | None
-    queue_delta_max: int | None
+    queue_delta_most: int | None
     imbalance: float
     by_worker: dict[str, tuple[int, int, int]]
     by_tenant: dict[str, tuple[int, int, int]]
