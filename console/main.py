@@ -116,6 +116,11 @@ COMMANDS = {
         "Tiers: what was stored off the device and came back, what was left alone, and why.",
         below="docs/operate/tiers.md#why-was-it-moved-or-not says how a decision is made and what each figure means.",
     ),
+    "routes": Lazy(
+        _OPERATIONS,
+        "Routes: where requests went that came through a door, what they found there, and receipts that lack a half.",
+        below="docs/routers/receipts.md says what each figure means.",
+    ),
     "showback": Lazy(
         "kvcustody.console.audit.showback:bill",
         "Block-seconds held, prefill seconds saved, taken from others and given to them, by tenant.",

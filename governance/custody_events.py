@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +35,32 @@ from kvcustody.audit.kinds import (
     WorkerStopped,
 )
 from kvcustody.audit.kinds.block_runs import FlatRuns
+from kvcustody.audit.kinds.route_events import RouteFound
 from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, label_of
+from kvcustody.governance.edge.route_receipt import RouteReceipt
 
 NO_TIME_US = 0
+
+
+class FoundHere(NamedTuple):
+    """What a request met at its worker, for its route receipt."""
+
+    prompt_tokens: int
+    found_tokens: int
+    queue: int  # requests that were here when it came
+    free_blocks: int
+    crosses: bool
+    agrees: bool
+
+
+def route_found(
+    receipt: RouteReceipt, facts: AdmissionFacts, found: FoundHere, at_us: int, trace: str
+) -> list[Event]:
+    """The worker's half of a route receipt: where the door asks, and always where it found another tenant's blocks."""
+    if not (receipt.is_asked or found.crosses):
+        return []
+    asked = receipt.is_asked
+    return [RouteFound(at_us, facts.tenant, receipt.name, asked, *found, facts.model, trace)]
 
 
 def residency_opened(

@@ -21,6 +21,7 @@ from kvcustody.allocator.prefix.key_chain import Extras
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.errors import ConfigError
 from kvcustody.governance.edge.erase_epochs import Epochs
+from kvcustody.governance.edge.route_receipt import RouteReceipt
 from kvcustody.governance.identity.extra_content import is_framed
 from kvcustody.policies.document.token_priorities import KindRange
 
@@ -39,6 +40,7 @@ class Hints(NamedTuple):
     Those that a door marked (`is_marked`) are the operator's word, not the caller's, and count as the policy's.
     `epochs`: what a door's token says that it knew of erasures, None where no door stands before the engine. Where the
     engine knows otherwise, the request shares nothing with any other (`edge.worker_epochs`).
+    `receipt`: of the request's way through a door and a router (`edge.route_receipt`).
     `latency` is one of `LATENCY_CLASSES`: whether it may wait for a tier that is tried, or is in a hurry.
     """
 
@@ -47,6 +49,7 @@ class Hints(NamedTuple):
     kinds: tuple[KindRange, ...] = ()
     latency: str = ""
     epochs: Epochs | None = None
+    receipt: RouteReceipt | None = None
 
 
 NO_HINTS = Hints()

@@ -52,7 +52,9 @@ class ExternalResidency(Residency):
         "priorities",
         "prompt_tokens",
         "publishes",
+        "queue",
         "reasons",
+        "receipt",
         "recorded",
         "recorded_until",
         "request_id",
@@ -102,6 +104,8 @@ class ExternalResidency(Residency):
             -1
         )  # the same of the request's first residency: it may have been preempted since
         self.asked_us = opened_us  # when the request came, before it waited for anything
+        self.queue = 0  # requests that were here when it came
+        self.receipt: tuple[str, bool] | None = None  # of its way here, until its opening is on record
         self.deferred_for: tuple[str, ...] = ()  # reasons for which it was told to wait
         self.prompt_tokens = 0  # that its first token waits for; 0 once it has come
         # What governance finds at look-up: its keys, the domains of its leading blocks, and why.

@@ -104,6 +104,7 @@ from kvcustody.audit.kinds.ledger_events import (
     Withdrawn,
 )
 from kvcustody.audit.kinds.registry import KINDS, SCHEMA, SYSTEM, EventKind, log_of, logs_of, tenant_of
+from kvcustody.audit.kinds.route_events import RouteFound, RouteSent
 
 __all__ = [
     "BARE",
@@ -188,6 +189,8 @@ __all__ = [
     "ResidencyOpened",
     "ResidencyReleased",
     "RetentionPurged",
+    "RouteFound",
+    "RouteSent",
     "Runs",
     "ScheduledReportMade",
     "SchemaChanged",

@@ -12,6 +12,7 @@ from kvcustody.audit.kinds import (
     custody_events,
     epoch_events,
     ledger_events,
+    route_events,
 )
 from kvcustody.audit.kinds.event import Event
 
@@ -28,7 +29,17 @@ class EventKind(NamedTuple):
 
 KINDS: dict[type[Event], EventKind] = {
     kind: EventKind(str(kind.__struct_config__.tag), kind.outage)
-    for module in (control_events, custody_events, copy_events, ledger_events, case_events, epoch_events)
+    for module in (
+        *(
+            control_events,
+            custody_events,
+            copy_events,
+            ledger_events,
+            case_events,
+            epoch_events,
+            route_events,
+        ),
+    )
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind.__struct_config__.tag
 }

@@ -82,6 +82,8 @@ TABLE: dict[str, OcsfClass] = {
     "epoch-raised": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "epochs-taken": OcsfClass(COMPLIANCE, 2, "Update"),
     "hints-clipped": OcsfClass(API, OTHER, "Clip"),
+    "route-sent": OcsfClass(API, OTHER, "Route"),
+    "route-found": OcsfClass(API, OTHER, "Route"),
     "case-opened": OcsfClass(COMPLIANCE, CREATE, "Create", MEDIUM),
     "case-step": OcsfClass(COMPLIANCE, 2, "Update", LOW),
     "processing-restricted": OcsfClass(COMPLIANCE, 2, "Update", LOW),

@@ -28,6 +28,13 @@ class Presenter(NamedTuple):
 
 
 PRESENTERS = {
+    "getRoutes": Presenter("routes.print_routes:print_routes", ("routes summary --since 2026-11-01 --json",)),
+    "listRouteReceipts": Presenter(
+        "routes.print_routes:print_receipts", ("routes list --tenant acme", "routes list --request r1 --json")
+    ),
+    "listRouteFindings": Presenter(
+        "routes.print_routes:print_findings", ("routes findings --since 2026-11-01 --json",)
+    ),
     "listTiers": Presenter("tier.print_tiers:print_tiers", ("tier list --since 2026-11-01 --tenant acme",)),
     "listTransfers": Presenter(
         "tier.print_tiers:print_transfers",

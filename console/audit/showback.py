@@ -11,12 +11,13 @@ from kvcustody.audit.exports.csv_table import csv_text
 from kvcustody.console.api.client import done
 from kvcustody.console.command import Json, make_table, print_json, say, stdout
 from kvcustody.console.options import PeriodEnd, ServiceSource, period_us
+from kvcustody.console.routes.print_routes import percent
 from kvcustody.governance.observability.serving_summary import seconds_text
 from kvcustody.governance.service.operations.parameter_groups import grouped
 from kvcustody.times import readable
 
 EPILOG = "Example: `kvcustody showback --since 2026-11-01 --until 2026-12-01 --csv > november.csv`"
-_COLUMNS = ShowbackRow._fields
+_COLUMNS = (*ShowbackRow._fields, "routed_requests", "routed_tokens", "routed_found_tokens")
 
 
 @grouped
@@ -50,7 +51,7 @@ def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_csv: boo
     table = make_table(
         f"{readable(since_us)} to {readable(until_us)}",
         *("tenant", "block-seconds", "mean blocks", "own hits", "taken", "given"),
-        *("saved", "by others", "for others"),
+        *("saved", "by others", "for others", "locality"),
         left=1,
     )
     for row in rows:
@@ -60,5 +61,6 @@ def _print(rows: list[dict[str, Any]], since_us: int, until_us: int, as_csv: boo
             f"{row['blocks_mean']:,.1f}",
             *(f"{row[name]:,}" for name in ("own_hit_blocks", "taken_hit_blocks", "given_hit_blocks")),
             *(seconds_text(row[name]) for name in ("saved_seconds", "taken_seconds", "given_seconds")),
+            percent(row["routed_found_tokens"] / row["routed_tokens"] if row["routed_tokens"] else None),
         )
     stdout().print(table, markup=False)

@@ -77,6 +77,18 @@ def _epoch_scope(body: Body) -> str:
     return f"{whose} of {_whose(body)}"
 
 
+def _sent(body: Body) -> str:
+    where = body["worker"] or body["target"]
+    said = f"a request of {_whose(body)} " + (
+        f"went to {where}" if where else "went to a router, which does not say where"
+    )
+    answered = f"answered {body['status']}" if int(body["status"]) else "not answered"
+    promised = int(body["promised_tokens"])
+    return f"{said}, and was {answered}" + (
+        f"; {_many(promised, 'token')} were promised" if promised >= 0 else ""
+    )
+
+
 def _listed(names: Any) -> str:
     return ", ".join(map(str, names)) or "nobody"
 
@@ -385,6 +397,11 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"door {body['door']} gives routers names of epoch {_number(body['version'])}"
     ),
     "hints-clipped": lambda body: f"door {body['door']} clipped hints of clients: {_clipped(body)}",
+    "route-sent": _sent,
+    "route-found": lambda body: (
+        f"a request of {_whose(body)} came by a door and found {_many(body['found_tokens'], 'token')} of "
+        f"{_number(body['prompt_tokens'])}; {_many(body['queue'], 'request')} were here before it"
+    ),
     "custody-overdue": _overdue,
     "orphan-scanned": lambda body: (
         f"a scan ({body['mode']}) of {_many(body['residencies'], 'request')} and {_blocks(body)} found "

@@ -38,6 +38,7 @@ from copies_oracle import (
 from coverage_oracle import Chosen, Custody, History, figures, judge, listed, unaccounted
 from export_leaves import SYSTEM, Export, Leaf
 from lives_oracle import Period
+from routes_oracle import routes
 from signed_log import (
     Key,
     ProofError,
@@ -166,7 +167,7 @@ class Again:
         self.history = History(leaf.data for leaf in self.leaves)
         self.custodies = self._judged(self.period)
         self.facts = sections.Facts(self.bodies, self.history, self.period)
-        names = {
+        self.names = names = {
             body["incarnation"]: body["worker"] for body in self.bodies if body["kind"] == "worker-started"
         }
         processes = {
@@ -194,6 +195,7 @@ class Again:
             "read_back": sections.read_back(facts),
             "losses": sections.losses(facts),
             "tiers": self._tiers(),
+            "routes": routes(self.bodies, self.names, self.history.last_us, *self.period),
             "storage": sections.storage(facts, custodies),
             "unscanned": facts.unscanned,
         }

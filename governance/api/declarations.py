@@ -29,6 +29,7 @@ _GROUPS = {  # in the order of the API document: the function that declares a gr
     "key_custody:add_key_custody": ("keys",),
     "custody:add_custody": ("audit/counts", "audit/gaps", "custody", "orphans/findings"),
     "tiers:add_tiers": ("tiers",),
+    "routing.route_receipts:add_routes": ("routes",),
     "audit:add_audit": ("audit",),
     "event_stream:add_stream": ("audit/stream",),
     "erasures:add_erasures": ("erasures",),

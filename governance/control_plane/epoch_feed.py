@@ -25,6 +25,7 @@ from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.edge.custody_lease import spread
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs, RaisedEpoch
 from kvcustody.governance.edge.name_scopes import NameScopes
+from kvcustody.governance.edge.route_receipt import ReceiptRule
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
@@ -153,7 +154,11 @@ class EpochFeed:
         if epochs.digest != answer["digest"]:
             return None
         known = KnownEpochs(
-            epochs, EpochTags(key), int(answer["namespace_days"]), _scopes(answer, self._heard)
+            epochs,
+            EpochTags(key),
+            int(answer["namespace_days"]),
+            _scopes(answer, self._heard),
+            _rule_of(answer.get("receipts")),
         )
         if start is not None and start.known.epochs is epochs and start.known[2:] == known[2:]:
             known = start.known  # the same object says that nothing is new
@@ -178,3 +183,12 @@ class EpochFeed:
             return False
         self.problem = ""
         return True
+
+
+def _rule_of(said: dict[str, Any] | None) -> ReceiptRule:
+    """Which requests have a route receipt; the default where the control plane does not say."""
+    if said is None:
+        return ReceiptRule()
+    return ReceiptRule(
+        int(said["share_millionths"]) / 1_000_000, frozenset(map(bytes.fromhex, said["always"]))
+    )

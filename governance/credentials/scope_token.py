@@ -9,9 +9,10 @@
 - Time never runs back here: a verifier keeps the latest UTC that it saw, and rejects what was issued before it
   started, so neither a stepped clock nor a restart revives a token.
 - The client's own salt travels as a keyed digest. It can only narrow.
-- What a door before a router knew of erasures (`edge.erase_epochs`) goes on in the token.
+- What a door before a router knew of erasures (`edge.erase_epochs`), and the name of the request's route receipt, go on
+  in the token.
 
-    token := base64url(head, epochs?, identity, tag)      epochs, identity: scope_token_bytes
+    token := base64url(head, receipt?, epochs?, identity, tag)      epochs, identity: scope_token_bytes
     head  := version, key id, flags, uses, life (s), issued (ms), nonce
 
 A whole token that fits in 128 characters is vLLM's `cache_salt`; a longer one travels beside a reference to
@@ -42,6 +43,7 @@ from kvcustody.governance.credentials.scope_token_bytes import (
 from kvcustody.governance.credentials.scope_token_secret import keyed_state
 from kvcustody.governance.credentials.spent_tokens import SpentTokens
 from kvcustody.governance.edge.erase_epochs import Epochs
+from kvcustody.governance.edge.route_receipt import RECEIPT_BYTES, RouteReceipt
 from kvcustody.governance.identity.principal import Principal, check_identifier
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.request import Hints
@@ -51,7 +53,9 @@ USES_MAX: Final = 65_535
 TTL_SECONDS_MAX: Final = 3_600
 FUTURE_MS_MAX: Final = 5_000  # how far the issuing machine's clock may be ahead
 
-_WHOLE, _REFERENCE, _OF_A_DOOR = b"\x01", b"\x02", b"\x03"  # the last: a whole one, with epochs
+_WHOLE, _REFERENCE, _OF_A_DOOR, _RECEIPTED = b"\x01", b"\x02", b"\x03", b"\x04"
+# The third is a whole one with epochs, the last one with a receipt before them.
+_WHOLES = (_WHOLE, _OF_A_DOOR, _RECEIPTED)
 _HEAD = struct.Struct(">c2sBHHHI8s")  # issued: 48 bits, high and low
 _TAG_BYTES = 16
 _IDENTITIES_MAX = 4_096
@@ -128,6 +132,7 @@ class ScopeTokens:
         uses: int = 1,
         ttl_seconds: int = 60,
         epochs: Epochs | None = None,
+        receipt: RouteReceipt | None = None,
     ) -> str:
         """A token for `uses` engine requests of `principal`, verifiable for `ttl_seconds`.
 
@@ -155,6 +160,8 @@ class ScopeTokens:
         version = _WHOLE
         if epochs is not None:
             version, texts = _OF_A_DOOR, write_epochs(epochs) + texts
+            if receipt is not None:
+                version, texts = _RECEIPTED, receipt.to_bytes() + texts
         head = _HEAD.pack(version, self._key_id, flags, uses, ttl_seconds, *issued, os.urandom(8))
         return encoded(head + texts + self._tag(head + texts))
 
@@ -190,7 +197,7 @@ class ScopeTokens:
         return self._verify(data)
 
     def _verify(self, data: bytes) -> VerifiedToken | Rejected:
-        if len(data) < _HEAD.size + _TAG_BYTES or data[:1] not in (_WHOLE, _OF_A_DOOR):
+        if len(data) < _HEAD.size + _TAG_BYTES or data[:1] not in _WHOLES:
             return Rejected("malformed")
         if data[1:3] != self._key_id:
             return Rejected("other-key")
@@ -217,17 +224,20 @@ class ScopeTokens:
 
     def _identity(self, flags: int, signed: bytes) -> tuple[Principal, Hints]:
         """The principal and hints of an authentic record; those of recent ones are kept."""
-        record = signed[_HEAD.size :]
+        receipt, at = None, _HEAD.size
+        if signed[:1] == _RECEIPTED:
+            receipt, at = RouteReceipt.from_bytes(signed[at : at + RECEIPT_BYTES]), at + RECEIPT_BYTES
+        record = signed[at:]
         key = signed[:1] + signed[3:4] + record
         known = self._identities.get(key)
         if known is None:
-            epochs, at = read_epochs(record) if signed[:1] == _OF_A_DOOR else (None, 0)
+            epochs, at = read_epochs(record) if signed[:1] != _WHOLE else (None, 0)
             principal, hints = read_identity(flags, record[at:])
             known = principal, hints._replace(epochs=epochs)
             if len(self._identities) >= _IDENTITIES_MAX:
                 self._identities.clear()
             self._identities[key] = known
-        return known
+        return known if receipt is None else (known[0], known[1]._replace(receipt=receipt))
 
     def _tag(self, signed: bytes) -> bytes:
         state = self._tagger.copy()

@@ -229,6 +229,11 @@ class Authority(ABC, Generic[PoolT_co]):
             self._reuse.denied(Action.REUSE, plan.tenant, OTHER_EPOCH)
         return plan
 
+    def knows_epochs(self, plan: Plan[PoolT_co]) -> bool:
+        """Whether door and worker still know of the same erasures, for a request that came through a door."""
+        epochs = plan.key[5]
+        return epochs is not None and self.epochs.agree(plan.principal, epochs)
+
     def _forget_tenant(self, tenant: str) -> None:
         """An unlisted tenant has left: nothing that is here names it any more."""
         self._book.forget_tenant(tenant)

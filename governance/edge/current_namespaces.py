@@ -25,6 +25,7 @@ from kvcustody.governance.identity.principal import Principal
 NAMESPACE_DAYS: Final = 30
 EpochsSource = Callable[[], KnownEpochs | None]  # what is known at this moment; None past the lease
 ScopesSource = Callable[[], NameScopes]
+_REQUEST: Final = "request"
 
 
 class CurrentNamespaces:
@@ -59,10 +60,14 @@ class CurrentNamespaces:
 
 
 class Named(NamedTuple):
-    """Where routers look for a request, the epochs that its principal stands on, and whether the lease is over."""
+    """Where routers look for a request, the epochs that its principal stands on, and whether the lease is over.
+
+    `scope`: whose name it is: `tenant`, `subject`, `session`, or `request` where it is nobody else's.
+    """
 
     namespace: str
     epochs: Epochs
+    scope: str
     is_past_lease: bool = False
 
 
@@ -85,6 +90,11 @@ class FollowedNamespaces:
     def is_past_lease(self) -> bool:
         """Whether no name is found at this moment."""
         return self._source is not None and self._source() is None
+
+    @property
+    def last_known(self) -> KnownEpochs | None:
+        """What was known when a name was last made, whether or not the lease is over; None before."""
+        return self._last
 
     @property
     def has_scopes(self) -> bool:
@@ -110,9 +120,11 @@ class FollowedNamespaces:
         self._last = known or self._last
         epochs = NO_EPOCHS if self._last is None else self._last.of(*whose)
         if self._source is not None and known is None:
-            return Named(_own_name(), epochs, is_past_lease=True)
+            return Named(_own_name(), epochs, _REQUEST, is_past_lease=True)
         by = requester(known)
-        return Named(_own_name() if by is None else self._names.of(*by, known=known), epochs)
+        if by is None:
+            return Named(_own_name(), epochs, _REQUEST)
+        return Named(self._names.of(*by, known=known), epochs, by.scope.value)
 
     def _scope_of(self, principal: Principal, known: KnownEpochs | None) -> ScopeKind:
         return self._scopes_by(known).of(principal.issuer, principal.tenant)

@@ -8,7 +8,9 @@
    routers write bodies anew.
 4. A token covers a number of engine requests, at each worker. A retry by the router presents it again; its uses are
    those of one request, times one more than the retries that the door's operator declared.
-5. Several keys verify at once, so that a door's key can be replaced while its tokens are under way.
+5. The nonce and the request id name the request's route receipt (`route_receipt`); the version says whether the door
+   writes its half.
+6. Several keys verify at once, so that a door's key can be replaced while its tokens are under way.
 
     token  := "kvd1." base64url(record, signature)
     record := version, key id, flags, uses, life (s), issued (ms), nonce, epochs, group, request id, namespace, identity
@@ -43,13 +45,14 @@ from kvcustody.governance.credentials.scope_token_bytes import (
 )
 from kvcustody.governance.credentials.spent_tokens import SpentTokens
 from kvcustody.governance.edge.erase_epochs import NO_EPOCHS, Epochs
+from kvcustody.governance.edge.route_receipt import NONCE_BYTES, RouteReceipt
 from kvcustody.governance.identity.principal import Principal, check_identifier
 from kvcustody.governance.request import Hints
 
 PREFIX: Final = "kvd1."
 GROUP: Final = "default"  # of workers that are in no named group
 SECONDS_MAX: Final = 60
-_VERSION: Final = b"\x01"
+_PLAIN, _RECEIPTED = b"\x01", b"\x02"  # versions: without and with a receipt of the door's
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,160}")  # a client's id of 128 behind its owner's tag fits
 _HEAD = struct.Struct(">c4sBHHHI8s3Q")  # issued: 48 bits, high and low
 _SIGNATURE_BYTES: Final = 64
@@ -71,7 +74,8 @@ Reason: TypeAlias = Literal[
 class DoorClaims(NamedTuple):
     """What a door says of one request. `namespace` is what routers know the requester by.
 
-    `epochs`: of fleet, tenant and the scope of the namespace, as the door knew them (`erase_epochs`).
+    `epochs`: of fleet, tenant and the scope of the namespace, as the door knew them (`erase_epochs`). `is_receipted`:
+    the door writes its half of the request's route receipt.
     """
 
     principal: Principal
@@ -81,6 +85,7 @@ class DoorClaims(NamedTuple):
     request_id: str
     uses: int
     epochs: Epochs = NO_EPOCHS
+    is_receipted: bool = False
 
 
 class PresentedToken(NamedTuple):
@@ -91,6 +96,7 @@ class PresentedToken(NamedTuple):
     record: bytes
     issued_utc_us: int
     expires_utc_us: int
+    receipt: RouteReceipt
 
 
 class RejectedToken(NamedTuple):
@@ -124,8 +130,12 @@ class DoorTokenIssuer:
         self._signer = DoorSigner(key)
         self._clock = clock
 
-    def issue(self, claims: DoorClaims, *, ttl_seconds: int = 30, salt: bytes = b"") -> str:
+    def issue(
+        self, claims: DoorClaims, *, ttl_seconds: int = 30, salt: bytes = b"", nonce: bytes = b""
+    ) -> str:
         """A token for these claims; `salt`: the keyed digest of the client's own salt, or nothing.
+
+        `nonce`: `NONCE_BYTES` that no other token has; made here where none are given.
 
         Raises `ConfigError` for uses or a life out of bounds, `IdentityError` for a malformed name.
         """
@@ -150,13 +160,13 @@ class DoorTokenIssuer:
         issued_ms = self._clock.utc_us() // 1000
         issued = (issued_ms >> 32, issued_ms & 0xFFFFFFFF)
         head = _HEAD.pack(
-            _VERSION,
+            _RECEIPTED if claims.is_receipted else _PLAIN,
             key_id,
             flags,
             claims.uses,
             ttl_seconds,
             *issued,
-            os.urandom(8),
+            nonce or os.urandom(NONCE_BYTES),
             *claims.epochs,
         )
         record = head + b"".join(map(write_text, names)) + identity + salt
@@ -190,7 +200,7 @@ class DoorTokens:
     def present(self, token: str) -> PresentedToken | RejectedToken:
         """Who a token speaks for, if it is authentic and in time; nothing is spent."""
         data = decoded(token.removeprefix(PREFIX)) if token.startswith(PREFIX) else None
-        if data is None or len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:1] != _VERSION:
+        if data is None or len(data) < _HEAD.size + _SIGNATURE_BYTES or data[:1] not in (_PLAIN, _RECEIPTED):
             return RejectedToken("malformed")
         record, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
         door = next((key for key in self._keys() if key.key_id == record[1:5]), None)
@@ -204,7 +214,8 @@ class DoorTokens:
 
     def _read(self, record: bytes, door: str) -> PresentedToken | RejectedToken:
         """What an authentic record says, if it is in time and for this group."""
-        _, _, flags, uses, life_s, high, low, _, *epochs = _HEAD.unpack_from(record)
+        version, _, flags, uses, life_s, high, low, nonce, *epochs = _HEAD.unpack_from(record)
+        is_receipted = version == _RECEIPTED
         issued_ms = high << 32 | low
         expires_ms = issued_ms + 1000 * life_s
         now_ms = self._now_ms()
@@ -222,8 +233,11 @@ class DoorTokens:
         if group != self._group:
             return RejectedToken("other-group")
         principal, hints = read_identity(flags, record[at:])
-        claims = DoorClaims(principal, hints, namespace, group, request_id, uses, Epochs(*epochs))
-        return PresentedToken(claims, door, record, 1000 * issued_ms, 1000 * expires_ms)
+        claims = DoorClaims(
+            principal, hints, namespace, group, request_id, uses, Epochs(*epochs), is_receipted
+        )
+        receipt = RouteReceipt.of(request_id, nonce, is_asked=is_receipted)
+        return PresentedToken(claims, door, record, 1000 * issued_ms, 1000 * expires_ms, receipt)
 
     def spend(self, token: PresentedToken, uses: int) -> RejectedToken | None:
         """Take `uses` of a presented token; None, or why they are not there."""

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from kvcustody.errors import ServiceError
 from kvcustody.governance.edge.name_scopes import NameScopes
+from kvcustody.governance.edge.route_receipt import ReceiptRule, is_drawn
 from kvcustody.governance.identity import tlv
 
 TAG_BYTES: Final = 16
@@ -178,12 +179,14 @@ class KnownEpochs(NamedTuple):
 
     `namespace_days`: after how many days names end, as long as the control plane keeps a raise; None: it did not say.
     `scopes`: whose names requests go by.
+    `receipts`: which requests have a route receipt of the door.
     """
 
     epochs: EraseEpochs
     tags: EpochTags
     namespace_days: int | None = None
     scopes: NameScopes = NameScopes()
+    receipts: ReceiptRule = ReceiptRule()
 
     def follows(self, before: KnownEpochs) -> bool:
         """Whether no name that `before` ended comes back.
@@ -201,6 +204,12 @@ class KnownEpochs(NamedTuple):
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
         """The epochs of a request of this subject, else this session, else of nobody in the tenant."""
         return Epochs(*map(self.epochs.epoch, self.tags_of(issuer, tenant, subject, session)))
+
+    def receipted(self, issuer: str, tenant: str, nonce: bytes) -> bool:
+        """Whether a request of this tenant, whose token has this nonce, has a route receipt of the door."""
+        rule = self.receipts
+        drawn = is_drawn(nonce, rule.share)
+        return drawn or (bool(rule.always) and self.tags.of(EpochScope(issuer, tenant)) in rule.always)
 
     def tags_of(
         self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None

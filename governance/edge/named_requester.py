@@ -22,6 +22,13 @@ class NamedRequester(NamedTuple):
     session: str | None = None
 
     @property
+    def scope(self) -> ScopeKind:
+        """The narrowest of what it names."""
+        if self.session is not None:
+            return ScopeKind.SESSION
+        return ScopeKind.TENANT if self.subject is None else ScopeKind.SUBJECT
+
+    @property
     def whole_tenant(self) -> NamedRequester:
         """The tenant of this place."""
         return NamedRequester(self.issuer, self.tenant)

@@ -52,13 +52,19 @@ from kvcustody.audit.kinds import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.custody_events import integrity_mismatch, residency_released
+from kvcustody.governance.custody_events import (
+    FoundHere,
+    integrity_mismatch,
+    residency_released,
+    route_found,
+)
 from kvcustody.governance.decisions.access_plan import Plan, label_of, owed_by, plan_key
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
+from kvcustody.governance.edge.route_receipt import RouteReceipt
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
@@ -254,6 +260,7 @@ class EnginePort(Authority[ExternalPool]):
         residency.trace = moment.trace
         residency.priorities = plan.priorities if plan is not None else ()
         residency.prompt_tokens = len(tokens)
+        residency.receipt, residency.queue = hints.receipt, len(self._running)
         if asked_us is not None:
             residency.asked_us = min(asked_us, moment.now_us)
         blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
@@ -932,6 +939,7 @@ class EnginePort(Authority[ExternalPool]):
         again.active_since_us = residency.active_since_us
         again.asked_us, again.prompt_tokens = residency.asked_us, residency.prompt_tokens
         again.trace = residency.trace
+        again.receipt, again.queue = residency.receipt, residency.queue
         again.is_resumed = residency.is_opened or residency.is_resumed
         again.earlier = np.union1d(residency.generations(), residency.earlier)
         again.priorities = residency.priorities
@@ -1299,10 +1307,31 @@ class EnginePort(Authority[ExternalPool]):
         revision = self.table.revision
         for residency in starting:
             self._outbox += (opened(residency, self.pool, revision), *assigned(residency, self.pool))
+            if isinstance(residency.receipt, RouteReceipt):
+                self._outbox += self._arrived(residency, residency.receipt)
+                residency.receipt = None
             if isinstance(residency.monitored, MonitoredRequest):
                 self._count_monitored(residency, residency.monitored)
             else:
                 self._count(residency)
+
+    def _arrived(self, residency: ExternalResidency, receipt: RouteReceipt) -> list[Event]:
+        """Its half of a route receipt, once."""
+        plan = residency.facts
+        if not isinstance(plan, Plan) or plan.facts.tenant == ANONYMOUS:
+            return []
+        attached, states = residency.attached, self.pool.counts()
+        others = set(self.pool.tag[attached].tolist()) - {residency.domain.tag}
+        hits = min(len(attached) * self.block_tokens, residency.prompt_tokens)
+        found = FoundHere(
+            residency.prompt_tokens,
+            hits,
+            residency.queue,
+            states["clean"] + states["dirty"],
+            any(self.pool.domains[tag].owner is not residency.account for tag in others),
+            self.knows_epochs(plan),
+        )
+        return route_found(receipt, plan.facts, found, residency.began_us, residency.trace)
 
     def _count_monitored(self, residency: ExternalResidency, monitored: MonitoredRequest) -> None:
         """It is put on record as soon as it is known what it would have found."""

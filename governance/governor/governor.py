@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.accounting import Account, Domain
-from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
+from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, NEVER_US, Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import Chain, PrefixMatch, Prompt, ReadPlan
 from kvcustody.allocator.prefix.sequence import RunningSequence
@@ -35,10 +35,12 @@ from kvcustody.clock import Clock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionOutcome, AdmissionRefused, Deferred
 from kvcustody.governance.custody_events import (
+    FoundHere,
     blocks_passed,
     custody_ended,
     integrity_mismatch,
     residency_released,
+    route_found,
     scrub_receipts,
 )
 from kvcustody.governance.decisions.access_plan import (
@@ -54,6 +56,7 @@ from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
+from kvcustody.governance.edge.route_receipt import RouteReceipt
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS
@@ -215,7 +218,7 @@ class Governor(Authority[BlockManager]):
             lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         kinds = read_kinds(hints.kinds) if hints.kinds else ()
-        latency = check_latency(hints.latency) if hints.latency else ""
+        latency, receipt = check_latency(hints.latency), None if is_resumed else hints.receipt
         key = plan_key(principal, model, route, hints)
         moment = self._moment(check_trace(trace) if trace else trace)
         plan, moment = self._standing(key, request_id, moment)
@@ -282,7 +285,7 @@ class Governor(Authority[BlockManager]):
             self._begin_monitored(
                 begun, monitored, prompt.tokens, kinds, now_us, extra=(lookahead_tokens, can_preempt)
             )
-            return answer
+            return self._arrived(plan, begun, receipt, answer, prompt.tokens, now_us)
         if self.offload is not None and self._restore(
             manager, begun, prompt, latency, takes_partial=takes_partial
         ):
@@ -290,6 +293,30 @@ class Governor(Authority[BlockManager]):
         self._measure(
             begun, plan, found, prompt, counters, now_us, says_kinds=bool(kinds), is_new=earlier is NO_EARLIER
         )
+        return self._arrived(plan, begun, receipt, answer, prompt.tokens, now_us)
+
+    def _arrived(
+        self,
+        plan: Plan[BlockManager],
+        begun: RunningSequence,
+        receipt: RouteReceipt | None,
+        answer: Admission,
+        prompt_tokens: int,
+        now_us: int,
+    ) -> Admission:
+        """The answer, once this worker's half of the route receipt is written."""
+        if receipt is None or plan.facts.tenant == ANONYMOUS:
+            return answer
+        counts = plan.manager.pool.counts
+        found = FoundHere(
+            prompt_tokens,
+            answer.hit_tokens - answer.earlier_tokens,
+            len(self._live) - 1,
+            counts[CLEAN] + counts[DIRTY],
+            any(domain.owner is not begun.account for domain in begun.foreign_blocks()),
+            self.knows_epochs(plan),
+        )
+        self._outbox += route_found(receipt, plan.facts, found, now_us, begun.residency.trace)
         return answer
 
     # -- monitored ----------------------------------------------------------------------------------------------------

@@ -217,6 +217,20 @@ MEASURES: tuple[Measure, ...] = (
             "heard in the last minute, by role.", ("role",)),
     Measure("epoch_behind_seconds", "gauge", "How long some door or worker has lacked the newest erase epoch, of those "
             "that were heard in the last minute: the longest."),
+    # routes (FLE-2): receipts of the last ten minutes
+    Measure("route_receipts", "gauge", "Route receipts of the last ten minutes."),
+    Measure("route_receipts_awaited", "gauge", "Of these, those whose other half may still come."),
+    Measure("route_findings", "gauge", "What is wrong with them, by problem.", ("problem",)),
+    Measure("route_requests", "gauge", "Of these requests, those that a worker answered.", _WORKER),
+    Measure("route_locality_ratio", "gauge", "Share of their prompt tokens that they found at their worker.", _WORKER),
+    Measure("route_hit_tokens_mean", "gauge", "Tokens that one of them found at its worker.", _WORKER),
+    Measure("route_queue_mean", "gauge", "Requests that were at the worker when one of them came.", _WORKER),
+    Measure("route_free_blocks", "gauge", "Blocks that nobody held when the last of them came.", _WORKER),
+    Measure("route_stale_misses", "gauge", "Of them, those that found less than their router promised.", _WORKER),
+    Measure("route_promised_tokens", "gauge", "Tokens that routers promised."),
+    Measure("route_promised_found_tokens", "gauge", "Of these, those that were found."),
+    Measure("route_queue_delta", "gauge", "Queue at the worker chosen less the shortest elsewhere, on average."),
+    Measure("route_imbalance", "gauge", "Requests of the busiest worker over the mean of all."),
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),
     Measure("worker_lease_seconds", "gauge", "How long a worker may reuse without further word, by lease: `policy` for "

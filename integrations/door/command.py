@@ -139,6 +139,22 @@ class ClientOptions(ParameterGroup):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReceiptOptions(ParameterGroup):
+    """What a router says of its choice, for route receipts."""
+
+    worker_header: Annotated[
+        list[str] | None,
+        typer.Option(help="A response header, too, in which the router names the worker.", metavar="NAME"),
+    ] = None
+    promised_header: Annotated[
+        str, typer.Option(help="The one with the tokens that it expects the worker to have.", metavar="NAME")
+    ] = "x-kvcustody-promised-tokens"
+    score_header: Annotated[
+        str, typer.Option(help="The one with the score that it chose by.", metavar="NAME")
+    ] = "x-kvcustody-score"
+
+
 _About = Annotated[str, typer.Option(help="Where `/ready`, `/live` and `/metrics` are.", metavar="HOST:PORT")]
 _ABOUT = "127.0.0.1:18139"
 
@@ -156,6 +172,7 @@ def serve(
     clients: ClientOptions,
     transport: TransportOptions,
     bounds: BoundOptions,
+    headers: ReceiptOptions,
 ) -> None:
     """Serve Envoy as its external processor until a signal ends it.
 
@@ -164,7 +181,15 @@ def serve(
     key in the file that `doors` of their identity document names. Key files are read again when they change. With
     `control_plane` and `control_plane_key_path` (of a principal with the role `door`), an erasure ends routers' names.
     """
-    _run(lambda door, *given: door.EnvoyDoor(*given), (ext_proc, about), tokens, clients, transport, bounds)
+    _run(
+        lambda door, *given: door.EnvoyDoor(*given),
+        (ext_proc, about),
+        tokens,
+        clients,
+        transport,
+        bounds,
+        headers,
+    )
 
 
 @app.command(
@@ -185,6 +210,7 @@ def proxy(
     clients: ClientOptions,
     transport: TransportOptions,
     bounds: BoundOptions,
+    headers: ReceiptOptions,
 ) -> None:
     """Serve clients as a reverse proxy before a router, without Envoy, until a signal ends it.
 
@@ -202,6 +228,7 @@ def proxy(
         clients,
         transport,
         bounds,
+        headers,
     )
 
 
@@ -212,6 +239,7 @@ def _run(
     clients: ClientOptions,
     transport: TransportOptions,
     bounds: BoundOptions,
+    headers: ReceiptOptions,
 ) -> None:
     """Serve what `make` gives of the module `server`, a gate, places, bounds and TLS."""
     settings = load_settings()
@@ -226,16 +254,21 @@ def _run(
     from kvcustody.integrations.door.edge_gate import EdgeGate
     from kvcustody.integrations.door.follow_epochs import follow_epochs
     from kvcustody.integrations.door.passed_fields import PassedFields
+    from kvcustody.integrations.door.route_receipts import DoorReceipts, RouterHeaders
 
     clock = SystemClock()
     watched = WatchedFile(tokens.key, read_signing_key, clock)
-    stack, metrics, epochs = ExitStack(), DoorMetrics(), None
+    stack, metrics, epochs, receipts = ExitStack(), DoorMetrics(), None, None
     record: DoorRecord | None = None
     if settings.control_plane:
         connection = connect(settings, stack)
         record = open_door_record(settings, connection, clock, stack)
         lease = lease_seconds(settings.custody_lease_seconds, erased_within_us=0)
         epochs = follow_epochs(connection, clock, metrics, stack, lease_seconds=lease, record=record)
+        targets = (*RouterHeaders().targets, *(each.lower() for each in headers.worker_header or ()))
+        names = RouterHeaders(targets, headers.promised_header.lower(), headers.score_header.lower())
+        receipts = DoorReceipts(record.ledger, clock, metrics, headers=names)
+        stack.callback(receipts.close)
     with open_scope_key(settings.scope_token_key_path) as secret:
         gate = EdgeGate(
             open_identity(settings),
@@ -251,6 +284,7 @@ def _run(
             namespace_days=settings.namespace_days,
             window_seconds=settings.windowed_token_seconds,
             epochs=epochs,
+            receipts=receipts,
             metrics=metrics,
             record_hints=(lambda _: None) if record is None else record.hints,
             passed=PassedFields(clients.pass_field or (), clients.pass_header or ()),

@@ -36,6 +36,12 @@ class DoorMetrics:
             "Requests that found nothing, because the door's lease on erase epochs was over.",
             registry=self.registry,
         )
+        self._receipts = Counter(
+            "kvcustody_door_receipts",
+            "Route receipts of the door, written or lost.",
+            ("outcome",),
+            registry=self.registry,
+        )
         self._seconds = Histogram(
             "kvcustody_door_seconds",
             "Seconds that the door took for one message of a request.",
@@ -73,6 +79,10 @@ class DoorMetrics:
     def past_lease(self) -> None:
         """One request came past the door's lease on erase epochs."""
         self._past_lease.inc()
+
+    def receipt(self, outcome: str) -> None:
+        """The door's half of one route receipt was `written`, or `lost`."""
+        self._receipts.labels(outcome).inc()
 
     def took(self, message: str, seconds: float) -> None:
         """One message of a request took so long."""

@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from typing import Final
 
 from kvcustody.audit.kinds import EpochsTaken, HintsClipped, WorkerStopped
-from kvcustody.audit.write.event_writer import LedgerWriter
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.opening import open_remote_ledger
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.door.client_hints import ClippedHint
@@ -30,17 +30,17 @@ _NUMBER_MAX: Final = 1 << 53
 
 
 class DoorRecord:
-    """What one door writes; any thread."""
+    """What one door writes; any thread. `ledger`: where its half of route receipts goes, too."""
 
-    def __init__(self, writer: LedgerWriter, clock: Clock, door: str) -> None:
-        self._writer, self._clock, self._door = writer, clock, door
+    def __init__(self, ledger: RemoteLedger, clock: Clock, door: str) -> None:
+        self.ledger, self._clock, self._door = ledger, clock, door
         self._lock = threading.Lock()
         self._rows: dict[tuple[str, str, str], int] = {}
         self._others, self._since_us = 0, clock.now_us()
 
     def epochs(self, known: KnownEpochs) -> None:
         """The door acts by these."""
-        self._writer.submit(
+        self.ledger.submit(
             [EpochsTaken(self._clock.now_us(), self._door, known.epochs.version, known.epochs.digest)]
         )
 
@@ -70,14 +70,14 @@ class DoorRecord:
             names, asked, passed = (tuple(row[place] for row in rows) for place in range(3))
             seconds = -(-passed_us // MICROSECONDS)
             requests = tuple(rows.values())
-            self._writer.submit(
+            self.ledger.submit(
                 [HintsClipped(now_us, self._door, seconds, names, asked, passed, requests, others)]
             )
 
     def close(self) -> None:
         """The door ended in order."""
         self.write_hints(now=True)
-        self._writer.submit([WorkerStopped(self._clock.now_us(), self._door, "closed", 0, ())])
+        self.ledger.submit([WorkerStopped(self._clock.now_us(), self._door, "closed", 0, ())])
 
 
 def open_door_record(

@@ -37,6 +37,7 @@ from kvcustody.governance.edge.current_namespaces import (
     ScopesSource,
 )
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
+from kvcustody.governance.edge.route_receipt import NONCE_BYTES, RouteReceipt
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.edge.windowed_token import WindowedClaims, WindowedTokenIssuer
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
@@ -49,6 +50,7 @@ from kvcustody.integrations.door.placement_groups import (
     PlacementDocument,
     PlacementGroups,
 )
+from kvcustody.integrations.door.route_receipts import DoorReceipts, OpenReceipt, SentRequest
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import IdentityDocument
@@ -65,7 +67,7 @@ from kvcustody.integrations.identity.routes import VLLM_SERVER, Body, EngineServ
 from kvcustody.logger import get_logger
 
 # Prefixes of response headers that say which worker answered.
-TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-kvcustody-")
+TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-gateway-destination-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
 _LOG = get_logger("kvcustody.door")
 
@@ -74,11 +76,13 @@ class Forwarded(NamedTuple):
     """What goes on to the router: headers beside those of the client that pass, and the body, if it changes.
 
     `group`: the placement group whose router it is; empty where there are none, or for who needs no identity.
+    `receipt`: to be told of the answer's headers, and closed when the request ended.
     """
 
     headers: dict[str, str]
     body: bytes | None
     group: str = ""
+    receipt: OpenReceipt | None = None
 
 
 class _Placed(NamedTuple):
@@ -109,6 +113,7 @@ class EdgeGate:
         epochs: EpochsSource | None = None,
         passed: PassedFields | None = None,
         hints: HintBounds | None = None,
+        receipts: DoorReceipts | None = None,
         metrics: DoorMetrics | None = None,
         record_hints: Callable[[Sequence[ClippedHint]], None] = lambda _: None,
         server: EngineServer = VLLM_SERVER,
@@ -120,6 +125,7 @@ class EdgeGate:
         `scopes`: of a policy that the door reads itself; without it those that come with epochs. `placement`: the
         groups of workers that requests are spread over, in place of the one `group`. `record_hints`: takes a request's
         hints where one was clipped.
+        `receipts`: where the door's half of route receipts is written.
         Raises `ConfigError` where the document trusts doors: only clients come here.
         """
         if document.doors is not None:
@@ -143,6 +149,8 @@ class EdgeGate:
         self._passed = PassedFields() if passed is None else passed
         self._hints = HintBounds() if hints is None else hints
         self._record_hints = record_hints
+        self._receipts = receipts
+        self._hidden = frozenset() if receipts is None else receipts.headers.all()
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -157,6 +165,10 @@ class EdgeGate:
         if self._names.has_scopes:
             return ()
         return ("the scopes of a policy: until it knows them, it names each session apart",)
+
+    def hides(self, header: str) -> bool:
+        """Whether a header of an answer says where the request went, and ends here."""
+        return header.startswith(TOPOLOGY_HEADERS) or header in self._hidden
 
     def passes(self, header: str) -> bool:
         """Whether a client's header goes on to the router."""
@@ -195,9 +207,14 @@ class EdgeGate:
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
         uses = min(requests * self._presentations, USES_MAX)
         placed = self._placed(admitted)
-        headers = self._headers(admitted, placed, request_id, salt, uses)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        receipt = self._receipt(admitted, placed, request_id, nonce, requests, uses)
+        headers = self._headers(
+            admitted, placed, request_id, salt, uses, nonce, is_receipted=receipt is not None
+        )
         name = self._salted(admitted, placed, salt)
-        return self._forwarded(placed.group, headers, write_body({**body, **hints, "cache_salt": name}))
+        data = write_body({**body, **hints, "cache_salt": name})
+        return self._forwarded(placed.group, headers, data)._replace(receipt=receipt)
 
     def _salted(self, admitted: AdmittedRequest, placed: _Placed, salt: bytes) -> str:
         """What routers know the request by: its namespace, or where windows are on a token of its scope (rule 7)."""
@@ -214,6 +231,25 @@ class EdgeGate:
             return Forwarded(headers, body)
         return Forwarded(headers | {PLACEMENT_HEADER: group}, body, group)
 
+    def _receipt(
+        self,
+        admitted: AdmittedRequest,
+        placed: _Placed,
+        request_id: str,
+        nonce: bytes,
+        requests: int,
+        uses: int,
+    ) -> OpenReceipt | None:
+        """The door's half of its route receipt, where the request has one."""
+        of, known = admitted.principal, self._names.last_known
+        if self._receipts is None or known is None or not known.receipted(of.issuer, of.tenant, nonce):
+            return None
+        name = RouteReceipt.of(request_id, nonce, is_asked=True).name
+        sent = SentRequest(
+            of.issuer, of.tenant, name, placed.named.scope, placed.named.epochs, requests, uses
+        )
+        return self._receipts.open(sent)
+
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
         """Where a request goes, and under which name (rule 3)."""
         named = self._names.of(admitted.principal)
@@ -224,7 +260,15 @@ class EdgeGate:
         )
 
     def _headers(
-        self, admitted: AdmittedRequest, placed: _Placed, request_id: str, salt: bytes, uses: int
+        self,
+        admitted: AdmittedRequest,
+        placed: _Placed,
+        request_id: str,
+        salt: bytes,
+        uses: int,
+        nonce: bytes = b"",
+        *,
+        is_receipted: bool = False,
     ) -> dict[str, str]:
         claims = DoorClaims(
             admitted.principal,
@@ -234,8 +278,9 @@ class EdgeGate:
             request_id,
             uses,
             placed.named.epochs,
+            is_receipted,
         )
-        token = self._issuer.issue(claims, ttl_seconds=self._token_seconds, salt=salt)
+        token = self._issuer.issue(claims, ttl_seconds=self._token_seconds, salt=salt, nonce=nonce)
         return {"authorization": f"Bearer {token}", REQUEST_ID: request_id}
 
     def _salt(self, given: object) -> bytes:

@@ -20,8 +20,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as messages
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
 from envoy.type.v3 import http_status_pb2
 
-from kvcustody.integrations.door.edge_gate import TOPOLOGY_HEADERS, EdgeGate, Forwarded
+from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
 from kvcustody.integrations.door.passed_fields import HOP_HEADERS
+from kvcustody.integrations.door.route_receipts import OpenReceipt
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_headers import RequestHeaders
@@ -46,6 +47,17 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         self, request_iterator: AsyncIterator[Any], context: Any
     ) -> AsyncIterator[Any]:
         """Answer the messages of one request, in their order."""
+        receipts: list[OpenReceipt] = []  # of this one request
+        try:
+            async for answer in self._answers(request_iterator, receipts):
+                yield answer
+        finally:
+            for receipt in receipts:
+                receipt.close()
+
+    async def _answers(
+        self, request_iterator: AsyncIterator[Any], receipts: list[OpenReceipt]
+    ) -> AsyncIterator[Any]:
         admitted: AdmittedRequest | None = None
         names: tuple[str, ...] | None = None  # of the request's headers, once they came
         async for message in request_iterator:
@@ -61,9 +73,9 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
                 elif names is None:
                     raise RequestRefused(400, "a request begins with its headers")
                 elif kind == "request_body":
-                    yield self._of_body(admitted, names, message.request_body.body)
+                    yield self._of_body(admitted, names, message.request_body.body, receipts)
                 elif kind == "response_headers":
-                    yield _of_response(_headers(message.response_headers))
+                    yield self._of_response(_headers(message.response_headers), receipts)
                 else:
                     raise RequestRefused(400, "trailers are not accepted")
             except RequestRefused as refused:
@@ -113,7 +125,13 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         if stated.isdigit() and (len(stated) > 19 or int(stated) > self._body_bytes_max):
             raise self._too_large()
 
-    def _of_body(self, admitted: AdmittedRequest | None, names: tuple[str, ...], body: bytes) -> Any:
+    def _of_body(
+        self,
+        admitted: AdmittedRequest | None,
+        names: tuple[str, ...],
+        body: bytes,
+        receipts: list[OpenReceipt],
+    ) -> Any:
         if admitted is None or admitted.scoped is None:
             return messages.ProcessingResponse(request_body=messages.BodyResponse())
         if len(body) > self._body_bytes_max:
@@ -126,9 +144,20 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         finally:
             self._under_way_bytes -= len(body)
         self._metrics.passed()
+        if forwarded.receipt is not None:
+            receipts.append(forwarded.receipt)
         return messages.ProcessingResponse(
             request_body=messages.BodyResponse(response=self._common(forwarded, names))
         )
+
+    def _of_response(self, headers: list[tuple[str, bytes]], receipts: list[OpenReceipt]) -> Any:
+        """A response without what it says of workers."""
+        status = dict(headers).get(":status", b"")
+        for receipt in receipts:
+            receipt.answered(int(status) if status.isdigit() else 0, headers)
+        removed = sorted({name for name, _ in headers if self._gate.hides(name)})
+        change = messages.CommonResponse(header_mutation=messages.HeaderMutation(remove_headers=removed))
+        return messages.ProcessingResponse(response_headers=messages.HeadersResponse(response=change))
 
     def _headers_answer(self, forwarded: Forwarded, names: tuple[str, ...]) -> Any:
         common = self._common(forwarded, names)
@@ -166,13 +195,6 @@ def _set(headers: Mapping[str, str]) -> list[Any]:
         )
         for name, value in headers.items()
     ]
-
-
-def _of_response(headers: list[tuple[str, bytes]]) -> Any:
-    """A response without what it says of workers."""
-    removed = sorted({name for name, _ in headers if name.startswith(TOPOLOGY_HEADERS)})
-    change = messages.CommonResponse(header_mutation=messages.HeaderMutation(remove_headers=removed))
-    return messages.ProcessingResponse(response_headers=messages.HeadersResponse(response=change))
 
 
 def _refusal(refused: RequestRefused) -> Any:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 
 import httpx
 
-from kvcustody.integrations.door.edge_gate import TOPOLOGY_HEADERS, EdgeGate, Forwarded
+from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
 from kvcustody.integrations.door.passed_fields import HOP_HEADERS
+from kvcustody.integrations.door.route_receipts import OpenReceipt
 from kvcustody.integrations.identity.middleware import RequestCutError, read_body, refuse_socket
 from kvcustody.integrations.identity.refusal import Receive, RequestRefused, Scope, Send
 from kvcustody.integrations.identity.request_headers import RequestHeaders
@@ -99,7 +100,7 @@ class ReverseProxy:
         request = self._client.build_request(
             scope["method"], url, headers=[*kept, *own], content=forwarded.body
         )
-        passing = asyncio.ensure_future(self._answer(request, send))
+        passing = asyncio.ensure_future(self._answer(request, forwarded.receipt, send))
         leaving = asyncio.ensure_future(_client_left(receive))
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,8 +111,10 @@ class ReverseProxy:
         finally:
             await _cancelled(passing)
             await _cancelled(leaving)
+            if forwarded.receipt is not None:
+                forwarded.receipt.close()
 
-    async def _answer(self, request: httpx.Request, send: Send) -> None:
+    async def _answer(self, request: httpx.Request, receipt: OpenReceipt | None, send: Send) -> None:
         try:
             response = await self._client.send(request, stream=True)
         except httpx.HTTPError as error:
@@ -119,10 +122,11 @@ class ReverseProxy:
             raise RequestRefused(502, "the router cannot be reached; try again") from None
         try:
             self._metrics.passed()
+            came = [(name.lower().decode("latin-1"), value) for name, value in response.headers.raw]
+            if receipt is not None:
+                receipt.answered(response.status_code, came)
             headers = [
-                (name.lower(), value)
-                for name, value in response.headers.raw
-                if not _is_kept_here(name.lower().decode("latin-1"))
+                (name.encode("latin-1"), value) for name, value in came if not self._is_kept_here(name)
             ]
             status = response.status_code
             await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -132,10 +136,9 @@ class ReverseProxy:
         finally:
             await response.aclose()
 
-
-def _is_kept_here(header: str) -> bool:
-    """Whether a header of an answer is of the router's connection, or about its workers."""
-    return (header in HOP_HEADERS and header != "content-length") or header.startswith(TOPOLOGY_HEADERS)
+    def _is_kept_here(self, header: str) -> bool:
+        """Whether a header of an answer is of the router's connection, or about its workers."""
+        return (header in HOP_HEADERS and header != "content-length") or self._gate.hides(header)
 
 
 async def _client_left(receive: Receive) -> None:

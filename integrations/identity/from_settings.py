@@ -62,6 +62,7 @@ def open_request_gate(
             server=server,
             namespace_days=settings.namespace_days,
             epochs=epochs,
+            worker=settings.worker_name,
         )
 
 

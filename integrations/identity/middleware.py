@@ -1,7 +1,8 @@
 """The ASGI middleware: every request is authenticated, and what reaches the engine carries a signed scope.
 
 1. The application sees a request only after the gate let it pass. An error on the way is a refusal, never a pass.
-2. The body is read once, up to a bound, and given to the application once. Responses are not touched.
+2. The body is read once, up to a bound, and given to the application once. An answer to a door's
+   request names this worker in a header, which the door keeps; else responses are not touched.
 3. Websockets are refused: no field of theirs could carry a scope to the engine.
 """
 
@@ -21,7 +22,7 @@ from kvcustody.integrations.identity.refusal import (
     Send,
 )
 from kvcustody.integrations.identity.request_gate import RequestGate
-from kvcustody.integrations.identity.request_headers import RequestHeaders
+from kvcustody.integrations.identity.request_headers import WORKER_HEADER, RequestHeaders
 from kvcustody.integrations.identity.routes import route_path
 from kvcustody.logger import get_logger
 
@@ -76,6 +77,8 @@ class IdentityMiddleware:
             **scope,
             "headers": headers.passed_on(admitted.ids, None if body is None else len(body)),
         }
+        if admitted.token is not None and self._gate.worker:
+            send = _naming(self._gate.worker, send)
         await self._app(passed, receive if body is None else _Replay(body, receive), send)
 
     def _note(self, scope: Scope, status: int, said: str) -> None:
@@ -89,6 +92,19 @@ class IdentityMiddleware:
     ) -> bytes:
         """The body for the engine, with a scope token in it."""
         return self._gate.scope(admitted, await read_body(headers, receive, self._body_bytes_max))
+
+
+def _naming(worker: str, send: Send) -> Send:
+    """A `send` whose answer says which worker it is of."""
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = WORKER_HEADER.encode("ascii")
+            headers = [(name, value) for name, value in message.get("headers", ()) if name.lower() != own]
+            message = {**message, "headers": [*headers, (own, worker.encode())]}
+        await send(message)
+
+    return named
 
 
 async def read_body(headers: RequestHeaders, receive: Receive, body_bytes_max: int) -> bytes:

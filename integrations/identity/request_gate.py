@@ -49,13 +49,19 @@ class RequestGate:
         server: EngineServer = VLLM_SERVER,
         namespace_days: int = NAMESPACE_DAYS,
         epochs: EpochsSource | None = None,
+        worker: str = "",
     ) -> None:
-        """`epochs`: those of now, None past the lease; without it no epoch is ever raised."""
+        """Admit under a document and a secret.
+
+        `epochs`: those of now, None past the lease; without it no epoch is ever raised. `worker`: the name that answers
+        tell a door before the router; empty: none.
+        """
         days = namespace_days
         self._authentication = Authentication(
             document, directory, secret, clock, server=server, namespace_days=days, epochs=epochs
         )
         self._document = document
+        self.worker = worker
         self._server = server
         self._tokens = ScopeTokens(secret, clock)
         self._token_seconds = token_seconds
@@ -92,6 +98,7 @@ class RequestGate:
                 uses=uses,
                 ttl_seconds=self._token_seconds,
                 epochs=None if admitted.token is None else admitted.token.claims.epochs,
+                receipt=None if admitted.token is None else admitted.token.receipt,
             )
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None

@@ -12,6 +12,7 @@ from kvcustody.integrations.identity.refusal import malformed
 Raw = list[tuple[bytes, bytes]]
 REQUEST_ID: Final = "x-request-id"
 SESSION_ID: Final = "x-session-id"
+WORKER_HEADER: Final = "x-kvcustody-worker"  # of an answer: whose it is, for the door before the router
 _OWN: Final = OWN_HEADERS.encode("ascii")
 _TRACEPARENT: Final = TRACEPARENT.encode("ascii")
 

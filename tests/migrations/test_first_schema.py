@@ -39,6 +39,8 @@ def test_leaves_proofs_checkpoints_and_answers_stay_as_they_were(recorded: Recor
         assert row["own_hit_blocks"] > reused[row["tenant"]] > 0
         row["own_hit_blocks"] = reused[row["tenant"]]
     bill = after["commands"][f"showback {first_schema.PERIOD}"]
+    for row in bill["tenants"]:
+        assert [row.pop(f"routed_{name}") for name in ("requests", "tokens", "found_tokens")] == [None] * 3
     assert bill.pop("since") == "2026-01-01T00:00:00Z" and bill.pop("until") == "2026-06-01T00:00:00Z"
     for hold in after["commands"]["audit hold list"]["holds"]:
         assert moment_us(hold.pop("at")) == hold["at_us"]

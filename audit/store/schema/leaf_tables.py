@@ -50,6 +50,7 @@ from kvcustody.audit.kinds.custody_events import (
 from kvcustody.audit.kinds.epoch_events import EpochRaised, EpochsTaken
 from kvcustody.audit.kinds.ledger_events import GapRecorded, HitCounters
 from kvcustody.audit.kinds.registry import KINDS
+from kvcustody.audit.kinds.route_events import RouteFound, RouteSent
 from kvcustody.audit.kinds.row import TRACES, Kept, LeafRow, RowColumn
 from kvcustody.audit.leaf.leaf_schema import SCHEMAS, LeafSchema
 from kvcustody.audit.store.schema.ledger import metadata
@@ -122,5 +123,7 @@ retention_purges = table_of(RetentionPurged.row)
 legal_holds = table_of(LegalHoldChanged.row)
 epoch_raises = table_of(EpochRaised.row)
 epochs_taken = table_of(EpochsTaken.row)
+routes_sent = table_of(RouteSent.row)
+routes_found = table_of(RouteFound.row)
 event_traces = table_of(TRACES)
 Index("ix_residencies_log_subject", residencies.c.log, span_of(residencies.c.idx), residencies.c.subject)

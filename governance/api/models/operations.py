@@ -131,11 +131,17 @@ _SHOWBACK = {
     "saved_seconds": 4.5,
     "taken_seconds": 0.3,
     "given_seconds": 0.0,
+    "routed_requests": 40,
+    "routed_tokens": 5120,
+    "routed_found_tokens": 3840,
 }
 
 
 class TenantShowback(Model):
-    """What a tenant held and what reuse saved it; seconds are null where no worker has told what a prefill takes."""
+    """What a tenant held and what reuse saved it; seconds are null where no worker has told what a prefill takes.
+
+    `routed_…`: of its requests with a route receipt, prompt tokens, and those found where they went; null: none has.
+    """
 
     model_config = example(_SHOWBACK)
 
@@ -148,6 +154,9 @@ class TenantShowback(Model):
     saved_seconds: float | None
     taken_seconds: float | None
     given_seconds: float | None
+    routed_requests: Whole | None
+    routed_tokens: Whole | None
+    routed_found_tokens: Whole | None
 
 
 class Showback(Model):

@@ -376,11 +376,21 @@ class NameScopesModel(Model):
     issuers: list[str]
 
 
+class ReceiptRuleModel(Model):
+    """Which requests have a route receipt."""
+
+    model_config = example({"share_millionths": 100_000, "always": ["ef" * 16]})
+
+    share_millionths: Annotated[int, Field(ge=0, le=1_000_000)]
+    always: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
+
+
 class EpochsModel(Model):
     """Raised erase epochs in the order of their numbers, each a number and the tag of its scope under `key`.
 
     What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow. Names
     of routers end after `namespace_days`, and are made by `scopes`, null where the asker knows those or is no door.
+    `receipts`: which requests have a route receipt: a share of all, and every one of the tenants with these tags.
     """
 
     model_config = example(
@@ -392,6 +402,7 @@ class EpochsModel(Model):
             "raised": [[17, "ef" * 16]],
             "namespace_days": 30,
             "scopes": {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": []},
+            "receipts": {"share_millionths": 100_000, "always": ["ef" * 16]},
             "at_us": 1_780_000_000_000_000,
         }
     )
@@ -403,4 +414,5 @@ class EpochsModel(Model):
     raised: Annotated[list[tuple[Whole, str]], Field(max_length=PAGE_RAISES)]
     namespace_days: Whole
     scopes: NameScopesModel | None
+    receipts: ReceiptRuleModel
     at_us: Utc

@@ -19,6 +19,8 @@ from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.evidence.query.prefix_value import prefix_values
 from kvcustody.audit.evidence.query.scans import scan_of, scans
 from kvcustody.audit.evidence.query.showback import costs_of, showback
+from kvcustody.audit.evidence.routes.route_measures import measure
+from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, read_routes
 from kvcustody.audit.kinds import ClockConfirmed
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.declarations import Declarations
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3]), NUMBER]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
+_ROUTED = ("routed_requests", "routed_tokens", "routed_found_tokens")
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
 _operate = partial(Operation, method="POST", action=Permission.OPERATE, tag="operations", keyed=True)
 
@@ -340,7 +343,14 @@ def get_showback(
     since_us, until_us = last_day_or(desk, since, until)
     with desk.reading() as connection:
         rows = showback(connection, since_us, until_us, costs_of(statuses(connection)))
-    items = [row._asdict() for row in rows if tenant in (None, row.tenant)]
+        period = RoutePeriod(since_us, until_us, tenant)
+        receipts = read_routes(connection, period, now_us=desk.clock.utc_us()).receipts
+    routed = {one.tenant: one[1:4] for one in measure(receipts).tenants}
+    items = [
+        row._asdict() | dict(zip(_ROUTED, routed.get(row.tenant, (None,) * 3), strict=True))
+        for row in rows
+        if tenant in (None, row.tenant)
+    ]
     return {"since_us": since_us, "until_us": until_us, "items": items}
 
 

@@ -1,7 +1,8 @@
 """What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
 
 1. What the ledger says is read from its figures (`evidence.counters`): no leaf and no row of evidence is looked at, and
-   of tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks.
+   of tenants no more rows than labels are shown. It is read at most every ten seconds, whoever asks. Route receipts
+   are read as rows (`route_samples`).
 2. A scrape waits for no database (`MetricsCollector`): what comes of it says how old it is, and whether reading fails.
 """
 
@@ -29,6 +30,7 @@ from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.epochs.epoch_book import EpochBook
 from kvcustody.governance.service.epochs.epoch_takers import EpochTaker
 from kvcustody.governance.service.fleet.metrics_collector import Collected, MetricsCollector
+from kvcustody.governance.service.fleet.route_samples import FRESH_SECONDS, route_samples
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
 from kvcustody.governance.service.inbox.read_inbox import InboxContents
@@ -115,28 +117,32 @@ class ServiceMetrics:
         self._label_key = service.secret.key("tenant-label")
         self._shown: frozenset[str] = frozenset()
         self.workers = MetricsCollector("workers", self._read_fleet)
+        self.routes = MetricsCollector("routes", self._read_routes, fresh_seconds=FRESH_SECONDS)
         self.ledger = MetricsCollector("ledger", self._read_ledger, fresh_seconds=_FRESH_SECONDS)
 
     def close(self) -> None:
         """Read no more."""
         self.workers.close()
+        self.routes.close()
         self.ledger.close()
 
     def samples(self) -> Iterator[Sample]:
         """Everything, as it is now or, of what a database is asked for, as it was read last (rule 2)."""
         until = time.monotonic() + PATIENCE_SECONDS
-        for collector in (self.ledger, self.workers):
+        for collector in (self.ledger, self.workers, self.routes):
             collector.ask()
         yield from self._own()
         ledger = self.ledger.latest(until - time.monotonic())
         workers = self.workers.latest(until - time.monotonic())
+        routes = self.routes.latest(until - time.monotonic())
         if ledger.value is not None:
             self._shown = ledger.value.shown
         fleet = workers.value or _OfFleet()
         yield from self._workers(fleet.running)
         yield from _of_takers(fleet.takers, self._service.clock.utc_us())
         yield from ledger.value.samples if ledger.value is not None else ()
-        yield from _ages((self.ledger.name, ledger), (self.workers.name, workers))
+        yield from routes.value or ()
+        yield from _ages((self.ledger.name, ledger), (self.workers.name, workers), (self.routes.name, routes))
         for (operation, status), (count, seconds) in sorted(self.requests.items()):
             yield "http_requests_total", (operation, str(status)), count
             yield "http_request_seconds_total", (operation, str(status)), seconds
@@ -195,6 +201,10 @@ class ServiceMetrics:
                 found[place] = (
                     max(found[place], int(value)) if measure == "thrashing" else found[place] + int(value)
                 )
+
+    def _read_routes(self) -> tuple[Sample, ...]:
+        with self._service.reading() as connection:
+            return tuple(route_samples(connection, self._service.clock.utc_us()))
 
     def _read_ledger(self) -> _OfLedger:
         now_us = self._service.clock.utc_us()

@@ -256,6 +256,9 @@ ROWS = {
     "cancelJob": Row("/v1/jobs/{job}/cancel", **JOBS, of_caller=True),
     "getJobFile": Row("/v1/jobs/{job}/files/export.tar", **READERS, of_caller=True),
     "listDoors": Row("/v1/doors", every="auditor operator"),
+    "getRoutes": Row("/v1/routes", every="auditor operator"),
+    "listRouteReceipts": Row("/v1/routes/receipts", every="auditor operator"),
+    "listRouteFindings": Row("/v1/routes/findings", every="auditor operator"),
     "takeEpochs": Row("/v1/worker/epochs", every="worker door"),
     "listWorkers": Row("/v1/workers", every="auditor operator"),
     "closeWorker": Row(

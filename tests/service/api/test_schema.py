@@ -63,7 +63,16 @@ def _who(people: Any, action: str) -> str:
 # Where data that fits its schema may be refused all the same, and why no schema can say it.
 REFUSES = {
     **dict.fromkeys(
-        ("getCoverage", "getShowback", "listPrefixes", "listTiers"), 422
+        (
+            "getCoverage",
+            "getShowback",
+            "listPrefixes",
+            "listTiers",
+            "getRoutes",
+            "listRouteReceipts",
+            "listRouteFindings",
+        ),
+        422,
     ),  # `since` after `until`
     "proveConsistency": 422,  # `old_size` over `size`
     "listResidencies": 422,  # those who see all have to name the tenant

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from kvcustody.audit.kinds import KINDS, EpochsTaken
+from kvcustody.audit.kinds import KINDS, EpochsTaken, RouteSent
 from kvcustody.audit.kinds.examples import example_of
 from kvcustody.audit.leaf.leaf_schema import DOORS_KINDS, FOLDED
 from kvcustody.governance.api.declarations import every_operation
@@ -16,7 +16,15 @@ from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
 from standins.service.service_world import MEDIA, Batch, Worker, register
 
 SENT = MEDIA | {HEADER: str(PROTOCOL)}
-WRITES = {"epochs-taken", "hints-clipped", "worker-stopped", "spill-started", "replay-completed", "gap"}
+WRITES = {
+    "epochs-taken",
+    "hints-clipped",
+    "route-sent",
+    "worker-stopped",
+    "spill-started",
+    "replay-completed",
+    "gap",
+}
 EVERY = [kind for kind in KINDS if kind not in FOLDED and KINDS[kind].outage != "C"]
 
 
@@ -62,10 +70,11 @@ def test_the_kinds_of_doors_are_those_that_a_door_writes() -> None:
     assert DOORS_KINDS == WRITES
 
 
-def test_a_worker_says_nothing_of_doors(client: Any, people: Any) -> None:
+@pytest.mark.parametrize("kind", [EpochsTaken, RouteSent], ids=lambda kind: KINDS[kind].name)
+def test_a_worker_says_nothing_of_doors(client: Any, people: Any, kind: Any) -> None:
     worker = Worker("worker")
     assert register(client, people["worker"], worker).status_code == 200
-    answer = handed(client, people["worker"], worker, worker.batch([own(EpochsTaken, worker)]))
+    answer = handed(client, people["worker"], worker, worker.batch([own(kind, worker)]))
     assert answer.status_code == 422 and "workers do not hand in" in answer.text
 
 

@@ -216,6 +216,17 @@ TABLES = {
     "erasure_rereads": Table(("erasure-reread",), "erasure checked changed nonzero at_us", _PROCESS),
     "epoch_raises": Table(("epoch-raised",), "erasure tenant scope number at_us"),
     "epochs_taken": Table(("epochs-taken",), "door version digest at_us", _PROCESS),
+    "routes_sent": Table(
+        ("route-sent",),
+        "tenant receipt scope fleet_epoch tenant_epoch scope_epoch worker target status answer_ms requests uses "
+        "promised_tokens score at_us",
+        _PROCESS,
+    ),
+    "routes_found": Table(
+        ("route-found",),
+        "tenant receipt asked prompt_tokens found_tokens queue free_blocks crosses agrees model at_us",
+        _PROCESS,
+    ),
     "orphan_scans": Table(
         ("orphan-scanned",),
         "scan mode started_boot_us ended_boot_us residencies blocks findings at_us",

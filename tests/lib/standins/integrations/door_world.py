@@ -90,11 +90,17 @@ class Deployment:
     """Files, clock, door and verifier of one deployment."""
 
     def __init__(
-        self, directory: Path, signers: Signers, document: str = DOCUMENT, epochs: EpochsSource | None = None
+        self,
+        directory: Path,
+        signers: Signers,
+        document: str = DOCUMENT,
+        epochs: EpochsSource | None = None,
+        *,
+        clock: VirtualClock | None = None,
     ) -> None:
         self.directory = directory
         self.signers = signers
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         content, (self.acme, self.globex, self.alice, self.operator) = api_keys()
         (directory / "keys.yaml").touch(0o600)
         (directory / "keys.yaml").write_bytes(content)

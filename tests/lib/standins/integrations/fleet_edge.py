@@ -76,11 +76,12 @@ class FleetEdge:
         *,
         doors: str = TRUSTS_DOORS,
         retries: int = 0,
+        clock: VirtualClock | None = None,
         **more: Any,
     ) -> None:
         more.setdefault("scopes", lambda: BY_SUBJECT)
         self.folder = folder
-        self.clients = Deployment(folder, signers)
+        self.clients = Deployment(folder, signers, clock=clock)
         self.clock = self.clients.clock
         self.key = door_key()
         self.trust(self.key)

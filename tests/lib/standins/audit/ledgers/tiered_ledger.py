@@ -31,6 +31,8 @@ from kvcustody.audit.kinds import (
     PolicyActivated,
     ReplayCompleted,
     ReportKeyRecorded,
+    RouteFound,
+    RouteSent,
     SigningKeyRecorded,
     SpillStarted,
     TransferDecided,
@@ -94,6 +96,18 @@ def _started(worker: str, events: list[Event], at_us: int = 1, origin: str = "")
     return [WorkerStarted(at_us, worker, 64, 1, 4096, "cpu", "test", origin=origin), *events]
 
 
+def _routed(at: int) -> list[Event]:
+    """Route receipts: two whole ones, of which one was promised too much, and one without its worker's half."""
+    sent = [
+        RouteSent(
+            at, tenant, name * 32, "subject", 0, 1, 3, "worker-1", "w1", 200, 7, 1, 3, promised, 875_000
+        )
+        for tenant, name, promised in (("acme", "a", 64), ("acme", "b", 112), ("labs", "c", -1))
+    ]
+    found = [RouteFound(at, "acme", name * 32, True, 128, 96, 2, 40, False, True) for name in "ab"]
+    return [*sent, *found]
+
+
 def _orderly(world: Callable[..., Any]) -> list[Event]:
     """Worker 1: custody on the device, two tiers, decisions, and counters when it stops."""
     pool, tiers = world(4).run(90), [CopyWorld(tier, 5).run(80) for tier in ("host", "nvme")]
@@ -115,6 +129,7 @@ def _orderly(world: Callable[..., Any]) -> list[Event]:
         *events,
         TransferDecided(at, "restore", "nvme", "acme", 7, 48, 3 << 20, 812, 40_312, "transfer", "done", 799, "fast"),
         TransferDecided(at, "restore", "host", "labs", 9, 1, 99, 900, 200, "recompute", "", 0, "the tier is slow"),
+        *_routed(at),
         DecisionRecorded(at, "attach", "deny", "tenant-0", "tenant-1", "internal", (), 1, "", 0, ""),
         HitCounters(at, "tenant-2", "tenant-0", "reuse", "deny", "no-<grant>", 1, 1, 7, 0, 0),
         OrphanScanned(at, 1, "full", at - 5, at, 3, 4, 1),

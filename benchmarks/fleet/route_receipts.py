@@ -1,0 +1,126 @@
+"""Route receipts against what a recorder saw: a door, a router and workers, whose leaves go to one ledger.
+
+The door, workers' own doors, tokens, Governors and writers are the product's; the router is a stand-in that says what
+it promises (`tests/lib/standins/integrations/routed_fleet.py`). Each figure that follows from the ledger is compared
+with the recorder's. Then halves are left out, and each has to be a finding. Exit status 1 where one figure differs.
+
+    python benchmarks/fleet/route_receipts.py --requests 10000 --json benchmarks/results/route-receipts.json
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
+
+from bench import Bench
+
+from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
+from kvcustody.audit.evidence.routes.route_receipts import (
+    JoinedRoutes,
+    ReceiptProblem,
+    RoutePeriod,
+    by_problem,
+    read_routes,
+)
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.migrations.upgrade import upgrade
+from standins.integrations.door_world import make_signers
+from standins.integrations.routed_fleet import RoutedFleet, Truth, truth_of
+from standins.redteam.two_worlds import model
+
+EVER = RoutePeriod(0, 1 << 60)
+
+
+def figures(made: RouteMeasures) -> Truth:
+    """What follows from the ledger, as the recorder has it."""
+    return Truth(
+        made.requests,
+        made.prompt_tokens,
+        made.found_tokens,
+        made.promised_tokens,
+        made.stale_misses,
+        made.stale_tokens,
+        made.queue_deltas,
+        made.queue_delta_mean,
+        made.queue_delta_most,
+        made.imbalance or 0,
+        {one.worker: one[1:4] for one in made.workers},
+        {one.tenant: one[1:4] for one in made.tenants},
+    )
+
+
+def run(folder: Path, requests: int, workers: int, lost: int) -> dict[str, Any]:
+    """The figures of one run; `lost` halves of each kind are left out."""
+    store = open_store(folder / "ledger.db")
+    upgrade(store)
+    fleet = RoutedFleet(folder, make_signers(), store, model(), workers=workers)
+    began = time.process_time()
+    fleet.run(requests)
+    whole = truth_of(fleet.seen)
+    muted = {
+        mute: [
+            fleet.ask(fleet.edge.clients.acme, f"lost-{mute}", "acme", at, mute=mute)
+            for at in range(1, lost + 1)
+        ]
+        for mute in ("door", "worker")
+    }
+    fleet.close()
+    took = time.process_time() - began
+    began = time.process_time()
+    found: JoinedRoutes
+    with store.connect() as connection:
+        found = read_routes(connection, EVER, now_us=1 << 60)
+    joining = time.process_time() - began
+    names = {one.receipt for seen in muted.values() for one in seen if one is not None}
+    made = measure(one for one in found.receipts if one.receipt not in names)
+    problems = by_problem(found.findings)
+    seen = figures(made)
+    differing = [name for name in Truth._fields if getattr(seen, name) != getattr(whole, name)]
+    problems_of_run = {name: number for name, number in problems.items() if number}
+    store.dispose()
+    return {
+        "requests": requests,
+        "workers": workers,
+        "receipts": len(found.receipts),
+        "figures_compared": len(Truth._fields) + 3 * (len(whole.by_worker) + len(whole.by_tenant)) - 2,
+        "figures_that_differ": differing,
+        "locality": made.locality,
+        "hit_length": made.hit_length,
+        "queue_delta_mean": made.queue_delta_mean,
+        "stale_misses": made.stale_misses,
+        "imbalance": made.imbalance,
+        "halves_left_out": {"door": lost, "worker": lost},
+        "findings": problems_of_run,
+        "served_cpu_seconds": round(took, 2),
+        "joined_cpu_seconds": round(joining, 2),
+    }
+
+
+def main() -> None:
+    """Print one JSON object; exit status 1 where a figure differs, or a lost half is no finding."""
+    bench = Bench(__doc__)
+    bench.add("--requests", type=int, default=10_000)
+    bench.add("--workers", type=int, default=4)
+    bench.add(
+        "--lost", type=int, default=50, help="halves of each kind that are left out (default: %(default)s)"
+    )
+    options = bench.parse()
+    with tempfile.TemporaryDirectory() as folder:
+        made = run(Path(folder), options.requests, options.workers, options.lost)
+    bench.keep(made, show=True)
+    missing = (
+        made["findings"].get(ReceiptProblem.NO_DOOR, 0),
+        made["findings"].get(ReceiptProblem.NO_WORKER, 0),
+    )
+    if made["figures_that_differ"] or missing != (options.lost, options.lost):
+        raise SystemExit(f"not as it must be: {made['figures_that_differ']}, lost halves found: {missing}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `kvcustody routes` prints."""

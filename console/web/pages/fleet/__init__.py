@@ -1,0 +1,1 @@
+"""Pages about the fleet: doors, routers and workers."""

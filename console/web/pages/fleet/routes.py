@@ -1,0 +1,71 @@
+"""Routes: a map of workers by what requests found there, and receipts of which something is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from kvcustody.console.render.charts import Figure, rows
+from kvcustody.console.render.number_format import count
+from kvcustody.console.routes.print_routes import decimal, kept, percent, stale
+from kvcustody.console.web.page_request import PageRequest
+from kvcustody.governance.api.operations.routing import route_receipts as routes_api
+from kvcustody.times import DAY_US
+
+_PERIODS = {"1h": 1 / 24, "24h": 1, "7d": 7}
+_PAGE = 50
+_SHOWN_MAX = 64  # workers in the map
+
+
+def show(visit: PageRequest) -> Response:
+    """The measures of a period, the map of workers, tenants, and findings one by one."""
+    said = visit.text("tenant")
+    name = visit.text("period") or "24h"
+    until_us = visit.service.clock.utc_us()
+    since_us = max(0, until_us - round(_PERIODS.get(name, 1) * DAY_US))
+    asked: dict[str, Any] = {"tenant": said, "since": since_us, "until": until_us}
+    made = visit.ask(routes_api.summary, **asked)
+    cursor = visit.text("cursor", 1024)
+    request, receipt = visit.text("request", 160), visit.text("receipt", 32)
+    sought = {"request": request, "receipt": receipt}
+    return visit.page(
+        "operate/routes.html",
+        "Routes",
+        tenant=said,
+        periods=list(_PERIODS),
+        period=name,
+        made=made,
+        tiles=(
+            (percent(made["locality"]), "locality"),
+            (decimal(made["hit_length"]), "tokens found, on average"),
+            (decimal(made["queue_delta_mean"]), "queue delta"),
+            (stale(made), "stale-location misses"),
+            (decimal(made["imbalance"]), "imbalance"),
+            (kept(made), "promised tokens found"),
+        ),
+        map=_map(made["workers"]),
+        percent=percent,
+        decimal=decimal,
+        findings=visit.ask(routes_api.findings, cursor=cursor, limit=_PAGE, **asked),
+        request=request,
+        receipts=visit.ask(routes_api.listed, limit=_PAGE, **sought, **asked)["items"]
+        if request or receipt
+        else None,
+    )
+
+
+def _map(workers: list[dict[str, Any]]) -> Figure:
+    """Each worker's prompt tokens: found there, and computed; with what else is known of it."""
+    shown = sorted(workers, key=lambda one: -one["prompt_tokens"])[:_SHOWN_MAX]
+    return rows(
+        "Prompt tokens by worker",
+        [one["worker"] for one in shown],
+        [[one["found_tokens"], one["prompt_tokens"] - one["found_tokens"]] for one in shown],
+        [("found", 1), ("computed", 2)],
+        [
+            f"{percent(one['locality'])}, queue {decimal(one['queue_mean'])}, {count(one['free_blocks_last'])} free, "
+            f"stale {percent(one['stale_rate'])}"
+            for one in shown
+        ],
+    )

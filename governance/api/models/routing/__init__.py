@@ -1,0 +1,1 @@
+"""Route receipts as the API shows them."""

@@ -1,0 +1,66 @@
+"""What names a route receipt, and how it travels from the door to the engine: in the tokens that each signs.
+
+    receipt = RouteReceipt.of(request_id, nonce, is_asked=True)
+    receipt.name[:RECEIPT_OF_REQUEST] == request_digest(request_id)
+
+1. The first half of the name is a digest of the request id, so that who has the id finds its receipts. Clients choose
+   ids, and may send one twice: the second half is the nonce of the door's token, which no other request has.
+2. The door chooses which requests have a receipt (`is_asked`). A worker records, besides, what finds another
+   tenant's blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple, Self
+
+NONCE_BYTES: Final = 8
+SHARE: Final = 0.1  # where neither policy nor control plane says otherwise
+_DIGEST_BYTES: Final = 8
+RECEIPT_OF_REQUEST: Final = 2 * _DIGEST_BYTES  # characters of a name that follow from the request id
+_SHARE_BITS: Final = 32
+RECEIPT_BYTES: Final = 1 + _DIGEST_BYTES + NONCE_BYTES
+
+
+class RouteReceipt(NamedTuple):
+    """Of one request: its name, 32 hexadecimal digits, and whether the door writes its half."""
+
+    name: str
+    is_asked: bool
+
+    @classmethod
+    def of(cls, request_id: str, nonce: bytes, *, is_asked: bool) -> Self:
+        """The receipt of a request whose token has this nonce."""
+        assert len(nonce) == NONCE_BYTES
+        return cls(request_digest(request_id) + nonce.hex(), is_asked)
+
+    def to_bytes(self) -> bytes:
+        """As a scope token holds it."""
+        return bytes((self.is_asked,)) + bytes.fromhex(self.name)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The receipt of `to_bytes`; only for authentic bytes."""
+        return cls(data[1:].hex(), bool(data[0]))
+
+
+class ReceiptRule(NamedTuple):
+    """Which requests have a receipt of the door: a share of all, and every one of tenants that may reach others.
+
+    `always`: the tags of those tenants (`erase_epochs.EpochTags`).
+    """
+
+    share: float = SHARE
+    always: frozenset[bytes] = frozenset()
+
+
+def request_digest(request_id: str) -> str:
+    """What names of receipts of this request id begin with."""
+    return hashlib.blake2b(
+        request_id.encode(), digest_size=_DIGEST_BYTES, person=b"route-receipt"
+    ).hexdigest()
+
+
+def is_drawn(nonce: bytes, share: float) -> bool:
+    """Whether a request with this nonce is among a share of all."""
+    return int.from_bytes(nonce[: _SHARE_BITS // 8], "big") < share * (1 << _SHARE_BITS)

@@ -1,0 +1,210 @@
+"""The door's half of route receipts: where a request went, as far as the door knows. From response headers alone.
+
+1. A request of which a receipt is written has one half, whatever becomes of it: where no answer's headers came, the
+   half has status 0.
+2. Headers say who answered (the worker's own door), where a router says that it went, and by what it chose. What is no
+   short printable text, or no number, says nothing.
+3. A tenant is named as the ledger names it. Where the ledger knows no such issuer yet, halves wait in memory, at most
+   `HALVES_WAITING_MAX`; those beyond are counted as lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from kvcustody.audit.kinds import Event, RouteSent
+from kvcustody.audit.kinds.route_events import UNSAID
+from kvcustody.clock import Clock
+from kvcustody.errors import CustodyError
+from kvcustody.governance.edge.erase_epochs import Epochs
+from kvcustody.guarding_thread import GuardingThread
+from kvcustody.integrations.door.door_metrics import DoorMetrics
+from kvcustody.integrations.identity.request_headers import WORKER_HEADER
+from kvcustody.logger import get_logger
+from kvcustody.tenants import Issuers
+
+HALVES_WAITING_MAX: Final = 10_000
+_TEXT_MAX = 128
+_NUMBER_MAX = 1 << 40
+_LOOK_SECONDS = 1.0
+_END_SECONDS = 2.0
+_log = get_logger("kvcustody.door")
+Headers = Iterable[tuple[str, bytes]]
+
+
+class RouterHeaders(NamedTuple):
+    """Names of response headers in which a router says where a request went, and by what it chose."""
+
+    targets: tuple[str, ...] = (
+        "x-smg-routed-worker-id",
+        "x-gateway-destination-endpoint-served",
+        "x-gateway-destination-endpoint",
+    )
+    promised: str = "x-kvcustody-promised-tokens"
+    score: str = "x-kvcustody-score"
+
+    def all(self) -> frozenset[str]:
+        """None of them goes on to a client."""
+        return frozenset((*self.targets, self.promised, self.score, WORKER_HEADER))
+
+
+class SentRequest(NamedTuple):
+    """What the door knows of a request when it lets it go. `scope`: whose name routers get."""
+
+    issuer: str
+    tenant: str
+    receipt: str
+    scope: str
+    epochs: Epochs
+    requests: int
+    uses: int
+
+
+class ReceiptLedger(Protocol):
+    """What a door writes to."""
+
+    def submit(self, events: Sequence[Event]) -> int:
+        """Hand events over; waits for nothing."""
+
+    def issuers(self) -> Issuers:
+        """Whose tenants the ledger names; may wait for the control plane, raises `CustodyError`."""
+
+
+class OpenReceipt:
+    """The half of one request, until its answer's headers came or it ended without."""
+
+    def __init__(self, receipts: DoorReceipts, sent: SentRequest) -> None:
+        self._receipts: DoorReceipts | None = receipts
+        self._sent = sent
+        self._sent_us = receipts.clock.now_us()
+
+    def answered(self, status: int, headers: Headers) -> None:
+        """The headers of its answer came; a second time changes nothing."""
+        receipts, self._receipts = self._receipts, None
+        if receipts is not None:
+            receipts.write(self._sent, self._sent_us, status, headers)
+
+    def close(self) -> None:
+        """It ended: where nothing was answered, that is on record."""
+        self.answered(0, ())
+
+
+class DoorReceipts:
+    """Writes halves to a ledger; `close` it before the ledger. `open` and `write` wait for nothing."""
+
+    def __init__(
+        self,
+        ledger: ReceiptLedger,
+        clock: Clock,
+        metrics: DoorMetrics,
+        *,
+        headers: RouterHeaders | None = None,
+        look_seconds: float = _LOOK_SECONDS,
+    ) -> None:
+        self.clock = clock
+        self.headers = RouterHeaders() if headers is None else headers
+        self._ledger, self._metrics, self._look_seconds = ledger, metrics, look_seconds
+        self._issuers = Issuers()
+        self._waiting: deque[tuple[SentRequest, RouteSent]] = deque()
+        self._lock = threading.Lock()
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread = GuardingThread(self._run, name="kvcustody-receipts", pause=self._stop.wait)
+        self._thread.start()
+
+    def open(self, sent: SentRequest) -> OpenReceipt:
+        """The half of a request that goes to the router now."""
+        return OpenReceipt(self, sent)
+
+    def write(self, sent: SentRequest, sent_us: int, status: int, headers: Headers) -> None:
+        """Its half, as soon as the ledger knows its tenant's issuer."""
+        said = {name: value for name, value in headers if name in self.headers.all()}
+        now_us = self.clock.now_us()
+        event = RouteSent(
+            now_us,
+            sent.tenant,
+            sent.receipt,
+            sent.scope,
+            *sent.epochs,
+            _text(said.get(WORKER_HEADER)),
+            next(filter(None, (_text(said.get(name)) for name in self.headers.targets)), ""),
+            status,
+            max(0, now_us - sent_us) // 1000,
+            sent.requests,
+            sent.uses,
+            _number(said.get(self.headers.promised), 1),
+            _number(said.get(self.headers.score), 1_000_000),
+        )
+        with self._lock:
+            if self._issuers.knows(sent.issuer):
+                self._submit([(sent, event)])
+                return
+            if len(self._waiting) >= HALVES_WAITING_MAX:
+                self._metrics.receipt("lost")
+                return
+            self._waiting.append((sent, event))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Write what waits where that is possible now; what is left is lost, and counted."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.end(_END_SECONDS)
+        self._look()
+        with self._lock:
+            for _ in range(len(self._waiting)):
+                self._waiting.popleft()
+                self._metrics.receipt("lost")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            while self._waiting and not self._stop.is_set():
+                self._look()
+                if self._waiting:
+                    self._stop.wait(self._look_seconds)
+
+    def _look(self) -> None:
+        """Ask whose tenants the ledger names, and write the halves of those."""
+        if not self._waiting:
+            return
+        try:
+            issuers = self._ledger.issuers()
+        except CustodyError as problem:
+            _log.debug("issuers are not known", reason=problem.message)
+            return
+        with self._lock:
+            self._issuers = issuers
+            waiting, self._waiting = self._waiting, deque()
+            known = [one for one in waiting if issuers.knows(one[0].issuer)]
+            self._waiting += (one for one in waiting if not issuers.knows(one[0].issuer))
+            self._submit(known)
+
+    def _submit(self, halves: Sequence[tuple[SentRequest, RouteSent]]) -> None:
+        if halves:
+            self._ledger.submit(
+                [
+                    event._replace(tenant=self._issuers.name(sent.issuer, sent.tenant))
+                    for sent, event in halves
+                ]
+            )
+        for _ in halves:
+            self._metrics.receipt("written")
+
+
+def _text(value: bytes | None) -> str:
+    """Rule 2."""
+    text = (value or b"").decode("utf-8", "replace").strip()
+    return text if len(text) <= _TEXT_MAX and text.isprintable() and "\ufffd" not in text else ""
+
+
+def _number(value: bytes | None, scale: int) -> int:
+    """Rule 2: a number from 0 on, times `scale`."""
+    try:
+        number = float(_text(value))
+    except ValueError:
+        return UNSAID
+    return round(number * scale) if 0 <= number <= _NUMBER_MAX else UNSAID

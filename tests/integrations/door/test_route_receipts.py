@@ -1,0 +1,109 @@
+"""Route receipts against what a recorder saw: every figure equal, and a half that is lost is a finding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
+from kvcustody.audit.evidence.routes.route_receipts import (
+    GRACE_US,
+    JoinedRoutes,
+    ReceiptProblem,
+    RoutePeriod,
+    by_problem,
+    read_routes,
+)
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from kvcustody.governance.edge.route_receipt import request_digest
+from standins.integrations.door_world import Signers, make_signers
+from standins.integrations.routed_fleet import RoutedFleet, Truth, truth_of
+from standins.redteam.two_worlds import model as make_model
+
+EVER = RoutePeriod(0, 1 << 60)
+LATER_US = 1 << 60
+
+
+@pytest.fixture(scope="module")
+def signers() -> Signers:
+    return make_signers()
+
+
+def joined(store: Engine, period: RoutePeriod = EVER, now_us: int = LATER_US) -> JoinedRoutes:
+    with store.connect() as connection:
+        return read_routes(connection, period, now_us=now_us)
+
+
+def figures(made: RouteMeasures) -> Truth:
+    """Those that the recorder has, too."""
+    return Truth(
+        made.requests,
+        made.prompt_tokens,
+        made.found_tokens,
+        made.promised_tokens,
+        made.stale_misses,
+        made.stale_tokens,
+        made.queue_deltas,
+        made.queue_delta_mean,
+        made.queue_delta_most,
+        made.imbalance or 0,
+        {one.worker: one[1:4] for one in made.workers},
+        {one.tenant: one[1:4] for one in made.tenants},
+    )
+
+
+def test_every_figure_is_what_the_recorder_saw(store: Engine, tmp_path: Path, signers: Signers) -> None:
+    fleet = RoutedFleet(tmp_path, signers, store, make_model())
+    fleet.run(150)
+    fleet.close()
+    found = joined(store)
+    measures = measure(found.receipts)
+    assert figures(measures) == truth_of(fleet.seen)
+    assert measures.stale_misses > 0 and measures.scores and measures.promises == 150, "control"
+    misses = by_problem(found.findings)
+    assert misses.pop(ReceiptProblem.NOT_FOUND) == measures.stale_misses and not any(misses.values())
+    of_acme = joined(store, EVER._replace(tenant="acme")).receipts
+    assert figures(measure(of_acme)) == truth_of([one for one in fleet.seen if one.tenant == "acme"])
+    with store.connect() as connection:
+        assert fsck(connection).problems == []
+
+
+def test_a_half_that_is_lost_is_a_finding_and_never_a_zero(
+    store: Engine, tmp_path: Path, signers: Signers
+) -> None:
+    fleet = RoutedFleet(tmp_path, signers, store, make_model())
+    key = fleet.edge.clients.acme
+    without_door = fleet.ask(key, "ann", "acme", 20, mute="door")
+    without_worker = fleet.ask(key, "ann", "acme", 40, mute="worker")
+    both = fleet.ask(key, "ann", "acme", 60)
+    fleet.ask(key, "ann", "acme", 60, status=503)
+    fleet.close()
+    assert without_door and without_worker and both
+    found = joined(store)
+    wrong = {(one.problem, one.receipt) for one in found.findings if one.problem != ReceiptProblem.NOT_FOUND}
+    assert wrong == {
+        (ReceiptProblem.NO_DOOR, without_door.receipt),
+        (ReceiptProblem.NO_WORKER, without_worker.receipt),
+    }
+    assert measure(found.receipts).requests == 2, "no figure of a half that is not there"
+    early = joined(store, now_us=both.at_us + GRACE_US // 2)
+    assert early.awaited == 2 and not by_problem(early.findings)[ReceiptProblem.NO_WORKER]
+    mine = joined(store, EVER._replace(prefix=request_digest(f"{'x'}")))
+    assert mine.receipts == ()
+    prefix = both.receipt[:16]
+    assert [one.receipt for one in joined(store, EVER._replace(prefix=prefix)).receipts] == [both.receipt]
+
+
+def test_of_requests_that_are_not_drawn_nothing_is_written(
+    store: Engine, tmp_path: Path, signers: Signers
+) -> None:
+    fleet = RoutedFleet(tmp_path, signers, store, make_model(), share=0.5)
+    fleet.run(60)
+    fleet.close()
+    found = joined(store)
+    assert 10 < len(found.receipts) < 50
+    drawn = {one.receipt for one in found.receipts}
+    assert figures(measure(found.receipts)) == truth_of([one for one in fleet.seen if one.receipt in drawn])
+    assert all(one.problem is ReceiptProblem.NOT_FOUND for one in found.findings)
