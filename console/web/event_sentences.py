@@ -79,14 +79,12 @@ def _epoch_scope(body: Body) -> str:
 
 def _sent(body: Body) -> str:
     where = body["worker"] or body["target"]
-    said = f"a request of {_whose(body)} " + (
+    said = f"{_many(body['requests'], 'request')} of {_whose(body)} " + (
         f"went to {where}" if where else "went to a router, which does not say where"
     )
     answered = f"answered {body['status']}" if int(body["status"]) else "not answered"
     promised = int(body["promised_tokens"])
-    return f"{said}, and was {answered}" + (
-        f"; {_many(promised, 'token')} were promised" if promised >= 0 else ""
-    )
+    return f"{said}, {answered}" + (f"; {_many(promised, 'token')} were promised" if promised >= 0 else "")
 
 
 def _listed(names: Any) -> str:

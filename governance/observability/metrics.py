@@ -32,6 +32,7 @@ class Measure(NamedTuple):
 
 _TENANT = ("tenant",)
 _WORKER = ("worker",)
+_ROUTED = ("routed_to",)  # a worker, by receipts: it may have ended since
 _SINK = ("sink",)
 _TIER = ("worker", "tier")
 MEASURES: tuple[Measure, ...] = (
@@ -221,12 +222,12 @@ MEASURES: tuple[Measure, ...] = (
     Measure("route_receipts", "gauge", "Route receipts of the last ten minutes."),
     Measure("route_receipts_awaited", "gauge", "Of these, those whose other half may still come."),
     Measure("route_findings", "gauge", "What is wrong with them, by problem.", ("problem",)),
-    Measure("route_requests", "gauge", "Of these requests, those that a worker answered.", _WORKER),
-    Measure("route_locality_ratio", "gauge", "Share of their prompt tokens that they found at their worker.", _WORKER),
-    Measure("route_hit_tokens_mean", "gauge", "Tokens that one of them found at its worker.", _WORKER),
-    Measure("route_queue_mean", "gauge", "Requests that were at the worker when one of them came.", _WORKER),
-    Measure("route_free_blocks", "gauge", "Blocks that nobody held when the last of them came.", _WORKER),
-    Measure("route_stale_misses", "gauge", "Of them, those that found less than their router promised.", _WORKER),
+    Measure("route_requests", "gauge", "Of these requests, those that a worker answered.", _ROUTED),
+    Measure("route_locality_ratio", "gauge", "Share of their prompt tokens that they found at their worker.", _ROUTED),
+    Measure("route_hit_tokens_mean", "gauge", "Tokens that one of them found at its worker.", _ROUTED),
+    Measure("route_queue_mean", "gauge", "Requests that were at the worker when one of them came.", _ROUTED),
+    Measure("route_free_blocks", "gauge", "Blocks that nobody held when the last of them came.", _ROUTED),
+    Measure("route_stale_misses", "gauge", "Of them, those that found less than their router promised.", _ROUTED),
     Measure("route_promised_tokens", "gauge", "Tokens that routers promised."),
     Measure("route_promised_found_tokens", "gauge", "Of these, those that were found."),
     Measure("route_queue_delta", "gauge", "Queue at the worker chosen less the shortest elsewhere, on average."),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,10 @@ def some_of(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
 
 
+def _of_routes(name: str, leaves: Leaves) -> tuple[int]:
+    return (leaves.again["routes"][name],)
+
+
 CLAIMS: list[Claim] = [
     (
         r"No release on record put (.+) into effect: that workers ran it, .* rests on what these workers say\.",
@@ -336,6 +341,18 @@ CLAIMS: list[Claim] = [
     (r"last event under it \| (\S+)", lambda leaves: (moment(leaves.last_us),)),
     (r"root of the checkpoint \| (\w+)", lambda leaves: (leaves.again["boundary"]["checkpoint"]["root"],)),
     (r"digest of the population \| (\w+)", lambda leaves: (leaves.again["population"]["digest"],)),
+    *(
+        (rf"{shown} \| {NUMBER}", partial(_of_routes, name))
+        for shown, name in (
+            ("receipts", "receipts"),
+            ("the other half may still come", "awaited"),
+            ("with the worker's half", "measured"),
+            ("prompt tokens", "prompt_tokens"),
+            ("found where they went", "found_tokens"),
+            ("promised tokens", "promised_tokens"),
+            ("of these found", "kept_tokens"),
+        )
+    ),
     (r"digest of the copies \| (\w+)", lambda leaves: (leaves.again["tiers"]["digest"],)),
     (
         rf"not covered among those drawn \| {NUMBER}",
@@ -434,6 +451,13 @@ CLAIMS: list[Claim] = [
     ),
 ]
 Rows = list[dict[str, Any]]
+ROUTES = (
+    "requests",
+    "prompt tokens=prompt_tokens",
+    "found=found_tokens",
+    "promises",
+    "not kept=stale_misses",
+)
 TABLES: dict[tuple[str, str], tuple[tuple[str, ...], Callable[[Again], Rows]]] = {
     # First two headings of a table: the columns that are counts, and the rows that leaves give for them.
     ("period from", "to"): (("due", "covered"), lambda again: again["board"]["trend"]),
@@ -453,6 +477,9 @@ TABLES: dict[tuple[str, str], tuple[tuple[str, ...], Callable[[Again], Rows]]] =
         ),
         lambda again: again["tiers"]["rows"],
     ),
+    ("worker", "requests"): (ROUTES, lambda again: again["routes"]["workers"]),
+    ("tenant", "requests"): (ROUTES, lambda again: again["routes"]["tenants"]),
+    ("wrong with receipts", "findings"): (("findings",), lambda again: again["routes"]["problems"]),
     ("tier", "action"): (
         ("decisions", "bytes", "moving, predicted=transfer_us", "recomputing=recompute_us", "took=actual_us"),
         lambda again: [_as_shown(one) for one in again["tiers"]["decisions"]],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvcustody.audit.kinds import RouteFound
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions import access_plan
@@ -27,6 +28,7 @@ from kvcustody.governance.edge.erase_epochs import (
     KnownEpochs,
     RaisedEpoch,
 )
+from kvcustody.governance.edge.route_receipt import RouteReceipt
 from kvcustody.governance.edge.worker_epochs import OTHER_EPOCH
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.engine_port import EnginePort
@@ -36,6 +38,7 @@ from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.ids import SubjectId, TenantId
 from standins.builders import governor, policy, port, table
+from standins.redteam.two_worlds import KeepingLedger
 from standins.robust.custody_world import MODEL
 
 BLOCK = 16
@@ -63,11 +66,13 @@ class Engine:
         self.clock = VirtualClock()
         self.index: dict[bytes, int] = {}
         self.number, self.next = 0, 1
+        self.ledger = KeepingLedger()
+        self.receipt: RouteReceipt | None = None  # of the requests to come
         decisions = table(policy(("holder", "reader"), scope=scope, more=f"erasure: {erasure}\n"))
         self.facade: Any = (
-            governor(decisions, self.clock)
+            governor(decisions, self.clock, ledger=self.ledger)
             if kind == "governor"
-            else port(decisions, self.clock, pool=512, engine=self)
+            else port(decisions, self.clock, pool=512, engine=self, ledger=self.ledger)
         )
 
     def evict(self, blocks: Any) -> None:
@@ -88,7 +93,7 @@ class Engine:
     ) -> int:
         """`between`: what happens after the look-up, where the engine attaches in a second step; `running`: later."""
         self.number += 1
-        hints = NO_HINTS if epochs is None else Hints(epochs=epochs)
+        hints = NO_HINTS if epochs is None else Hints(epochs=epochs, receipt=self.receipt)
         if isinstance(self.facade, Governor):
             between()
             outcome = self.facade.admit(who, MODEL, PROMPT, request_id=self.number, hints=hints)
@@ -356,3 +361,25 @@ def test_no_name_of_a_person_is_in_a_salt() -> None:
     assert spec is not None and spec.salt is not None
     assert spec.salt.startswith("epoch-") and "ann" not in spec.salt
     assert plan_of(running.residency).principal == ANN
+
+
+@pytest.mark.parametrize("kind", ["governor", "port"])
+def test_a_worker_writes_its_half_of_a_route_receipt(kind: str) -> None:
+    """Once for each request that the door asks it for; whether door and worker knew the same erasures is in it."""
+    engine = Engine(kind, "subject")
+    engine.hits(ANN, NO_EPOCHS)
+    engine.receipt = RouteReceipt("1f" * 16, is_asked=True)
+    hits = engine.hits(ANN, NO_EPOCHS)
+    engine.hits(ANN, Epochs(0, 0, 9))
+    engine.receipt = RouteReceipt("2f" * 16, is_asked=False)
+    engine.hits(ANN, NO_EPOCHS)
+    engine.facade.step()
+    halves = [event for event in engine.ledger.events if isinstance(event, RouteFound)]
+    assert [(one.receipt, one.found_tokens, one.agrees) for one in halves] == [
+        ("1f" * 16, hits * BLOCK, True),
+        ("1f" * 16, 0, False),
+    ]
+    assert hits == 3 and {(one.tenant, one.prompt_tokens, one.crosses) for one in halves} == {
+        ("holder", len(PROMPT), False)
+    }
+    assert all(one.free_blocks > 0 and one.queue == 0 for one in halves)
