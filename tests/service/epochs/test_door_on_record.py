@@ -44,7 +44,7 @@ def follow(fleet: Fleet, folder: Path, stack: ExitStack) -> KnownEpochs | None:
     connection, clock = fleet.connect(), SystemClock()
     stack.callback(connection.close)
     record = open_door_record(settings_of(folder, "door"), connection, clock, stack)
-    return follow_epochs(connection, clock, DoorMetrics(), stack, lease_seconds=60.0, record=record.taken)()
+    return follow_epochs(connection, clock, DoorMetrics(), stack, lease_seconds=60.0, record=record)()
 
 
 def test_what_a_door_acts_by_is_on_record_until_its_end(fleet: Fleet, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class RoutedFleet:
     ) -> None:
         self.random = random.Random(seed)
         tags = EpochTags(bytes(32))
-        known = KnownEpochs(EraseEpochs(), tags, None, ReceiptRule(share))
+        known = KnownEpochs(EraseEpochs(), tags, receipts=ReceiptRule(share))
         self.metrics = DoorMetrics()
         clock = VirtualClock(utc_us=utc_us) if utc_us else None
         self.edge = FleetEdge(folder, signers, clock=clock, epochs=lambda: known, retries=2)
