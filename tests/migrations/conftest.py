@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,11 @@ def file_before(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tup
         whole_ledger.fill(engine, folder, whole_ledger.locked)
         rows = changed_rows(engine)
         take_back(engine)
-    return folder / "ledger.db", rows
+    whole = folder / "whole.db"
+    with closing(sqlite3.connect(folder / "ledger.db")) as connection:
+        connection.execute("VACUUM INTO ?", (str(whole),))  # with what only the log of the file has
+    shutil.copymode(folder / "ledger.db", whole)
+    return whole, rows
 
 
 @pytest.fixture(scope="session")
