@@ -22,9 +22,8 @@ import orjson
 
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.service.ingest.worker_protocol import HEADER, PROTOCOL
-from kvcustody.governance.service.settings import is_local
 from kvcustody.guarding_thread import open_question
-from kvcustody.http_exchange import deadline_transport, read_bounded
+from kvcustody.http_exchange import deadline_transport, is_loopback, read_bounded
 
 if TYPE_CHECKING:
     import httpx
@@ -198,7 +197,7 @@ def _client(server: str, verify: ssl.SSLContext | Literal[False], timeout_second
         or parts.query
     ):
         raise ConfigError(f"server `{server}`: must be https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH")
-    if parts.scheme == "http" and not is_local(parts.hostname):
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ConfigError(f"server `{server}`: without TLS only this machine is talked to")
     return httpx.Client(
         base_url=server, transport=deadline_transport(verify=verify, limits=limits), **settings

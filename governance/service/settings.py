@@ -49,6 +49,7 @@ from kvcustody.governance.settings import (
     refuse_misspelt,
     settings_error,
 )
+from kvcustody.http_exchange import is_loopback
 from kvcustody.time_zones import check_zone
 
 PREFIX = SERVICE_PREFIX
@@ -574,7 +575,7 @@ class ServiceSettings(LayeredSettings):
         if (self.tls_certificate_path is None) != (self.tls_key_path is None):
             raise ValueError("tls_certificate_path: certificate and key belong together")
         host = address(self.listen)[0]
-        if host is not None and not is_local(host) and not tls:
+        if host is not None and not is_loopback(host) and not tls:
             raise ValueError(
                 f"listen: `{host}` is reached by other machines; give TLS, or use a loopback address"
             )
@@ -607,14 +608,6 @@ def address(listen: str) -> tuple[str | None, str | int]:
     if not separator or not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError(f"listen: `{listen}` is neither `unix:PATH` nor `HOST:PORT`")
     return host.strip("[]"), int(port)
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name other than `localhost` may be anybody's."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceSettings:

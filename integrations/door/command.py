@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import orjson
 import typer
@@ -25,6 +26,7 @@ from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import load_settings
+from kvcustody.http_exchange import is_loopback
 from kvcustody.integrations.door.envoy_configuration import EnvoyTls, ListenPlace, envoy_configuration
 from kvcustody.integrations.door.placement_groups import read_placement
 from kvcustody.integrations.identity.from_settings import open_identity
@@ -220,6 +222,15 @@ def proxy(
     for url in routers.values():
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"router `{url}` is no URL; write it as http://127.0.0.1:30000")
+        if (
+            url.startswith("http://")
+            and load_settings().windowed_token_seconds
+            and not is_loopback(_host(url))
+        ):
+            raise ConfigError(
+                f"router `{url}`: windowed tokens go to no other machine in clear; write it as https://, or set"
+                " `windowed_token_seconds` to 0"
+            )
     first = next(iter(routers.values()))
     _run(
         lambda door, *given: door.ProxyDoor(*given, router=first, routers=routers),
@@ -230,6 +241,10 @@ def proxy(
         bounds,
         headers,
     )
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""
 
 
 def _run(

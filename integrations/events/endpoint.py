@@ -7,9 +7,8 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from kvcustody.errors import ConfigError
+from kvcustody.http_exchange import is_loopback
 
 _PORT_MAX = 65_535
 
@@ -17,7 +16,7 @@ _PORT_MAX = 65_535
 def check_bind(endpoint: str, *, remote_allowed: bool) -> str:
     """The endpoint, if a publisher may bind to it. Raises `ConfigError` that says what to set."""
     check_endpoint(endpoint)
-    if not remote_allowed and endpoint.startswith("tcp://") and not _is_loopback(_host(endpoint)):
+    if not remote_allowed and endpoint.startswith("tcp://") and not is_loopback(_host(endpoint)):
         raise ConfigError(
             f"KV events at `{endpoint}` would be open to other machines; bind to 127.0.0.1, or put an "
             "authenticated proxy or network policy in front and allow it (`kv_events_remote`; `--remote` of the relay)",
@@ -56,12 +55,3 @@ def at_rank(endpoint: str, rank: int) -> str:
 
 def _host(endpoint: str) -> str:
     return endpoint.removeprefix("tcp://").rsplit(":", 1)[0]
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import ssl
 import time
@@ -24,6 +25,16 @@ Fact = TypeVar("Fact")
 UNPACKED = {"Accept-Encoding": "identity"}
 _SHORTEST_SECONDS = 0.001  # of a socket 0 would mean: does not wait
 _ENDS: ContextVar[float] = ContextVar("kvcustody_exchange_ends", default=math.inf)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`; a name other than `localhost` may be anybody's."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 class HttpReply(NamedTuple):

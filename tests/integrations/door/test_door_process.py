@@ -208,6 +208,27 @@ def test_a_wrong_argument_is_refused_before_anything_opens(
     assert found.exit_code != 0 and found.exception is not None
 
 
+@pytest.mark.parametrize(
+    ("router", "seconds", "is_refused"),
+    [
+        ("http://router.example:30000", 600, True),
+        ("http://router.example:30000", 0, False),
+        ("http://127.0.0.1:30000", 600, False),
+        ("https://router.example:30000", 600, False),
+    ],
+)
+def test_windowed_tokens_go_to_no_other_machine_in_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, router: str, seconds: int, is_refused: bool
+) -> None:
+    """What is not refused for that is for the key that is not there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVCUSTODY_WINDOWED_TOKEN_SECONDS", str(seconds))
+    found = CliRunner().invoke(app, ["proxy", "--router", router])
+    assert found.exit_code != 0 and found.exception is not None
+    assert ("in clear" in str(found.exception)) == is_refused
+    assert ("kvcustody-door.key" in str(found.exception)) != is_refused
+
+
 def test_a_key_is_printed_again_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = CliRunner().invoke(app, ["key", "door-1.example"]).stdout
