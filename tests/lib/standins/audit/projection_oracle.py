@@ -105,6 +105,17 @@ _EXTENT: dict[str, Column] = {
     "high": lambda leaf: leaf.size.high,
 }
 _PROCESS: dict[str, Column] = {"incarnation": lambda leaf: _about(leaf.body)}
+
+
+def _numbers(*names: str) -> dict[str, Column]:
+    """Numbers that a leaf may have as text, for they are large."""
+
+    def number(name: str) -> Column:
+        return lambda leaf: leaf.number(name)
+
+    return {name: number(name) for name in names}
+
+
 _COPIES: dict[str, Column] = {
     "step": lambda leaf: leaf.body["kind"],
     "cause": lambda leaf: leaf.body.get("cause", ""),
@@ -220,12 +231,12 @@ TABLES = {
         ("route-sent",),
         "tenant receipt scope fleet_epoch tenant_epoch scope_epoch worker target status answer_ms requests uses "
         "promised_tokens score at_us",
-        _PROCESS,
+        _PROCESS | _numbers("fleet_epoch", "tenant_epoch", "scope_epoch", "uses", "promised_tokens"),
     ),
     "routes_found": Table(
         ("route-found",),
         "tenant receipt asked prompt_tokens found_tokens queue free_blocks crosses agrees model at_us",
-        _PROCESS,
+        _PROCESS | _numbers("prompt_tokens", "found_tokens", "free_blocks"),
     ),
     "orphan_scans": Table(
         ("orphan-scanned",),
