@@ -148,6 +148,7 @@ def open_worker(
         stack.callback(worker.stop)
         worker.completed = inbox.completed
         governor.may_monitor = settings.monitoring == "allowed"
+        governor.placement_group = settings.placement_group
         follow_epochs(
             connection, governor, clock, stack, lease_seconds=custody_lease(settings, standing.table)
         )

@@ -25,8 +25,8 @@ from kvcustody.policies.reading.obligations import (
     OFFLOAD,
     RETENTION,
     SCRUB,
-    outages,
     after_deaths,
+    outages,
     policy_wide,
 )
 from kvcustody.policies.reading.sections import (

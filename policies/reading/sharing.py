@@ -118,7 +118,7 @@ def build_placement(names: DeclaredNames, document: PolicyDocument) -> tuple[Pla
             tenants=None if entry.tenants is None else _tenants(names, entry.tenants, "tenant"),
             labels=names.label_pairs(entry, entry.labels),
             levels=None if entry.classification is None else _levels(names, entry.classification),
-            dedicated=entry.dedicated,
+            dedicated=bool(entry.dedicated),
             reason=entry.reason,
             mark=entry.mark,
         )

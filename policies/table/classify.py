@@ -26,14 +26,19 @@ class _Named(Protocol):
 
 
 class Classifies(Protocol):
-    """What of a policy classifies requests. Tenants that no rule names need not be listed."""
+    """What of a policy classifies requests."""
 
     @property
-    def classifications(self) -> tuple[str, ...]: ...
+    def classifications(self) -> tuple[str, ...]:
+        """Low to high."""
+
     @property
-    def tenants(self) -> Iterable[_Named]: ...
+    def tenants(self) -> Iterable[_Named]:
+        """At least those that a rule names."""
+
     @property
-    def classify(self) -> tuple[ClassifyRule, ...]: ...
+    def classify(self) -> tuple[ClassifyRule, ...]:
+        """Its rules."""
 
 
 class Classifier:
