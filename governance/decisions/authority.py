@@ -100,6 +100,7 @@ _ASK_AGAIN_US = 5_000_000
 NO_ROOM = "there is no room for another tenant now; try again later"
 _log = get_logger(__name__)
 MISPLACED = "policy lets other workers serve this request, and not this one"
+_MISPLACED = "misplaced"
 TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 
@@ -218,8 +219,10 @@ class Authority(ABC, Generic[PoolT_co]):
             return AdmissionRefused(request_id, "tenant is not in the policy")
         if not self._is_placed(key, plan):
             if not self._is_monitored(key[0], request_id):
-                self.attempts.note("misplaced", plan.tenant)
-            return AdmissionRefused(request_id, MISPLACED)
+                self.attempts.note(_MISPLACED, plan.tenant)
+                return AdmissionRefused(request_id, MISPLACED)
+            counters = self._counters(plan.tenant)
+            counters.count(counters.would_deny, _MISPLACED)
         return plan
 
     def _is_placed(self, key: PlanKey, plan: Plan[PoolT_co]) -> bool:
