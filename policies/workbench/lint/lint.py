@@ -300,8 +300,8 @@ def _lint_placement(table: DecisionTable) -> Iterator[Finding]:
             if demand.only is not None and not demand.among(demand.only) and demand.by[-1] not in told:
                 told.add(demand.by[-1])
                 whose = "unlisted tenants" if tenant in FRESH else f"tenant {quote(tenant)}"
-                level = policy.classifications[table.classify(tenant, route, None, hint)]
-                what = f"requests of {whose} as {quote(level)}"
+                asked = policy.classifications[table.classify(tenant, route, None, hint)]
+                what = f"requests of {whose} as {quote(asked)}"
                 yield (
                     rules[demand.by[-1]].mark,
                     "KVP771",
