@@ -214,7 +214,10 @@ class EdgeGate:
             admitted, placed, request_id, salt, uses, nonce, is_receipted=receipt is not None
         )
         name = self._salted(admitted, placed, salt)
-        data = write_body({**body, **hints, "cache_salt": name})
+        passed = {**body, **hints, "cache_salt": name}
+        if self._placement is not None:
+            passed |= self._placement.fields(placed.group, passed)
+        data = write_body(passed)
         return self._forwarded(placed.group, headers, data)._replace(receipt=receipt)
 
     def _presentations_of(self, admitted: AdmittedRequest) -> int:

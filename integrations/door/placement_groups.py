@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,10 +32,15 @@ _WEIGHT_BYTES: Final = 8
 
 
 class PlacementGroup(YamlModel):
-    """One group: its router's address, and its workers by name, for people and for routers that filter by worker."""
+    """One group: its router's address, and its workers by name, for people.
+
+    `taints`: those that Dynamo's router has to find at a worker of the group, where one router stands before several
+    groups. They go on in `nvext.routing_constraints`.
+    """
 
     router: Annotated[str, Field(min_length=1, pattern=r"^[^\s]+$")]
     workers: tuple[Identifier, ...] = ()
+    taints: tuple[Identifier, ...] = ()
 
 
 class PlacementDocument(YamlModel):
@@ -76,6 +82,15 @@ class PlacementGroups:
         own = sorted(groups, key=lambda group: self._weight(group, *tenant))[: self._document.spread]
         who = (principal.subject, None if principal.subject is not None else principal.session)
         return min(own, key=lambda group: self._weight(group, *tenant, *who))
+
+    def fields(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """What the group's router filters its workers by, as fields of a body beside those that are in it."""
+        taints = self._document.groups[group].taints
+        if not taints:
+            return {}
+        return {
+            "nvext": {**(body.get("nvext") or {}), "routing_constraints": {"required_taints": list(taints)}}
+        }
 
     def _weight(self, *of: str | None) -> bytes:
         state = self._state.copy()

@@ -104,3 +104,17 @@ def test_a_request_that_fails_with_its_worker_is_presented_once(edge: Edge) -> N
         sent = fleet.send(fleet.clients.globex, headers=headers)
         uses.append(sum(fleet.workers[0].ask(sent.forwarded).status == 200 for _ in range(6)))
     assert uses == [4, 1]
+
+
+def test_a_group_behind_a_shared_router_has_its_taints_in_the_body(edge: Edge) -> None:
+    """Beside the hints of a client that go on; a client names no taint."""
+    groups = {"g1": {"router": "http://r", "taints": ["east"]}, "g2": {"router": "http://r"}}
+    document = PlacementDocument.model_validate({"schema": "kvcustody/placement@1", "groups": groups})
+    fleet = edge(scopes(), placement=document)
+    hints = {"prompt": "p", "nvext": {"agent_hints": {"osl": 7}}}
+    sent = fleet.send(fleet.clients.acme, hints).json
+    assert sent["nvext"] == {"agent_hints": {"osl": 7}, "routing_constraints": {"required_taints": ["east"]}}
+    assert "routing_constraints" not in fleet.send(fleet.clients.globex, hints).json["nvext"], "the control"
+    theirs = {"prompt": "p", "nvext": {"routing_constraints": {"required_taints": ["west"]}}}
+    with pytest.raises(RequestRefused, match="nvext"):
+        fleet.send(fleet.clients.acme, theirs)
