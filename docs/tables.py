@@ -291,6 +291,35 @@ def _placement_groups() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _demanded_placement() -> str:
+    rows = [
+        "| router | rules | requests | at a worker that may not serve them | that no group may serve, at a worker |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("none", "smg", "vllm-router"):
+        found = _kept(f"demanded-placement-{name}")
+        for one in (found["ruled"], *found["controls"]):
+            groups = "" if one["groups"] else ", one router over all workers"
+            rules = "as above" if one["rules"] else f"control: none{groups}"
+            nowhere = one["that no group may serve"]
+            seen = f"{nowhere - one['of them refused, and seen by no worker']:,} of {nowhere:,}"
+            called = "none, the door's proxy" if name == "none" else name
+            wrong = one["at a worker that may not serve them"]
+            rows.append(f"| {called} | {rules} | {one['requests']:,} | {wrong:,} | {seen} |")
+    return "\n".join(rows) + "\n"
+
+
+def _dynamo_groups() -> str:
+    found = _kept("dynamo-groups")
+    rows = [f"| filter, of {found['asked']:,} requests each | chosen workers, of 6 |", "|---|---|"]
+    for name, counts in found["chosen"].items():
+        workers = ", ".join(worker for worker in counts if not worker.startswith("refused"))
+        rows.append(
+            f"| {f'`{name}`' if ':' in name else name} | {workers or 'none: every request is refused'} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
 def _windowed_affinity() -> str:
     every = [
         _kept(f"windowed-affinity-{name}") for name in ("mooncake_conv_dev40", "mooncake_synthetic_upstream")
@@ -349,6 +378,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "two-worlds": _two_worlds,
     "erasures-and-hits": _erasures_and_hits,
     "placement-groups": _placement_groups,
+    "demanded-placement": _demanded_placement,
+    "dynamo-groups": _dynamo_groups,
     "windowed-affinity": _windowed_affinity,
     "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},

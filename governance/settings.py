@@ -288,6 +288,12 @@ class Settings(LayeredSettings):
         description="Most live scope tokens that an engine remembers as spent; a quarter for one tenant. Beyond it "
         "requests reuse nothing.",
     )
+    placement_group: str = Field(
+        "default",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$",
+        description="The placement group that this worker is in; it refuses what its policy's `placement` lets other "
+        "groups alone serve (docs/routers/door.md). `doors` of its identity document say the same.",
+    )
     windowed_token_seconds: int = Field(
         0,
         ge=0,

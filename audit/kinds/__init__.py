@@ -65,6 +65,7 @@ from kvcustody.audit.kinds.copy_events import (
     CopiesDestroyed,
     CopiesEnded,
     CopiesStored,
+    TierInherited,
     TransferDecided,
 )
 from kvcustody.audit.kinds.custody_events import (
@@ -198,6 +199,7 @@ __all__ = [
     "SinkChanged",
     "SpillStarted",
     "SubjectUnlinked",
+    "TierInherited",
     "TransferDecided",
     "Withdrawn",
     "WorkerClosingAsked",

@@ -6,10 +6,13 @@ copy. A copy is (incarnation, tier, number); its name is opaque, and may be anot
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from kvcustody.audit.kinds.event import (
     ErasureId,
     HeldTenant,
     MaybeServed,
+    OneOf,
     OwnLife,
     WordList,
     Words,
@@ -98,6 +101,25 @@ class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"
 
     row = COPY_STEPS
     figures = LeafFigures(by="cause")
+
+
+class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
+    """A worker died, and another opened the tier that it left (class B): what became of these copies.
+
+    `outcome`: `restored`, custody of them is the recorder's from now on, under the deadlines that they had; or `ended`,
+    as policy says of their classification, or because the recorder is no heir. `of_worker`, `of_incarnation`: who died;
+    empty where nothing tells.
+    """
+
+    tier: Words
+    tenant: HeldTenant
+    classification: Words
+    outcome: Annotated[str, OneOf(frozenset(("restored", "ended")))]
+    of_worker: Words
+    of_incarnation: Words
+    copies: WordList
+    blocks_in_each: tuple[int, ...]
+    sizes_in_each: tuple[int, ...]
 
 
 class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"):

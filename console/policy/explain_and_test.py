@@ -18,12 +18,14 @@ from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.console.render.number_format import duration
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
+from kvcustody.integrations.door.placement_groups import read_placement
 from kvcustody.policies.document.model import Action, Scope, Tier, Via
 from kvcustody.policies.document.problems import did_you_mean, quote
 from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.explain import Explanation, explain
 from kvcustody.policies.workbench.explain_eviction import EvictionExplanation, explain_eviction
+from kvcustody.policies.workbench.explain_route import explain_route
 from kvcustody.policies.workbench.request import Request
 from kvcustody.policies.workbench.run_test_cases import CasesReport, run_cases
 from kvcustody.policies.workbench.test_case_model import load_cases
@@ -41,11 +43,14 @@ _EXPLAIN = (
     "    kvcustody policy explain policy.yaml --reader acme -c restricted --at 2027-01-01\n\n"
     "    kvcustody policy explain policy.yaml --reader acme -c internal --action offload --tier nvme\n\n"
     "    kvcustody policy explain policy.yaml --evict --reader acme -c internal --tokens 4096 "
-    "--kind 1024:2048=pasted_log"
+    "--kind 1024:2048=pasted_log\n\n"
+    "    kvcustody policy explain policy.yaml --reader acme --route /v1/chat/completions --placement placement.yaml"
 )
 Reader = Annotated[str, typer.Option("--reader", help="The tenant that asks.")]
 Owner = Annotated[str | None, typer.Option("--owner", help="Whose blocks; the reader's own if left out.")]
-Level = Annotated[str, typer.Option("--classification", "-c", help="Of the blocks.")]
+Level = Annotated[
+    str | None, typer.Option("--classification", "-c", help="Of the blocks; with --route, of the credential.")
+]
 ActionOption = Annotated[
     str, typer.Option("--action", help="admit, reuse, publish, retain, offload, export or administer.")
 ]
@@ -88,7 +93,7 @@ class AccessOptions(ParameterGroup):
     """The request that is explained."""
 
     reader: Reader
-    classification: Level
+    classification: Level = None
     owner: Owner = None
     action: ActionOption = "reuse"
     scope: ScopeOption = None
@@ -110,20 +115,43 @@ class PromptOptions(ParameterGroup):
     marked: PromptMarks = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouteOptions(ParameterGroup):
+    """The request whose workers are explained, with `--route`."""
+
+    route: Annotated[
+        str | None,
+        typer.Option("--route", help="Say which workers may serve a request to this path, and why."),
+    ] = None
+    hint: Annotated[
+        str | None, typer.Option("--hint", help="With --route: the classification that its client asks for.")
+    ] = None
+    placement: Annotated[
+        Path | None, typer.Option("--placement", help="With --route: the deployment's placement groups.")
+    ] = None
+
+
 @grouped
 def explain_command(
     *,
     file: File,
     access: AccessOptions,
     prompt: PromptOptions,
+    placed: RouteOptions,
     as_json: Json = False,
 ) -> None:
     """Say why one request is permitted or denied: the rules and grants that decided it.
 
     For a deny, also the nearest permit: which term failed, and what it would have to be. For `offload`, also how long
-    copies may be in each tier, and which lines say so. Exit 0: permitted; 1: denied.
+    copies may be in each tier, and which lines say so. With `--route`, which workers may serve the reader's requests
+    instead; `--classification` is then what the credential claims. Exit 0: permitted; 1: denied.
     """
     table = load_table(file, revoked=frozenset(access.revoked or ()))
+    if placed.route is not None:
+        _explain_route(table, access, placed, placed.route, as_json=as_json)
+        return
+    if access.classification is None:
+        raise ConfigError("`--classification`: say of which blocks")
     if prompt.evict:
         level = _level(table, access.classification)
         spans = [_span(text, "--kind") for text in prompt.kind or ()]
@@ -150,6 +178,23 @@ def explain_command(
         _print(found, in_tier)
     reached = in_tier is None or any(one.tier is in_tier and one.permitted for one in found.tiers)
     if not found.decision.permitted or not reached:
+        raise typer.Exit(EXIT_NO)
+
+
+def _explain_route(
+    table: DecisionTable, access: AccessOptions, placed: RouteOptions, route: str, *, as_json: bool
+) -> None:
+    workers = None
+    if placed.placement is not None:
+        groups = read_placement(placed.placement).groups
+        workers = {name: tuple(group.workers) for name, group in groups.items()}
+    tenant, claim = table.policy.named(access.reader), access.classification
+    found = explain_route(table, tenant, route=route, claim=claim, hint=placed.hint, workers=workers)
+    if as_json:
+        print_json(found.data())
+    else:
+        say(str(found))
+    if not found.permitted:
         raise typer.Exit(EXIT_NO)
 
 
@@ -196,7 +241,8 @@ def _request(table: DecisionTable, access: AccessOptions) -> Request:
     )
 
 
-def _level(table: DecisionTable, classification: str) -> int:
+def _level(table: DecisionTable, classification: str | None) -> int:
+    assert classification is not None, "asked for before"
     names = table.policy.classifications
     if classification not in names:
         hint = did_you_mean(classification, names) or f"classifications are {', '.join(names)}"

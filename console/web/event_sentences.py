@@ -376,6 +376,11 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     ),
     "copies-stored": _copies("were sealed into"),
     "copies-ended": _copies("ended in"),
+    "tier-inherited": lambda body: (
+        f"{_many(len(body['copies']), 'copy', 'copies')} of {_whose(body)} in tier {body['tier']} were left by worker "
+        f"{body['of_worker'] or '(unknown)'}, which died: "
+        + ("taken over" if body["outcome"] == "restored" else "ended")
+    ),
     "copies-destroyed": _copies("were destroyed in"),
     "transfer-decided": _transfer,
     "erasure-requested": _requested,

@@ -99,6 +99,8 @@ _AUTHORIZED_MAX = 100_000
 _ASK_AGAIN_US = 5_000_000
 NO_ROOM = "there is no room for another tenant now; try again later"
 _log = get_logger(__name__)
+MISPLACED = "policy lets other workers serve this request, and not this one"
+_MISPLACED = "misplaced"
 TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 
@@ -147,6 +149,9 @@ class Authority(ABC, Generic[PoolT_co]):
         self.ordered = ENFORCED  # the order that was heard last
         self.enforcement_refused = ""  # why that is not what is in effect
         self._enforcement_until_us = NEVER_US
+        self.placement_group: str | None = (
+            None  # of this worker; None: it is of no fleet, and serves whatever comes
+        )
         self.custody = CustodyLease()
         self.epochs = WorkerEpochs()
         self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
@@ -212,7 +217,24 @@ class Authority(ABC, Generic[PoolT_co]):
             if not self._is_monitored(key[0], request_id):  # else it is not refused
                 self.attempts.note("unknown-tenant", self._names.called(key[0].issuer, key[0].tenant))
             return AdmissionRefused(request_id, "tenant is not in the policy")
+        if not self._is_placed(key, plan):
+            if not self._is_monitored(key[0], request_id):
+                self.attempts.note(_MISPLACED, plan.tenant)
+                return AdmissionRefused(request_id, MISPLACED)
+            counters = self._counters(plan.tenant)
+            counters.count(counters.would_deny, _MISPLACED)
         return plan
+
+    def _is_placed(self, key: PlanKey, plan: Plan[PoolT_co]) -> bool:
+        """Whether policy lets this worker's group serve the request: the active revision, and one that is coming."""
+        if self.placement_group is None:
+            return True
+        claim = key[0].classification
+        return all(
+            table.placement.demand(plan.tenant, key[2], claim, key[3]).allows(self.placement_group)
+            for table in self.tables
+            if table is not None and table.policy.placement
+        )
 
     def _new_plan(self, key: PlanKey, moment: Moment) -> Plan[PoolT_co] | None:
         """A plan of this request alone where door and worker know of other erasures: nobody else has its salt.

@@ -21,6 +21,7 @@ from kvcustody.governance.edge.named_requester import NamedRequester, named_requ
 from kvcustody.governance.edge.router_namespace import NamespaceAge, RouterNamespaces
 from kvcustody.governance.identity.domain_spec import ScopeKind
 from kvcustody.governance.identity.principal import Principal
+from kvcustody.policies.table.placement import ANYWHERE, Demand
 
 NAMESPACE_DAYS: Final = 30
 EpochsSource = Callable[[], KnownEpochs | None]  # what is known at this moment; None past the lease
@@ -100,6 +101,13 @@ class FollowedNamespaces:
     def has_scopes(self) -> bool:
         """Whether any policy says by which scope requests are named."""
         return self._scopes_by(None if self._source is None else self._source()).is_known
+
+    def demand(self, principal: Principal, hint: str | None) -> Demand | None:
+        """Which placement groups may serve a request, as last known; None: nobody said yet."""
+        if self._source is None and self._scopes is None:
+            return ANYWHERE
+        known = None if self._source is None else self._source() or self._last
+        return self._scopes_by(known).demand(principal, hint)
 
     def tenant(self, issuer: str, tenant: str) -> Named:
         """The name of a tenant."""

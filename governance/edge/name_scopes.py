@@ -1,11 +1,14 @@
-"""By which scope each tenant's requests are named, as the policies in effect say.
+"""What policies in effect say to doors: by which scope each tenant's requests are named, and which workers serve them.
 
     scopes = NameScopes.of_policies([policy])
     scopes.of("corp", "acme")            # ScopeKind.SUBJECT
+    scopes.demand(principal, None)       # which placement groups may serve it; None: nobody said
 
 1. Where several policies are in effect, the narrowest scope that one of them says holds for a tenant.
 2. What no policy says is named by session, the narrowest.
 3. It names requests, and decides nothing: a worker reuses by its own policy.
+4. A request goes where every policy lets it go (`policies.table.placement`). A worker refuses by its own policy what
+   comes to it all the same.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import orjson
 
 from kvcustody.errors import ServiceError
 from kvcustody.governance.identity.domain_spec import ScopeKind
+from kvcustody.governance.identity.principal import Principal
 from kvcustody.policies.document.model import Policy, Scope
 from kvcustody.policies.table.decision_table import name_scope
+from kvcustody.policies.table.placement import ANYWHERE, Demand, PlacementTable
 from kvcustody.tenants import issuers_of
 
 NARROWEST: Final = ScopeKind.SESSION
@@ -34,8 +39,13 @@ class NameScopes:
         default: Scope | None = None,
         tenants: Mapping[str, Scope] | None = None,
         issuers: tuple[str, ...] = (),
+        placement: tuple[PlacementTable, ...] | None = None,
     ) -> None:
-        """`default`: of tenants that are not among `tenants`, which are called as policies call them; None: rule 2."""
+        """`default`: of tenants that are not among `tenants`, which are called as policies call them; None: rule 2.
+
+        `placement`: of the policies that say anything of it; None: no policy is known.
+        """
+        self._placement = placement
         self._default = default
         self._tenants = dict(tenants or {})
         self._issuers = issuers
@@ -46,8 +56,10 @@ class NameScopes:
         """What these policies say together; nothing, where they do not call tenants alike."""
         every = tuple(policies)
         issuers = {policy.issuers for policy in every}
+        tables = [PlacementTable.of(policy) for policy in every]
+        placement = tuple(table for table in tables if table.says_anything) if every else None
         if len(issuers) != 1:
-            return cls()
+            return cls(placement=placement)
         listed = [{entry.id: name_scope(entry) for entry in policy.tenants} for policy in every]
         unlisted = [scope for scope in map(_unlisted, every) if scope is not None]
         default = min(unlisted, default=None)
@@ -55,9 +67,8 @@ class NameScopes:
         for name in sorted({name for each in listed for name in each}):
             said = [each.get(name, _unlisted(policy)) for each, policy in zip(listed, every, strict=True)]
             tenants[name] = min(scope for scope in said if scope is not None)
-        return cls(
-            default, {name: scope for name, scope in tenants.items() if scope != default}, issuers.pop()
-        )
+        others = {name: scope for name, scope in tenants.items() if scope != default}
+        return cls(default, others, issuers.pop(), placement)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> NameScopes:
@@ -65,7 +76,9 @@ class NameScopes:
         try:
             default = None if data["default"] is None else Scope[data["default"].upper()]
             tenants = {str(name): Scope[scope.upper()] for name, scope in data["tenants"].items()}
-            return cls(default, tenants, tuple(map(str, data["issuers"])))
+            said = data.get("placement")
+            placement = None if said is None else tuple(map(PlacementTable.from_data, said))
+            return cls(default, tenants, tuple(map(str, data["issuers"])), placement)
         except (KeyError, AttributeError, TypeError):
             raise ServiceError("the scopes of routers' names are malformed") from None
 
@@ -75,6 +88,7 @@ class NameScopes:
             "default": None if self._default is None else self._default.name.lower(),
             "tenants": {name: scope.name.lower() for name, scope in self._tenants.items()},
             "issuers": list(self._issuers),
+            "placement": None if self._placement is None else [table.data() for table in self._placement],
         }
 
     @cached_property
@@ -87,6 +101,16 @@ class NameScopes:
     def is_known(self) -> bool:
         """Whether any policy says something."""
         return self._default is not None or bool(self._tenants)
+
+    def demand(self, principal: Principal, hint: str | None) -> Demand | None:
+        """Which placement groups may serve a request with this classification hint; None: no policy is known."""
+        if self._placement is None:
+            return None
+        found = ANYWHERE
+        for table in self._placement:
+            tenant = table.name(principal.issuer, principal.tenant)
+            found = found.together(table.demand(tenant, principal.route, principal.classification, hint))
+        return found
 
     def of(self, issuer: str, tenant: str) -> ScopeKind:
         """The scope of a tenant's names."""

@@ -22,7 +22,7 @@ from kvcustody.logger import get_logger
 
 REASONS = frozenset(
     {"missing", "invalid", "malformed", "incomplete", "other-key", "forged", "expired", "future-dated"}
-    | {"before-start", "replayed", "memory-full", "unknown-tenant", "id-in-use"}
+    | {"before-start", "replayed", "memory-full", "unknown-tenant", "id-in-use", "misplaced"}
     | {"not-served", "not-found", "other-group"}
 )
 WINDOW_SECONDS = 60

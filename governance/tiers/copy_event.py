@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvcustody.governance.tiers.heirs import UNKNOWN, TierHolder
+
 
 class CopyEvent(NamedTuple):
     """One step of one copy. Its number is never given twice in one tier of one process; a name may be.
@@ -13,6 +15,8 @@ class CopyEvent(NamedTuple):
     times; every step has both. `cause` is of an end: ceiling, evicted, erased, lost, broken, orphan, teardown or
     policy; and of destruction the evidence: zeroed, unlinked or key-destroyed. `erasure` is what ended it, where
     `cause` is erased. Number 0: what a process before left in the store, destroyed at start; nothing tells whose.
+
+    At a start also `inherited`: what a dead process left, `heir_of`; `cause` is restored or ended.
     """
 
     step: str
@@ -26,3 +30,4 @@ class CopyEvent(NamedTuple):
     due_us: int
     cause: str = ""
     erasure: str = ""
+    heir_of: TierHolder = UNKNOWN

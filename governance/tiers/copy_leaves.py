@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvcustody.audit.kinds import CopiesDestroyed, CopiesEnded, CopiesStored, Event
+from kvcustody.audit.kinds import CopiesDestroyed, CopiesEnded, CopiesStored, Event, TierInherited
 from kvcustody.governance.tiers.copy_event import CopyEvent
 
 COPIES_A_LEAF = 40  # the longest lists of so many fit a leaf beside the longest names
 WITHIN_US = 1_000_000
-_STEPS = ("stored", "ended", "destroyed")
+_STEPS = ("inherited", "stored", "ended", "destroyed")
 
 
 def copy_leaves(
@@ -25,13 +25,13 @@ def copy_leaves(
 
     `within_us(tenant, classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
     """
-    assert all(event.step in _STEPS for event in events), "a copy is stored, ended or destroyed"
+    assert all(event.step in _STEPS for event in events), "a copy is inherited, stored, ended or destroyed"
     groups: dict[tuple[str | bool, ...], list[CopyEvent]] = {}
     for step in _STEPS:
         for event in events:
             if event.step == step:
                 whose = (event.tenant, event.classification, event.number > 0)
-                key = (step, *whose, event.cause, event.erasure)
+                key = (step, *whose, event.cause, event.erasure, *event.heir_of)
                 groups.setdefault(key, []).append(event)
     return [
         _leaf(tier, group[start : start + COPIES_A_LEAF], within_us)
@@ -46,6 +46,20 @@ def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str, str], int
     names, numbers = tuple(one.name.hex() for one in group), tuple(one.number for one in group)
     blocks, sizes = tuple(one.blocks for one in group), tuple(one.size for one in group)
     now_us, tenant, classification = max(at_us), first.tenant, first.classification
+    if first.step == "inherited":
+        before = first.heir_of
+        return TierInherited(
+            now_us,
+            tier,
+            tenant,
+            classification,
+            first.cause,
+            before.worker,
+            before.incarnation,
+            names,
+            blocks,
+            sizes,
+        )
     if first.step == "stored":
         within = within_us(tenant, classification)
         return CopiesStored(

@@ -15,6 +15,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
@@ -84,8 +85,12 @@ def open_tiers(
     clock: Clock,
     stack: ExitStack,
     rules: TierRules,
+    holder: TierHolder | None = None,
 ) -> list[SealedTier]:
-    """Open them; `stack` lets go of what they share. Raises `ConfigError` that names the setting that cannot be had."""
+    """Open them; `stack` lets go of what they share. `holder`: the process that has them.
+
+    Raises `ConfigError` that names the setting that cannot be had.
+    """
     stores: dict[str, TierStore] = {}
     opening = stack.enter_context(ExitStack())  # what is open when another cannot be is closed again
     if plan.host_bytes:
@@ -120,6 +125,7 @@ def open_tiers(
             rules.tenants,
             plan.object_blocks,
             withholds=rules.withholds,
+            holder=holder,
         )
         lower = tiers[0] if tiers else None
         with _setting(setting):

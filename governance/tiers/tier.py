@@ -17,7 +17,8 @@
    for again, and waits until then.
 4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
 5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
-   another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks.
+   another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks. Where that
+   process died (`heirs`), only an heir takes copies over, and only those that policy lets it restore.
 6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
    What leaves for that goes to the tier below, where there is one, as it is sealed.
 7. `take_events` says what began and ended since the last call, each with its cause.
@@ -44,6 +45,7 @@ from kvcustody.governance.erasure.tier_protocol import CompletedErasure, HeldCop
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.heirs import ENDED, RESTORED, TierHolder, WorkerDeath, death_before
 from kvcustody.governance.tiers.seal.extended_nonce import TAG_BYTES
 from kvcustody.governance.tiers.seal.object_layout import (
     FACTS_BYTES,
@@ -85,6 +87,7 @@ class CopyLimit(NamedTuple):
     absolute_us: int
     bucket_us: int
     within_us: int = 0  # how long after it is due a copy's bytes may still be there
+    restores: bool = False  # whether an heir may take copies over when their worker died
 
 
 class TierTerms(NamedTuple):
@@ -92,6 +95,7 @@ class TierTerms(NamedTuple):
 
     `limit`: what holds for copies of a tenant and classification. `tenants`: those whose copies may be found again
     after a restart. `withholds`: whether what is of a domain stays as it is, neither stored nor brought back.
+    `holder`: the process that has the tier; None: nobody is asked whether the one before died.
     """
 
     layout: bytes
@@ -104,6 +108,7 @@ class TierTerms(NamedTuple):
     shard: int = 0
     shards: int = 1
     withholds: Callable[[DomainLabel], bool] = lambda label: False
+    holder: TierHolder | None = None
 
 
 class PublishedRun(NamedTuple):
@@ -230,7 +235,9 @@ class SealedTier:
         self._numbered = self._ended = self._destroyed = self._evidence = 0
         self._refused = 0
         self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
+        self._death = self._death_before()
         self.found_at_start, self.ended_at_start = self._find_what_is_there()
+        self._write_holder(is_stopped=False)
 
     @property
     def name(self) -> str:
@@ -935,6 +942,8 @@ class SealedTier:
         """Let the store go. What outlives the process is the next one's to find and to end; the rest ends here."""
         if not self._store.outlives:
             self._end([row for _, row in self._index.names()], "teardown")
+        with suppress(StoreError):  # then the next one takes this one for dead
+            self._write_holder(is_stopped=True)
         self._store.close()
 
     def _end(self, rows: list[int], cause: str) -> None:
@@ -1008,6 +1017,43 @@ class SealedTier:
 
     # -- what an earlier process left -----------------------------------------------------------------------------
 
+    def _death_before(self) -> WorkerDeath | None:
+        """Whether the process that had the tier before died."""
+        holder = self._terms.holder
+        read: Callable[[], bytes] | None = getattr(self._store, "holder", None)
+        if holder is None or read is None or not self._store.outlives:
+            return None
+        return death_before(read(), holder)
+
+    def _write_holder(self, *, is_stopped: bool) -> None:
+        holder = self._terms.holder
+        write: Callable[[bytes], None] | None = getattr(self._store, "write_holder", None)
+        if holder is not None and write is not None and self._store.outlives:
+            write(holder.written(is_stopped=is_stopped))
+
+    def _inherits(self, name: bytes, size: int, facts: ObjectFacts, tenant: str) -> bool:
+        """Whether a copy of a process that died is taken over; either way it is told."""
+        death = self._death
+        if death is None:
+            return True
+        restores = death.is_heir and self._terms.limit(tenant, facts.classification).restores
+        due_us = self._clock.to_boot(facts.due_us)
+        event = CopyEvent(
+            "inherited",
+            name,
+            0,
+            tenant,
+            facts.classification,
+            facts.blocks,
+            size,
+            self._clock.boot_us(),
+            due_us,
+            RESTORED if restores else ENDED,
+            heir_of=death.holder,
+        )
+        self._events.append(event)
+        return restores
+
     def _find_what_is_there(self) -> tuple[int, int]:
         """Index what may stay, end the rest; how many of each."""
         found, after = 0, b""
@@ -1043,6 +1089,7 @@ class SealedTier:
             or not facts.born_us <= now_us < facts.due_us
             or facts.due_us > now_us + terms.limit(tenant, facts.classification).absolute_us
             or not all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
+            or not self._inherits(name, size, facts, tenant)
         ):
             return False
         number = self._unclaimed.get(facts.domain)

@@ -10,7 +10,7 @@ from kvcustody.governance.decisions.authorize import OwnData
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.restriction.restricted_subjects import RestrictedSubjects
 from kvcustody.governance.tiers.tier import CopyLimit, TierShare
-from kvcustody.policies.document.model import Action, Tier
+from kvcustody.policies.document.model import Action, OnWorkerDeath, Tier
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
@@ -73,7 +73,9 @@ class TierRules:
             permitted = self._authorize(Action.OFFLOAD, OwnData(tenant, level, classification)).permitted
         except LedgerUnavailable:
             return NOT_HERE
-        return CopyLimit(duty.absolute_us, duty.bucket_us, duty.within_us) if permitted else NOT_HERE
+        restores = table.policy.after_death(level) is OnWorkerDeath.RESTORE
+        limit = CopyLimit(duty.absolute_us, duty.bucket_us, duty.within_us, restores)
+        return limit if permitted else NOT_HERE
 
     def share(self, tenant: str) -> TierShare:
         """A tenant's part of a tier is that of the pools: where tenants are kept apart, no more than its guarantee."""

@@ -177,6 +177,7 @@ def open_engine_worker(
             can_sum=plan.can_sum,
         )
         port.may_monitor = settings.monitoring == "allowed"
+        port.placement_group = settings.placement_group
         port.erasures.tiers += plugins.open_tiers(settings)
         follow_epochs(connection, port, clock, stack, lease_seconds=custody_lease(settings, standing.table))
         port.erasures.destroy_returned(inbox.completed)

@@ -29,6 +29,7 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_names, tier_plan
 from kvcustody.governance.worker.follow_epochs import follow_epochs
 from kvcustody.governance.worker.open_foundation import custody_lease, open_foundation, warn_of_idle_fields
@@ -132,7 +133,8 @@ def open_worker(
         if plan is not None:
             shape = BlockShape(memory.bytes_per_block, memory.shards, settings.block_tokens)
             port = open_root_key(settings)
-            tiers = partial(open_tiers, plan, shape, keyring, port, clock, stack)
+            holder = TierHolder(settings.worker_name, settings.placement_group, writer.incarnation)
+            tiers = partial(open_tiers, plan, shape, keyring, port, clock, stack, holder=holder)
         governor = Governor(
             pools,
             table,
@@ -148,6 +150,7 @@ def open_worker(
         stack.callback(worker.stop)
         worker.completed = inbox.completed
         governor.may_monitor = settings.monitoring == "allowed"
+        governor.placement_group = settings.placement_group
         follow_epochs(
             connection, governor, clock, stack, lease_seconds=custody_lease(settings, standing.table)
         )

@@ -36,6 +36,12 @@ class DoorMetrics:
             "Requests that found nothing, because the door's lease on erase epochs was over.",
             registry=self.registry,
         )
+        self._misplaced = Counter(
+            "kvcustody_door_misplaced",
+            "Requests that went nowhere, because policy lets no worker here serve them, or none is known yet; by code.",
+            ("code",),
+            registry=self.registry,
+        )
         self._receipts = Counter(
             "kvcustody_door_receipts",
             "Route receipts of the door, written or lost.",
@@ -75,6 +81,10 @@ class DoorMetrics:
     def clipped(self, hint: str) -> None:
         """One hint went on with less than its client asked for."""
         self._clipped.labels(hint).inc()
+
+    def misplaced(self, code: str) -> None:
+        """One request went nowhere, for want of a worker that may serve it."""
+        self._misplaced.labels(code).inc()
 
     def past_lease(self) -> None:
         """One request came past the door's lease on erase epochs."""

@@ -12,7 +12,9 @@
 4. Of a client's fields and headers, those go on that are listed (`passed_fields`), and hints within the operator's
    bounds (`client_hints`).
 5. A client's salt can only narrow: its keyed digest travels in the token.
-6. Where there are placement groups, each request goes to one of them (`placement_groups`), which its token names.
+6. Where there are placement groups, each request goes to one of them (`placement_groups`), which its token names, and
+   which policy lets serve it. Where there is no such group, or no policy is known yet, the request goes nowhere. A door
+   without groups is of one, and refuses what policy does not let that one serve.
 7. For front ends that pass by an engine's door, a token that is stable within a window stands in place of the
    namespace (`windowed_token`).
 """
@@ -54,7 +56,7 @@ from kvcustody.integrations.door.route_receipts import DoorReceipts, OpenReceipt
 from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, Authentication
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.identity_document import IdentityDocument
-from kvcustody.integrations.identity.refusal import malformed, not_found
+from kvcustody.integrations.identity.refusal import RequestRefused, malformed, misplaced, not_found
 from kvcustody.integrations.identity.request_body import (
     check_id,
     owns_response,
@@ -185,9 +187,8 @@ class EdgeGate:
 
     def placed_in(self, admitted: AdmittedRequest) -> Forwarded:
         """What says where an admitted request goes, before its body is there; nothing without placement groups."""
-        if self._placement is None:
-            return Forwarded({}, None)
-        return self._forwarded(self._placement.of(admitted.principal), {}, None)
+        group = self._group_of(admitted)
+        return Forwarded({}, None) if self._placement is None else self._forwarded(group, {}, None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
         """What goes on of an admitted request for the engine; `RequestRefused` if its body is malformed."""
@@ -205,7 +206,7 @@ class EdgeGate:
         if any(hint.is_less for hint in told):
             self._record_hints(told)
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
-        uses = min(requests * self._presentations, USES_MAX)
+        uses = min(requests * self._presentations_of(admitted), USES_MAX)
         placed = self._placed(admitted)
         nonce = secrets.token_bytes(NONCE_BYTES)
         receipt = self._receipt(admitted, placed, request_id, nonce, requests, uses)
@@ -213,8 +214,16 @@ class EdgeGate:
             admitted, placed, request_id, salt, uses, nonce, is_receipted=receipt is not None
         )
         name = self._salted(admitted, placed, salt)
-        data = write_body({**body, **hints, "cache_salt": name})
+        passed = {**body, **hints, "cache_salt": name}
+        if self._placement is not None:
+            passed |= self._placement.fields(placed.group, passed)
+        data = write_body(passed)
         return self._forwarded(placed.group, headers, data)._replace(receipt=receipt)
+
+    def _presentations_of(self, admitted: AdmittedRequest) -> int:
+        """How often a router may present it to one worker: once, where policy lets it fail with its worker."""
+        demand = self._names.demand(admitted.principal, admitted.hint)
+        return self._presentations if demand is None or demand.is_retried else 1
 
     def _salted(self, admitted: AdmittedRequest, placed: _Placed, salt: bytes) -> str:
         """What routers know the request by: its namespace, or where windows are on a token of its scope (rule 7)."""
@@ -252,12 +261,29 @@ class EdgeGate:
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
         """Where a request goes, and under which name (rule 3)."""
+        group = self._group_of(admitted)
         named = self._names.of(admitted.principal)
         if named.is_past_lease:
             self.metrics.past_lease()
-        return _Placed(
-            named, self._group if self._placement is None else self._placement.of(admitted.principal)
-        )
+        return _Placed(named, group)
+
+    def _group_of(self, admitted: AdmittedRequest) -> str:
+        """The group of workers that the request goes to; `RequestRefused` where it may go to none (rule 6)."""
+        demand = self._names.demand(admitted.principal, admitted.hint)
+        if self._placement is None:
+            if demand is not None and not demand.allows(self._group):
+                raise self._misplaced(misplaced())
+            return self._group
+        if demand is None:
+            raise self._misplaced(misplaced(is_known=False))
+        group = self._placement.of(admitted.principal, demand)
+        if group is None:
+            raise self._misplaced(misplaced())
+        return group
+
+    def _misplaced(self, refusal: RequestRefused) -> RequestRefused:
+        self.metrics.misplaced(refusal.client_code or "")
+        return refusal
 
     def _headers(
         self,

@@ -7,35 +7,40 @@
    resident there. A group that comes or goes moves the tenants of that group alone.
 2. Of these, a subject's requests, else a session's, go to one.
 3. Every door with the same document and secret says the same; a tenant that chooses its name cannot choose its group.
-4. The group is in the token: a worker of another group refuses it. A placement that policy demands goes before
-   rendezvous (`demanded`), and is refused where the document has no such group.
+4. The group is in the token: a worker of another group refuses it. Rendezvous is among the groups that policy lets
+   serve the request (`demand`); where the document has none of these, the request goes nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.scope_token_secret import keyed_state
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.document_fields import Identifier
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.policies.document.yaml_document import YamlModel, read_model
+from kvcustody.policies.table.placement import ANYWHERE, Demand
 
 PLACEMENT_HEADER: Final = "x-kvcustody-placement"
 _WEIGHT_BYTES: Final = 8
 
 
 class PlacementGroup(YamlModel):
-    """One group: its router's address, and its workers by name, for people and for routers that filter by worker."""
+    """One group: its router's address, and its workers by name, for people.
+
+    `taints`: those that Dynamo's router has to find at a worker of the group, where one router stands before several
+    groups. They go on in `nvext.routing_constraints`.
+    """
 
     router: Annotated[str, Field(min_length=1, pattern=r"^[^\s]+$")]
     workers: tuple[Identifier, ...] = ()
+    taints: tuple[Identifier, ...] = ()
 
 
 class PlacementDocument(YamlModel):
@@ -68,21 +73,24 @@ class PlacementGroups:
         self._document = document
         self._state = keyed_state(secret, "placement-group", _WEIGHT_BYTES)
 
-    def of(self, principal: Principal, *, demanded: Iterable[str] | None = None) -> str:
-        """The group's name. `demanded`: the only groups that policy lets serve it; None: any.
-
-        Raises `ConfigError` where none of these is in the document.
-        """
-        groups = [*self._document.groups]
-        if demanded is not None:
-            allowed = set(demanded)
-            groups = [group for group in groups if group in allowed]
-            if not groups:
-                raise ConfigError("no placement group of this deployment is one that policy demands")
+    def of(self, principal: Principal, demand: Demand = ANYWHERE) -> str | None:
+        """The group's name. `demand`: which groups policy lets serve it; None where the document has none of these."""
+        groups = demand.among(self._document.groups)
+        if not groups:
+            return None
         tenant = (principal.issuer, principal.tenant)
         own = sorted(groups, key=lambda group: self._weight(group, *tenant))[: self._document.spread]
         who = (principal.subject, None if principal.subject is not None else principal.session)
         return min(own, key=lambda group: self._weight(group, *tenant, *who))
+
+    def fields(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """What the group's router filters its workers by, as fields of a body beside those that are in it."""
+        taints = self._document.groups[group].taints
+        if not taints:
+            return {}
+        return {
+            "nvext": {**(body.get("nvext") or {}), "routing_constraints": {"required_taints": list(taints)}}
+        }
 
     def _weight(self, *of: str | None) -> bytes:
         state = self._state.copy()

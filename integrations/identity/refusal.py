@@ -19,25 +19,35 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+_CODES = {401: "invalid_api_key", 403: "path_not_served", 404: "not_found", 413: "body_too_large"}
+
+
 class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's `LedgerUnavailable`
     """A request that goes no further: `status` and `message` for the caller, `reason` for the log."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, reason: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        reason: str | None = None,
+        code: str | None = None,
     ) -> None:
+        """`code`: what clients read; that of the status, where it is left out."""
         super().__init__(message, status=status, param=param, reason=reason or message)
         self.status = status
+        self.client_code = _CODES.get(status) if code is None else code
         self.param = param
         self.reason = reason or message
 
     def body(self) -> bytes:
         """The reply's JSON body."""
-        code = {401: "invalid_api_key", 403: "path_not_served", 404: "not_found", 413: "body_too_large"}
         error = {
             "message": self.message,
             "type": "invalid_request_error",
             "param": self.param,
-            "code": code.get(self.status),
+            "code": self.client_code,
         }
         return json.dumps({"error": error}).encode()
 
@@ -64,3 +74,12 @@ def malformed(param: str, problem: str) -> RequestRefused:
 def not_found() -> RequestRefused:
     """A 404 about a stored response: absent and somebody else's are one answer."""
     return RequestRefused(404, "response not found", param="response_id")
+
+
+def misplaced(*, is_known: bool = True) -> RequestRefused:
+    """A request that no worker here may serve, or of which no policy is known yet that says so."""
+    if is_known:
+        return RequestRefused(403, "policy lets no worker here serve this request", code="placement_unmet")
+    return RequestRefused(
+        503, "it is not known yet which workers may serve requests; try again", code="placement_unknown"
+    )

@@ -7,6 +7,7 @@ from typing import Any
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.open_tiers import BlockShape, TierPlan, open_tiers, tier_names, tier_plan
 from kvcustody.governance.tiers.run_transfers import RunTransfers
 from kvcustody.governance.tiers.tier_rules import TierRules
@@ -105,7 +106,8 @@ def _open_tiers(cache: GovernedRadixCache, settings: Settings, plan: TierPlan) -
         lambda: port.custody.is_over(port.clock.now_us()),
     )
     root = open_root_key(settings)
-    tiers = open_tiers(plan, shape, port.keyring, root, worker.clock, cache.tier_stack, rules)
+    holder = TierHolder(settings.worker_name, settings.placement_group, worker.writer.incarnation)
+    tiers = open_tiers(plan, shape, port.keyring, root, worker.clock, cache.tier_stack, rules, holder)
     for tier in tiers:
         tier.staging.pin(memory.pin)
     transfers = RunTransfers(

@@ -15,7 +15,14 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Offload, Policy, TenantPolicy
+from kvcustody.policies.document.model import (
+    SCHEMA,
+    ErasureDuty,
+    Offload,
+    OnWorkerDeath,
+    Policy,
+    TenantPolicy,
+)
 from kvcustody.policies.document.offload_defaults import default_limit, default_match
 
 _SORTED = frozenset(
@@ -33,6 +40,7 @@ _SORTED = frozenset(
         "kinds",
         "signals",
         "crosses",
+        "placement",
     }
 )
 _BY_DEFAULT = ("*",)
@@ -62,6 +70,10 @@ def canonical(policy: Policy) -> bytes:
         del form["integrity"]
     if not policy.issuers:
         del form["issuers"]
+    if not policy.placement:
+        del form["placement"]
+    if set(policy.on_worker_death) <= {OnWorkerDeath.RECOMPUTE}:
+        del form["on_worker_death"]
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 

@@ -138,6 +138,18 @@ class LearnedFrom(StrEnum):
     POOL = "pool"
 
 
+class OnWorkerDeath(IntEnum):
+    """What becomes of a dead worker's copies, and of requests that it served; higher is stricter.
+
+    RESTORE: an heir takes over its sealed copies. RECOMPUTE: they end, and their blocks are computed again. FAIL: they
+    end, and no door lets a request be presented again.
+    """
+
+    RESTORE = 0
+    RECOMPUTE = 1
+    FAIL = 2
+
+
 class OnRunning(StrEnum):
     """What an erasure does to requests that run when it arrives."""
 
@@ -362,6 +374,23 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementRule:
+    """Which groups of workers alone may serve the requests that match; None, or no label, matches every request.
+
+    `dedicated`: these groups serve the tenants of this rule alone.
+    """
+
+    id: str
+    groups: tuple[str, ...]
+    tenants: tuple[str, ...] | None = None
+    labels: Labels = ()
+    levels: tuple[int, ...] | None = None
+    dedicated: bool = False
+    reason: str = ""
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """A whole policy. Obligation tuples have one entry per classification, in order."""
 
@@ -387,12 +416,18 @@ class Policy:
     integrity: tuple[
         IntegrityPolicy, ...
     ] = ()  # none: the policy does not speak of it, and nothing is compared
+    placement: tuple[PlacementRule, ...] = ()
+    on_worker_death: tuple[OnWorkerDeath, ...] = ()  # none: recompute everywhere
     issuers: tuple[
         str, ...
     ] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
     file: str = field(default="", compare=False)
     source: str = field(default="", compare=False, repr=False)  # its document; empty: it is of none
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
+
+    def after_death(self, level: int) -> OnWorkerDeath:
+        """What becomes of a dead worker's copies of a classification."""
+        return self.on_worker_death[level] if self.on_worker_death else OnWorkerDeath.RECOMPUTE
 
     @property
     def checks_integrity(self) -> bool:

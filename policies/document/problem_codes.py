@@ -170,6 +170,15 @@ LINT_CODES: dict[str, Code] = {
     "KVP761": Code(
         "field without effect", "remove it, so that nobody relies on it, or use an engine where it works"
     ),
+    "KVP771": Code(
+        "requests that no worker may serve",
+        "give the rules that match them a group in common, unless they are really to be refused",
+    ),
+    "KVP772": Code("group dedicated twice", "list the tenants of both in one rule, or give each a group"),
+    "KVP773": Code(
+        "restore without a tier that outlives its worker",
+        "offload the classification to `nvme`, or remove it",
+    ),
 }
 """What lint reports of sound policies."""
 CODES |= LINT_CODES

@@ -25,6 +25,7 @@ from kvcustody.policies.reading.obligations import (
     OFFLOAD,
     RETENTION,
     SCRUB,
+    after_deaths,
     outages,
     policy_wide,
 )
@@ -34,7 +35,12 @@ from kvcustody.policies.reading.sections import (
     ErasureSection,
     PolicyDocument,
 )
-from kvcustody.policies.reading.sharing import build_grants, build_rules, build_segments
+from kvcustody.policies.reading.sharing import (
+    build_grants,
+    build_placement,
+    build_rules,
+    build_segments,
+)
 from kvcustody.policies.reading.tenants import (
     TenantObligations,
     build_classify,
@@ -88,6 +94,8 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
         eviction=_eviction(document, names),
         erasure=_erasure(document.erasure),
         integrity=owed.integrity,
+        placement=build_placement(names, document),
+        on_worker_death=after_deaths(names, document),
         issuers=names.issuers,
         file=problems.file,
         source=source,

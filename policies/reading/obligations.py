@@ -16,6 +16,7 @@ from kvcustody.policies.document.model import (
     IntegrityPolicy,
     Offload,
     OnOutage,
+    OnWorkerDeath,
     OutagePolicy,
     Retention,
     ScrubPolicy,
@@ -245,6 +246,17 @@ def outages(names: DeclaredNames, document: PolicyDocument) -> tuple[OutagePolic
         )
         for name in names.levels
     )
+
+
+def after_deaths(names: DeclaredNames, document: PolicyDocument) -> tuple[OnWorkerDeath, ...]:
+    """One `OnWorkerDeath` a classification; none where the policy says nothing."""
+    keys = document.keys_of("on_worker_death")
+    said = names.by_level(keys, document.on_worker_death, "`on_worker_death`", ("default",))
+    if not said:
+        return ()
+    recompute = OnWorkerDeath.RECOMPUTE
+    default = said["default"][1] if "default" in said else recompute
+    return tuple(said[name][1] if name in said else default for name in names.levels)
 
 
 def _stricter(owed: OnOutage, own: tuple[Scalar, OutageTerms] | None, kind: str) -> OnOutage:

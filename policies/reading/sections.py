@@ -470,6 +470,32 @@ class RuleEntry(DocumentPart):
     reason: fields.Text = told("A line for people", "")
 
 
+_GROUP = Annotated[Scalar, fields.IDENTIFIER.called("placement group")]
+
+
+class PlacementEntry(DocumentPart):
+    """Which groups of workers alone serve the requests that match. What is left out matches every request."""
+
+    called = "placement rule"
+    id: Annotated[Scalar, fields.IDENTIFIER.called("placement rule")] = told(
+        "The rule's name, as refusals give it"
+    )
+    groups: Annotated[tuple[_GROUP, ...], _WORDS] = told("The only groups of workers that serve them")
+    tenants: Annotated[tuple[Tenant, ...] | None, _EVERYONE] = told("Whose requests; * is everybody's", None)
+    labels: Labels = told("Requests whose domains have these labels", {})
+    classification: Annotated[LevelRange | tuple[Level, ...] | None, _LEVELS] = told(
+        "Requests of these classifications", None
+    )
+    dedicated: fields.Truth = told("The groups serve nobody but the tenants of this rule", False)
+    reason: fields.Text = told("A line for people", "")
+
+    def _wrongs(self) -> Iterator[Wrong]:
+        if self.dedicated and self.tenants is None:
+            message = f"{WHAT} is dedicated and lists no tenants"
+            yield Wrong("KVP302", message, at=("dedicated",), what="placement rule {id}")
+
+
+_DEATH = choice(model.OnWorkerDeath)
 _LABEL = Annotated[tuple[LabelValue, ...], listed(distinct=True, single=True, what="label {0}")]
 
 
@@ -512,6 +538,14 @@ class PolicyDocument(DocumentPart):
     offload: Offloads = told("By classification: where blocks may go: never, or to tiers")
     integrity: Integrities | None = told(
         "By classification, or `default`: what is compared with its checksum before it is reused", None
+    )
+    placement: Annotated[tuple[PlacementEntry, ...], listed()] = told(
+        "Which workers alone may serve whose requests", ()
+    )
+    on_worker_death: Annotated[
+        dict[str, Annotated[model.OnWorkerDeath, _DEATH]], by_name(names=_LEVEL_OR_DEFAULT)
+    ] = told(
+        "By classification, or `default`: what becomes of a dead worker's copies; recompute if left out", {}
     )
     audit: AuditSection
     eviction: EvictionSection | None = None

@@ -1,4 +1,4 @@
-"""Building `segments`, `grants` and `rules`: everything that may open, or close, a domain.
+"""Building `segments`, `grants`, `rules` and `placement`: everything that may open, or close, a domain or a worker.
 
 1. A grant names one owner and one reader; there is no grant for everybody, and every grant ends.
 2. A permit rule stays inside a tenant and gives only reuse, export or administration; the rest follows from sections.
@@ -12,6 +12,7 @@ from collections import Counter
 from kvcustody.policies.document.model import (
     EVERY_TENANT,
     Grant,
+    PlacementRule,
     Profile,
     Relation,
     Rule,
@@ -106,6 +107,23 @@ def _grant(names: DeclaredNames, entry: GrantEntry, profile: Profile) -> Grant:
 def build_rules(names: DeclaredNames, document: PolicyDocument) -> tuple[Rule, ...]:
     """The permit and forbid rules."""
     return tuple(_rule(names, entry) for entry in document.rules)
+
+
+def build_placement(names: DeclaredNames, document: PolicyDocument) -> tuple[PlacementRule, ...]:
+    """Which groups of workers alone may serve whose requests."""
+    return tuple(
+        PlacementRule(
+            id=names.claim(entry.id, "placement rule"),
+            groups=tuple(sorted(group.text for group in entry.groups)),
+            tenants=None if entry.tenants is None else _tenants(names, entry.tenants, "tenant"),
+            labels=names.label_pairs(entry, entry.labels),
+            levels=None if entry.classification is None else _levels(names, entry.classification),
+            dedicated=bool(entry.dedicated),
+            reason=entry.reason,
+            mark=entry.mark,
+        )
+        for entry in document.placement
+    )
 
 
 def _rule(names: DeclaredNames, entry: RuleEntry) -> Rule:

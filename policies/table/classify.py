@@ -10,12 +10,35 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Protocol
 
-from kvcustody.policies.document.model import EVERY_TENANT, ClassifyRule, Labels, Policy
+from kvcustody.policies.document.model import EVERY_TENANT, ClassifyRule, Labels
 
 _PLAIN_ROUTE = re.compile(r"(/[A-Za-z0-9._~@:{}!$&'()*+,=-]+)*/?\Z")
 _Rule = tuple[ClassifyRule, tuple[str, ...]]  # with its route split into segments
 _Rules = tuple[_Rule, ...]  # a tenant's own first
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+class Classifies(Protocol):
+    """What of a policy classifies requests."""
+
+    @property
+    def classifications(self) -> tuple[str, ...]:
+        """Low to high."""
+
+    @property
+    def tenants(self) -> Iterable[_Named]:
+        """At least those that a rule names."""
+
+    @property
+    def classify(self) -> tuple[ClassifyRule, ...]:
+        """Its rules."""
 
 
 class Classifier:
@@ -23,7 +46,7 @@ class Classifier:
 
     __slots__ = ("_by_tenant", "_highest", "_levels", "_others")
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Classifies) -> None:
         self._levels = {name: level for level, name in enumerate(policy.classifications)}
         self._highest = len(policy.classifications) - 1
         of_tenant: dict[str, list[_Rule]] = {tenant.id: [] for tenant in policy.tenants}

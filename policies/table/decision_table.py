@@ -55,6 +55,7 @@ from kvcustody.policies.table.model import (
     Unlisted,
 )
 from kvcustody.policies.table.obligations import Obligations, TierDuty
+from kvcustody.policies.table.placement import PlacementTable
 
 Places = Mapping[int, Mapping[int, Mapping[int, int]]]
 """The index in a row, by action, level and scope."""
@@ -95,6 +96,7 @@ class DecisionTable:
         "_tenants",
         "_unlisted",
         "digest",
+        "placement",
         "policy",
         "revision",
         "revoked",
@@ -116,6 +118,7 @@ class DecisionTable:
         self._edges = tables.edges
         self._tenants = {tenant.id: tenant for tenant in policy.tenants}
         self._classifier = Classifier(policy)
+        self.placement = PlacementTable.of(policy)
         self._deny = Decision(Effect.DENY, (DEFAULT_DENY,), revision)
         self._failed = Decision(
             Effect.DENY, (DEFAULT_DENY,), revision, ("decide ran out of memory or depth",)

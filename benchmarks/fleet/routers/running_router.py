@@ -24,18 +24,21 @@ ROOT = FOLDER.parents[2]
 CHAT = "/v1/chat/completions"
 TENANTS = ("a", "b")
 START_SECONDS = 60
+NO_ROUTER = "none"
 POLICY = """\
 schema: kvcustody/policy@1
 name: probed
 profile: shared
 scope: subject
 affinity: {affinity}
-classifications: [low]
+classifications: [low, high]
 classify: [{{tenant: "*", as: low}}]
-tenants: {{default: {{}}}}
-retention: {{low: {{idle: 1h, absolute: 8h, active_max: 2h}}}}
+tenants: {{default: {{}}{listed}}}
+retention:
+  low: {{idle: 1h, absolute: 8h, active_max: 2h}}
+  high: {{idle: 1h, absolute: 8h, active_max: 2h}}
 scrub: {{default: {{within: 1s, verify: none}}}}
-offload: {{low: never}}
+offload: {{low: never, high: never}}
 audit:
   on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}
 """
@@ -156,16 +159,19 @@ def running(
     policy: str = "cache_aware",
     group_workers: int = 0,
     tenants: Sequence[str] = TENANTS,
+    demands: str = "",
 ) -> Iterator[Router]:
     """Start recording workers, the router over them and, if asked, our door before it, as a reverse proxy.
 
     `with_door`: the `affinity` of the door's policy, or empty for no door. `policy`: the router's own word for how it
     places requests. `group_workers`: how many workers a placement group has, each group with a router of its own, of
-    which the first is the one that is returned; 0: there is one router over all.
+    which the first is the one that is returned; 0: there is one router over all. Group `g0` has the first worker, `g1`
+    the second, and so on. `demands`: the `placement` section of the door's policy. `name` `none`: no router, and the
+    door goes to the one worker of each group.
 
     Raises `RuntimeError` where one does not start.
     """
-    environment = environment_of(name)
+    environment = None if name == NO_ROUTER else environment_of(name)
     groups = worker_count // group_workers if group_workers else 1
     ports = _free_ports(worker_count + 2 + 2 * groups)
     behind = ports[2 + 2 * groups :]
@@ -187,22 +193,27 @@ def running(
             _wait(client, f"{url}/health", log)
         routers = ports[2 : 2 + groups]
         process = None
-        for place, port in enumerate(routers):
+        if environment is None:
+            routers = behind
+        for place, port in enumerate(routers if environment is not None else ()):
             own = [*workers.values()][place::groups]
+            assert environment is not None
             started = start(_command(name, environment, policy, port, own, ports[2 + groups + place]))
             process = process or started
             _wait(client, f"http://127.0.0.1:{port}/v1/models", log)
-        assert process is not None
         base = f"http://127.0.0.1:{routers[0]}"
         credentials = dict.fromkeys(tenants, "client-credential")
         if with_door:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             urls = [f"http://127.0.0.1:{port}" for port in routers]
-            door, credentials = _start_door(start, folder, urls, (ports[0], ports[1]), with_door, tenants)
+            door, credentials = _start_door(
+                start, folder, urls, (ports[0], ports[1]), with_door, tenants, demands
+            )
             base = f"http://127.0.0.1:{ports[0]}"
             _wait(client, f"{door}/ready", log)
-        version = version_of(environment, name)
-        made = Router(name, version, base, process.pid, workers, credentials, client)
+        version = "" if environment is None else version_of(environment, name)
+        number = 0 if process is None else process.pid
+        made = Router(name, version, base, number, workers, credentials, client)
         _wait_until_served(made, tenants[0])
         yield made
 
@@ -214,6 +225,7 @@ def _start_door(
     ports: tuple[int, int],
     affinity: str,
     tenants: Sequence[str],
+    demands: str,
 ) -> tuple[str, dict[str, str]]:
     """Start the door as a proxy; where its health is, and a client's key for each tenant."""
     keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in tenants}
@@ -237,7 +249,8 @@ def _start_door(
         command += ["--placement", str(folder / "placement.yaml")]
     else:
         command += ["--router", routers[0]]
-    (folder / "policy.yaml").write_text(POLICY.format(affinity=affinity))
+    listed = "".join(f", {tenant}: {{}}" for tenant in tenants)
+    (folder / "policy.yaml").write_text(POLICY.format(affinity=affinity, listed=listed) + demands)
     command += ["--policy", str(folder / "policy.yaml")]
     start(command, environment)
     return f"http://{places[1]}", keys

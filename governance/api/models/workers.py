@@ -362,18 +362,86 @@ class Covered(Model):
     refused: str
 
 
+class PlacementRuleModel(Model):
+    """A placement rule: the groups of workers that alone serve the requests that match, null for any.
+
+    `levels` are places in `classifications`. `dedicated`: these groups serve `tenants` alone.
+    """
+
+    model_config = example(
+        {
+            "id": "acme-own",
+            "groups": ["east-1"],
+            "tenants": ["acme"],
+            "labels": {},
+            "levels": None,
+            "dedicated": True,
+        }
+    )
+
+    id: str
+    groups: list[str]
+    tenants: list[str] | None
+    labels: dict[str, str]
+    levels: list[Whole] | None
+    dedicated: bool
+
+
+class PlacementClassifyModel(Model):
+    """A tenant's default classification, or one that a route raises to, and labels."""
+
+    model_config = example({"tenant": "*", "route": None, "level": 1, "labels": {"region": "eu"}})
+
+    tenant: str
+    route: str | None
+    level: Whole | None
+    labels: dict[str, str]
+
+
+class PlacementModel(Model):
+    """What of one policy decides which workers serve a request.
+
+    `tenants`: the labels of those whose labels are not `default_labels`. `on_worker_death`: one entry a classification,
+    or none.
+    """
+
+    model_config = example(
+        {
+            "issuers": [],
+            "classifications": ["public", "internal"],
+            "tenants": {"acme": {"region": "eu"}},
+            "default_labels": {},
+            "classify": [],
+            "rules": [],
+            "on_worker_death": [],
+        }
+    )
+
+    issuers: list[str]
+    classifications: list[str]
+    tenants: dict[str, dict[str, str]]
+    default_labels: dict[str, str]
+    classify: list[PlacementClassifyModel]
+    rules: list[PlacementRuleModel]
+    on_worker_death: list[Literal["restore", "recompute", "fail"]]
+
+
 class NameScopesModel(Model):
     """By which scope routers' names are made: the `default`, and tenants of which another holds.
 
     Tenants are called as the policies in effect call them, with `issuers` listed there. `default` null: no policy is
-    known, and each session is named apart.
+    known, and each session is named apart. `placement`: of each policy that says which workers may serve whose
+    requests, what decides that; null: no policy is known.
     """
 
-    model_config = example({"default": "subject", "tenants": {"acme": "tenant"}, "issuers": []})
+    model_config = example(
+        {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": [], "placement": []}
+    )
 
     default: NameScope | None
     tenants: dict[str, NameScope]
     issuers: list[str]
+    placement: list[PlacementModel] | None
 
 
 class ReceiptRuleModel(Model):
@@ -401,7 +469,7 @@ class EpochsModel(Model):
             "digest": "cd" * 32,
             "raised": [[17, "ef" * 16]],
             "namespace_days": 30,
-            "scopes": {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": []},
+            "scopes": {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": [], "placement": []},
             "receipts": {"share_millionths": 100_000, "always": ["ef" * 16]},
             "at_us": 1_780_000_000_000_000,
         }

@@ -29,6 +29,7 @@ from kvcustody.errors import ConfigError, StoreError
 from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
 
 _MARK = "kvcustody-tier"
+_HOLDER_BYTES = 4096
 _SPARES = 4  # buffers that are kept for the next object
 _DRAFT = ".draft"
 _FAN = re.compile("[0-9a-f]{2}")
@@ -258,6 +259,22 @@ class FileStore:
                 continue
             found.append(Listed(name, size))
         return found
+
+    def holder(self) -> bytes:
+        """What whoever holds the folder wrote last (`tiers.heirs`); nothing in a new one."""
+        try:
+            return os.pread(self._mark, _HOLDER_BYTES, 0)
+        except OSError:
+            return b""
+
+    def write_holder(self, written: bytes) -> None:
+        """Put down who holds the folder; synced. Raises `StoreError`."""
+        try:
+            os.ftruncate(self._mark, 0)
+            os.pwrite(self._mark, written, 0)
+            os.fsync(self._mark)
+        except OSError as error:
+            raise StoreError(f"nvme tier `{self.folder}`: cannot be written ({error.strerror})") from None
 
     def close(self) -> None:
         """Let the folder go, with what is in it."""

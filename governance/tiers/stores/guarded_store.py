@@ -141,6 +141,17 @@ class GuardedStore:
         """As the store's."""
         return self._ask(lambda: self._store.page(after, limit))
 
+    def holder(self) -> bytes:
+        """As the store's; nothing of one that keeps none. Asked once, at a start."""
+        read: Callable[[], bytes] | None = getattr(self._store, "holder", None)
+        return b"" if read is None else read()
+
+    def write_holder(self, written: bytes) -> None:
+        """As the store's."""
+        write: Callable[[bytes], None] | None = getattr(self._store, "write_holder", None)
+        if write is not None:
+            self._ask(lambda: write(written), even_closed=True)
+
     def close(self) -> None:
         """Close the store, unless it does not answer: then it is left to the end of the process."""
         try:

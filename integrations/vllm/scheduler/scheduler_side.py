@@ -43,6 +43,7 @@ from kvcustody.governance.edge.windowed_token import PREFIX
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.request import LATENCY_CLASSES, NO_HINTS, read_kinds
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names, tier_plan
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -158,6 +159,7 @@ class SchedulerSide:
         """Copies may leave to the tiers of the settings. Raises a `CustodyError` that says what cannot be opened."""
         shred = ShredKeys.open(plan.shred_keys, open_root_key(self.settings), opened.clock)
         state = self.state
+        incarnation = "" if opened.worker is None else opened.worker.writer.incarnation
         with ExitStack() as stack:
             stack.callback(shred.close)
             tiers = SchedulerTiers(
@@ -169,6 +171,7 @@ class SchedulerSide:
                 shards=shards,
                 groups=groups,
                 always=plan.moves_always,
+                holder=TierHolder(self.settings.worker_name, self.settings.placement_group, incarnation),
             )
             stack.pop_all()  # from now on the tiers close it
         self.tiers = state.deferred.tiers = tiers

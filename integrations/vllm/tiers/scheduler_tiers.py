@@ -45,6 +45,7 @@ from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import CopyCounts, Restored, in_time
 from kvcustody.governance.tiers.tier_link import (
@@ -157,6 +158,7 @@ class SchedulerTiers:
         block_tokens: int,
         shards: int,
         groups: tuple[CopiedGroup, ...] = ONE_GROUP,
+        holder: TierHolder | None = None,
         always: bool = False,
     ) -> None:
         """`always`: whatever is permitted is moved, whatever it takes."""
@@ -205,7 +207,7 @@ class SchedulerTiers:
         }
         for tier in tiers:
             rules = self._all_rules(tier)
-            self._send(OpenTier(_LATER, tier, block_tokens, rules))
+            self._send(OpenTier(_LATER, tier, block_tokens, rules, holder))
 
     # -- what leaves ----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, TierErased
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.tier import CopyCounts, CopyLimit, Restored, TierShare
 
 
@@ -32,12 +33,13 @@ Rules: TypeAlias = dict[tuple[str, str], CopyRule]
 
 
 class OpenTier(NamedTuple):
-    """The first job of a tier: what may be in it, and how many tokens a block has."""
+    """The first job of a tier: what may be in it, how many tokens a block has, and which process has it."""
 
     number: int
     tier: str
     block_tokens: int
     rules: Rules
+    holder: TierHolder | None = None
 
 
 class NarrowCopies(NamedTuple):

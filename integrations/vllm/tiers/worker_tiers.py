@@ -383,7 +383,11 @@ class TierThread:
         self._rule(job.rules)
         tenants = tuple(sorted({tenant for tenant, _ in job.rules}))
         self.terms = self.terms._replace(
-            block_tokens=job.block_tokens, limit=self._limit, share=self._share, tenants=tenants
+            block_tokens=job.block_tokens,
+            limit=self._limit,
+            share=self._share,
+            tenants=tenants,
+            holder=job.holder,
         )
         self.tier = SealedTier(
             self.store, self._seal_keys, self._keys.shred, self.staging, self._clock, self.terms

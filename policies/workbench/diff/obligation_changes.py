@@ -6,11 +6,14 @@
    both.
 3. A tenant whose requests routers place together has a placement channel inside it: where a prompt goes may tell that
    somebody else of the tenant sent it. A tenant that is not admitted has none.
+4. Another group of workers that may serve a request is wider, one that may not any more is narrower; `(any other)`
+   stands for every group that neither names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from kvcustody.policies.document.model import Affinity, Labels, OnRunning, Policy, Profile, Tier
 from kvcustody.policies.document.offload_defaults import default_within_us
@@ -22,6 +25,7 @@ from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.times import span
 
 PLACEMENT_CHANNEL = "placement channel inside the tenant"
+_OTHERS = "(any other)"
 _IMPLIED = ("tier_absolute_us", "tier_within_us", "tier_running_us")
 _APART = (Profile.SHARED, Profile.STRICT, Profile.DEDICATED)
 
@@ -32,6 +36,7 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
         one, two = old.policy.profile, new.policy.profile
         yield DutyChange("every tenant", "policy", "profile", one, two, _APART.index(two) < _APART.index(one))
     yield from _erasure(old.policy, new.policy)
+    yield from _deaths(old.policy, new.policy)
     for tenant in tenants:
         if old.tenant(tenant) is not None and new.tenant(tenant) is not None:
             yield from _obligations(old, new, tenant)
@@ -41,6 +46,42 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
         for route in examples.of(tenant):
             yield from _levels(old, new, tenant, route)
             yield from _labels(old, new, tenant, route)
+    yield from _placement(old, new, tenants, examples)
+
+
+def _deaths(old: Policy, new: Policy) -> Iterator[DutyChange]:
+    for level, name in enumerate(new.classifications):
+        if name in old.classifications:
+            one, two = old.after_death(old.classifications.index(name)), new.after_death(level)
+            if one is not two:
+                said = one.name.lower(), two.name.lower()
+                yield DutyChange("every tenant", name, "on_worker_death", *said, two < one)
+
+
+def _placement(
+    old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...], examples: RouteExamples
+) -> Iterator[DutyChange]:
+    """Rule 4. Classifications are asked by hints: those that both have."""
+    if old.policy.placement == new.policy.placement == ():
+        return
+    groups = (*sorted({*old.placement.groups(), *new.placement.groups()}), _OTHERS)
+    names = [None, *(name for name in new.policy.classifications if name in old.policy.classifications)]
+    for tenant in tenants:
+        asked = [*product(examples.of(tenant), names)]
+        changes: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+        for route, hint in asked:
+            change = tuple(
+                tuple(table.placement.demand(tenant, route, None, hint).among(groups)) for table in (old, new)
+            )
+            if change[0] != change[1]:
+                said = ", ".join(filter(None, (route or "any route", hint)))
+                changes.setdefault(change, []).append(said)
+        for (one, two), requests in changes.items():
+            loosens = None if set(one) - set(two) and set(two) - set(one) else set(two) > set(one)
+            about = "every request" if len(requests) == len(asked) else "; ".join(requests)
+            yield DutyChange(
+                tenant, about, "placement", ", ".join(one) or "none", ", ".join(two) or "none", loosens
+            )
 
 
 def _erasure(old: Policy, new: Policy) -> Iterator[DutyChange]:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 from kvcustody.policies.document.model import (
     Action,
     Grant,
+    OnWorkerDeath,
     Policy,
     RuleEffect,
     SegmentRule,
@@ -32,8 +33,9 @@ from kvcustody.policies.table.model import AccessRequest
 from kvcustody.policies.table.obligations import ObligationsOf
 from kvcustody.policies.workbench.lint.dead_rules import Finding, lint_rules
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner, without_effect
+from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.policies.workbench.prove.specification import Declared
-from kvcustody.policies.workbench.request import SHARED, instant
+from kvcustody.policies.workbench.request import FRESH, SHARED, instant
 from kvcustody.times import DAY_US, span
 
 SOON_DAYS = 30
@@ -81,6 +83,7 @@ def lint(
         *_lint_quotas(policy),
         *_lint_scrub(policy, rate),
         *_lint_plain_copies(policy),
+        *_lint_placement(table),
         *without_effect(policy, owner, tiers),
     ]
     for mark, code, message in found:
@@ -282,6 +285,45 @@ def _lint_plain_copies(policy: Policy) -> Iterator[Finding]:
                 offload.mark,
                 "KVP752",
                 f"offload of {quote(names[level])}: copies in host memory may be plain",
+            )
+
+
+def _lint_placement(table: DecisionTable) -> Iterator[Finding]:
+    """Requests that no group may serve, told of the last rule that says so; groups dedicated twice; death by tiers."""
+    policy, placement = table.policy, table.placement
+    rules = {rule.id: rule for rule in policy.placement}
+    examples, told = RouteExamples((policy,)), set[str]()
+    names = [tenant.id for tenant in policy.tenants] + ([FRESH[0]] if policy.default else [])
+    for tenant in names if rules else ():
+        for route, hint in product(examples.of(tenant), (None, *policy.classifications)):
+            demand = placement.demand(tenant, route, None, hint)
+            if demand.only is not None and not demand.among(demand.only) and demand.by[-1] not in told:
+                told.add(demand.by[-1])
+                whose = "unlisted tenants" if tenant in FRESH else f"tenant {quote(tenant)}"
+                asked = policy.classifications[table.classify(tenant, route, None, hint)]
+                what = f"requests of {whose} as {quote(asked)}"
+                yield (
+                    rules[demand.by[-1]].mark,
+                    "KVP771",
+                    f"no group may serve {what}: {', '.join(demand.by)}",
+                )
+    owners: dict[str, str] = {}
+    for rule in policy.placement:
+        for group in rule.groups if rule.dedicated else ():
+            if owners.setdefault(group, rule.id) != rule.id:
+                both = f"{quote(owners[group])} and {quote(rule.id)}"
+                yield (
+                    rule.mark,
+                    "KVP772",
+                    f"group {quote(group)} is dedicated by {both}: it serves what both list",
+                )
+    for level, name in enumerate(policy.classifications):
+        outlives = any(tier.must_encrypt for tier in policy.offload[level].tiers)
+        if policy.on_worker_death and policy.after_death(level) is OnWorkerDeath.RESTORE and not outlives:
+            yield (
+                policy.mark,
+                "KVP773",
+                f"`on_worker_death` of {quote(name)} is `restore`, and no tier keeps copies past a worker's death",
             )
 
 

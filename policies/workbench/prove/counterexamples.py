@@ -11,7 +11,7 @@ from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.prove.model import PROPERTIES, Counterexample, ProvedProperty
 from kvcustody.policies.workbench.request import Request
 
-_LEVELS, _DUTIES, _TIERS, _LABELS = "ISO-8", "ISO-9", "ISO-12", "ISO-13"
+_LEVELS, _DUTIES, _TIERS, _LABELS, _PLACES = "ISO-8", "ISO-9", "ISO-12", "ISO-13", "ISO-14"
 
 
 class Findings:
@@ -26,6 +26,8 @@ class Findings:
         self.tiers_open = 0
         self.labels_checked = 0
         self.labels_open = 0
+        self.places_checked = 0
+        self.places_open = 0
         self._classifications = classifications
         self._first: dict[str, Counterexample] = {}
         self._broken: dict[str, int] = {}
@@ -47,13 +49,15 @@ class Findings:
         self._broken[property_id] = self._broken.get(property_id, 0) + 1
 
     def properties(self, *, with_never: bool) -> tuple[ProvedProperty, ...]:
-        """Every property, in order; `ISO-11` only where the authors said something."""
+        """Every property, in order; `ISO-11` only where the authors said something, `ISO-14` where rules place."""
         own = {
             _LEVELS: (self.levels_checked, 0),
             _DUTIES: (self.duties_checked, 0),
             _TIERS: (self.tiers_checked, self.tiers_open),
             _LABELS: (self.labels_checked, self.labels_open),
+            _PLACES: (self.places_checked, self.places_open),
         }
+        left_out = {"ISO-11": not with_never, _PLACES: not self.places_checked}
         return tuple(
             ProvedProperty(
                 name,
@@ -62,5 +66,5 @@ class Findings:
                 self._broken.get(name, 0),
             )
             for name in PROPERTIES
-            if with_never or name != "ISO-11"
+            if not left_out.get(name, False)
         )

@@ -28,6 +28,7 @@ PROPERTIES = {
     "ISO-11": "what the authors say must never be permitted is not permitted",
     "ISO-12": "no copy is in a tier, in clear, in a place or for a time that a source of its policy does not allow",
     "ISO-13": "a grant or segment opens nothing across a label that it does not name",
+    "ISO-14": "a request goes to no worker but those that its placement rules name, nor to one dedicated to others",
 }
 CLAIM = "no cross-tenant content or hit without a named grant or named segment"
 LIMITS = (

@@ -23,6 +23,7 @@ from kvcustody.times import span
 _UNTRUSTED = "/v1/../v1"
 _UNKNOWN = "~unknown"
 _NO_TIER = "~no-such-tier"
+_OTHER_GROUP = "~other-group"
 
 
 def check_levels(
@@ -157,6 +158,33 @@ def check_labels(
                     findings.says(
                         "ISO-13", f"crosses `{', '.join(sorted(least))}`, which it does not name", said
                     )
+
+
+def check_places(
+    table: DecisionTable, declared: Declared, tenants: Sequence[str], findings: Findings
+) -> None:
+    """ISO-14: a door and a worker are told no group for a request but those that every rule lets serve it."""
+    policy = declared.policy
+    rules = (*policy.placement, *table.policy.placement)
+    if not rules or table.policy.classifications != policy.classifications:
+        return
+    groups = (*sorted({group for rule in rules for group in rule.groups}), _OTHER_GROUP)
+    words = (None, *policy.classifications, _UNKNOWN)
+    examples = RouteExamples((table.policy, policy))
+    for tenant in tenants:
+        for route, hint in product((_UNTRUSTED, *examples.of(tenant)), words):
+            demand = table.placement.demand(tenant, route, None, hint)
+            level = _least(declared, tenant, route, None, hint)
+            labels = declared.every_label(tenant) if route == _UNTRUSTED else declared.labels(tenant, route)
+            for group in groups:
+                findings.places_checked += 1
+                if demand.allows(group):
+                    findings.places_open += 1
+                    if not declared.serves(group, tenant, level, labels):
+                        said = {"tenant": tenant, "route": route, "hint": hint, "group": group}
+                        findings.says(
+                            "ISO-14", "goes to a group that its placement rules do not let serve it", said
+                        )
 
 
 @lru_cache(4096)

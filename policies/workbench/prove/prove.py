@@ -39,6 +39,7 @@ from kvcustody.policies.workbench.prove.obligation_checks import (
     check_duties,
     check_labels,
     check_levels,
+    check_places,
     check_tiers,
 )
 from kvcustody.policies.workbench.prove.specification import Declared
@@ -147,6 +148,7 @@ class _Search:
         check_duties(self._table, self._declared, self._tenants, self._findings)
         check_tiers(self._table, self._declared, self._tenants, self._findings)
         check_labels(self._table, self._declared, self._tenants, self._findings)
+        check_places(self._table, self._declared, self._tenants, self._findings)
         for said in self._never:
             if said.tier is not None:
                 self._never_in(said, said.tier)

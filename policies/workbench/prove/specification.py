@@ -186,6 +186,21 @@ class Declared:
         pairs = self.labels(reader, route) ^ self.labels(rule.owner, None)
         return {name for name, _ in pairs} - set(rule.crosses)
 
+    def serves(self, group: str, tenant: str, level: int, labels: frozenset[Label]) -> bool:
+        """Whether workers of a group may serve a tenant's request of this level, with these labels."""
+        for rule in self.policy.placement:
+            is_theirs = rule.tenants is None or tenant in rule.tenants
+            fits = is_theirs and labels >= {*rule.labels} and level in (rule.levels or (level,))
+            if (fits and group not in rule.groups) or (
+                rule.dedicated and not is_theirs and group in rule.groups
+            ):
+                return False
+        return True
+
+    def every_label(self, tenant: str) -> frozenset[Label]:
+        """The labels that any request of a tenant may have."""
+        return self._label_bounds(tenant)[1]
+
     def forbids(self, request: Request) -> list[str]:
         """The ids of the rules that forbid it."""
         reader, owner = request.reader, request.owner

@@ -22,6 +22,7 @@ from kvcustody.integrations.door.placement_groups import (
     read_placement,
 )
 from kvcustody.integrations.door.reverse_proxy import ReverseProxy
+from kvcustody.policies.table.placement import Demand
 from standins.integrations.door_world import Signers, make_signers, secret
 from standins.integrations.fleet_edge import FleetEdge
 
@@ -33,7 +34,7 @@ def document(groups: int = 4, spread: int = 1, first: int = 0) -> PlacementDocum
     )
 
 
-def of(found: PlacementDocument, *who: Any, **more: Any) -> str:
+def of(found: PlacementDocument, *who: Any, **more: Any) -> str | None:
     return PlacementGroups(found, secret()).of(Principal("corp", *who), **more)
 
 
@@ -69,9 +70,9 @@ def test_a_group_that_goes_moves_its_own_tenants_alone() -> None:
 
 
 def test_what_policy_demands_comes_before_rendezvous() -> None:
-    assert {of(document(), tenant, demanded=["g2", "elsewhere"]) for tenant in TENANTS} == {"g2"}
-    with pytest.raises(ConfigError, match="demands"):
-        of(document(), "acme", demanded=["elsewhere"])
+    demand = Demand(frozenset({"g1", "g2", "elsewhere"}), frozenset({"g1"}))
+    assert {of(document(), tenant, demand=demand) for tenant in TENANTS} == {"g2"}
+    assert of(document(), "acme", demand=Demand(frozenset({"elsewhere"}))) is None
 
 
 def test_another_secret_places_otherwise() -> None:

@@ -21,7 +21,7 @@ from kvcustody.policies.document.model import Scope
 from standins.integrations.door_world import Deployment, Reply, Signers, ask, secret
 
 TRUSTS_DOORS = "schema: kvcustody/identity@1\ndoors: {keys: doors.vkeys}\n"
-BY_SUBJECT = NameScopes(Scope.SUBJECT)
+BY_SUBJECT = NameScopes(Scope.SUBJECT, placement=())
 COMPLETIONS = "/v1/completions"
 
 

@@ -1,0 +1,53 @@
+"""Who holds a tier that outlives its process, and whether the one before died: kept in the tier's own place.
+
+1. A holder writes its name there once it has gone through what was there, and that it stopped when it stopped in order.
+   Whoever comes next and reads no such stop takes it for dead, and so it does with what it cannot read.
+2. An heir is the next process of the same worker, or of a worker in the same placement group (the one without a name is
+   none).
+3. Which copies an heir takes over is the policy's to say (`on_worker_death`); of a dead worker nobody else takes any.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+from kvcustody.governance.edge.door_token import GROUP
+
+RESTORED, ENDED = "restored", "ended"
+
+
+class TierHolder(NamedTuple):
+    """A process that has a tier: its worker's name, its placement group, and its incarnation."""
+
+    worker: str
+    group: str
+    incarnation: str
+
+    def written(self, *, is_stopped: bool = False) -> bytes:
+        """What stands in the tier's place."""
+        return json.dumps({**self._asdict(), "stopped": is_stopped}).encode()
+
+
+UNKNOWN: Final = TierHolder("", "", "")
+
+
+class WorkerDeath(NamedTuple):
+    """The holder before died; `is_heir`: whether the one that came is its heir (rule 2)."""
+
+    holder: TierHolder
+    is_heir: bool
+
+
+def death_before(written: bytes, holder: TierHolder) -> WorkerDeath | None:
+    """What the holder before wrote says to this one; None: it stopped in order."""
+    try:
+        said = json.loads(written)
+        before = TierHolder(*(str(said[name]) for name in TierHolder._fields))
+        if said["stopped"] is True:
+            return None
+    except (ValueError, KeyError, TypeError):
+        before = UNKNOWN
+    same_worker = bool(before.worker) and before.worker == holder.worker
+    same_group = before.group not in ("", GROUP) and before.group == holder.group
+    return WorkerDeath(before, same_worker or same_group)

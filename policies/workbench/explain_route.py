@@ -1,0 +1,112 @@
+"""Explain which workers may serve a request: the groups, and each placement rule that matches, or that bars one.
+
+    found = explain_route(table, "acme", route="/v1/completions", claim=None, hint=None)
+    print(found)
+
+1. The answer is the table's, as doors and workers ask it (`table.placement`).
+2. Groups are those of a deployment's document where one is given, else those that the policy names, and `OTHERS`, which
+   stands for every group that it does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kvcustody.policies.document.model import Labels, PlacementRule
+from kvcustody.policies.document.problems import quote
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.placement import Demand
+
+OTHERS = "(any other)"
+
+
+class RuledGroup(NamedTuple):
+    """A placement rule that binds the request, and what it does: `only` these groups, or none of them (`bars`)."""
+
+    id: str
+    line: int
+    effect: str
+    groups: tuple[str, ...]
+    reason: str
+
+
+class RouteExplanation(NamedTuple):
+    """Where a request may go. `workers`: by group, where the deployment's document was given."""
+
+    tenant: str
+    classification: str
+    labels: Labels
+    allowed: tuple[str, ...]
+    refused: tuple[str, ...]
+    rules: tuple[RuledGroup, ...]
+    workers: Mapping[str, tuple[str, ...]]
+    is_retried: bool
+
+    @property
+    def permitted(self) -> bool:
+        """Whether any group may serve it."""
+        return bool(self.allowed)
+
+    def __str__(self) -> str:
+        labels = ", ".join(f"{name}={value}" for name, value in self.labels) or "none"
+        lines = [f"{self.tenant}, {self.classification}, labels: {labels}"]
+        if not self.permitted:
+            lines.append("no group may serve it: doors and workers refuse it")
+        for group in self.allowed:
+            workers = ", ".join(self.workers.get(group, ()))
+            lines.append(f"{group}: may serve it" + (f" ({workers})" if workers else ""))
+        lines += [f"{group}: may not" for group in self.refused]
+        for rule in self.rules:
+            said = f"rule {quote(rule.id)}, line {rule.line}: {rule.effect} {', '.join(rule.groups)}"
+            lines.append(said + (f" ({rule.reason})" if rule.reason else ""))
+        if not self.is_retried:
+            lines.append("its door lets a router present it to each worker once (`on_worker_death: fail`)")
+        return "\n".join(lines)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "tenant": self.tenant,
+            "classification": self.classification,
+            "labels": dict(self.labels),
+            "permitted": self.permitted,
+            "allowed": list(self.allowed),
+            "refused": list(self.refused),
+            "rules": [rule._asdict() for rule in self.rules],
+            "workers": {group: list(names) for group, names in self.workers.items()},
+            "is_retried": self.is_retried,
+        }
+
+
+def explain_route(
+    table: DecisionTable,
+    tenant: str,
+    *,
+    route: str | None,
+    claim: str | None,
+    hint: str | None,
+    workers: Mapping[str, tuple[str, ...]] | None = None,
+) -> RouteExplanation:
+    """Where a request of a tenant may go; `workers`: of each group of a deployment."""
+    level, labels = table.classify(tenant, route, claim, hint), table.labels(tenant, route)
+    demand = table.placement.demand(tenant, route, claim, hint)
+    groups = (*table.placement.groups(), OTHERS) if workers is None else tuple(workers)
+    return RouteExplanation(
+        tenant,
+        table.policy.classifications[level],
+        labels,
+        tuple(demand.among(groups)),
+        tuple(group for group in groups if not demand.allows(group)),
+        tuple(_ruled(table.policy.placement, tenant, demand)),
+        workers or {},
+        demand.is_retried,
+    )
+
+
+def _ruled(rules: Iterable[PlacementRule], tenant: str, demand: Demand) -> Iterable[RuledGroup]:
+    for rule in rules:
+        if rule.id in demand.by:
+            yield RuledGroup(rule.id, rule.mark.line, "only", rule.groups, rule.reason)
+        elif rule.dedicated and rule.tenants is not None and tenant not in rule.tenants:
+            yield RuledGroup(rule.id, rule.mark.line, "bars", rule.groups, rule.reason)

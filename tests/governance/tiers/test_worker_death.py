@@ -1,0 +1,139 @@
+"""What becomes of the copies of a worker that was killed: by policy and by heir, on record, and gone where they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from kvcustody.governance.tiers.heirs import UNKNOWN, TierHolder, WorkerDeath, death_before
+from standins.governance.offload_world import POLICY, TOKENS, World, prompt
+
+GROUPED = {"placement_group": "east-1"}
+STORED = prompt(1, 8)
+
+
+class Fleet(World):
+    """A worker of this name and group, on one folder with its predecessors."""
+
+    def __init__(self, folder: Path, death: str, **said: object) -> None:
+        self.death, self.said = death, said
+        super().__init__(folder, "nvme")
+
+    def open(self) -> None:
+        self.policy = POLICY + (f"on_worker_death: {{default: {self.death}}}\n" if self.death else "")
+        self.set |= self.said
+        super().open()
+
+
+def left_behind(folder: Path, death: str, *, is_killed: bool, **said: object) -> None:
+    """A worker in a process of its own stores copies, and is killed, or stops in order."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        ended = os.waitstatus_to_exitcode(status)
+        assert ended == (-signal.SIGKILL if is_killed else 0)
+        return
+    try:
+        world = Fleet(folder, death, **said)
+        world.serve("acme", STORED)
+        world.crowd()
+        assert len(world.tiers[0]) > 0
+        world.worker.writer.flush()
+        if is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.worker.close()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+        os._exit(1)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in (folder / "tier").rglob("*") if path.is_file() and path.name != "kvcustody-tier"]
+
+
+def leaves(folder: Path) -> list[dict[str, Any]]:
+    engine = open_store(folder / "ledger.db")
+    with engine.connect() as connection:
+        kind = events.c.kind == "tier-inherited"
+        found = [json.loads(leaf) for leaf in connection.scalars(select(events.c.leaf).where(kind))]
+    engine.dispose()
+    return found
+
+
+_slow = pytest.mark.system
+HEIRS = [
+    # policy, killed, the first worker, the one that comes, whether its copies are taken over
+    ("restore", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "restored"),
+    pytest.param(
+        "restore",
+        True,
+        {"worker_name": "gpu-1", **GROUPED},
+        {"worker_name": "gpu-2", **GROUPED},
+        "restored",
+        marks=_slow,
+    ),
+    ("restore", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-2"}, "ended"),
+    ("recompute", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "ended"),
+    pytest.param("fail", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "ended", marks=_slow),
+    pytest.param("", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "ended", marks=_slow),
+    ("", False, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, ""),  # the control: nobody died
+]
+
+
+@pytest.mark.parametrize(("death", "is_killed", "first", "second", "outcome"), HEIRS)
+def test_copies_of_a_dead_worker_go_to_an_heir_or_end(
+    tmp_path: Path, death: str, is_killed: bool, first: Any, second: Any, outcome: str
+) -> None:
+    left_behind(tmp_path, death, is_killed=is_killed, **first)
+    before = files(tmp_path)
+    assert before, "a killed worker leaves files"
+    world = Fleet(tmp_path, death, **second)
+    with world.worker as worker:
+        is_kept = outcome != "ended"
+        assert (world.tiers[0].found_at_start > 0) is is_kept
+        assert ({path for path in before if path.exists()} == set(before)) is is_kept
+        assert is_kept or not files(tmp_path), "ended, and their bytes with them"
+        assert (world.serve("acme", STORED) >= 4 * TOKENS) is is_kept
+        worker.governor.step()
+        worker.writer.flush()
+    said = leaves(tmp_path)
+    assert {leaf["outcome"] for leaf in said} == ({outcome} if outcome else set())
+    if outcome:
+        assert sum(len(leaf["copies"]) for leaf in said) == len(before)
+        assert {(leaf["of_worker"], leaf["log"]) for leaf in said} <= {
+            (first["worker_name"], f"tenant/{tenant}") for tenant in ("acme", "beta")
+        }
+    engine = open_store(tmp_path / "ledger.db")
+    with engine.connect() as connection:
+        assert fsck(connection).problems == []
+        rows = copy_coverage(connection, as_of_us=world.clock.utc_us() + 3 * 3_600_000_000).by_tier()
+    engine.dispose()
+    if outcome == "ended" and first == second:
+        assert [(row.due, row.covered, row.unlinked) for row in rows] == [(len(before),) * 3]
+
+
+def test_who_is_an_heir() -> None:
+    one, same, other = TierHolder("a", "g", "1"), TierHolder("a", "default", "2"), TierHolder("b", "g", "3")
+    assert death_before(one.written(is_stopped=True), other) is None
+    assert death_before(one.written(), same) == WorkerDeath(one, True)
+    assert death_before(one.written(), other) == WorkerDeath(one, True)
+    assert death_before(same.written(), other) == WorkerDeath(same, False)
+    nobody = TierHolder("c", "default", "4")
+    assert death_before(same.written(), nobody) == WorkerDeath(same, False), (
+        "the group without a name is none"
+    )
+    for torn in (b"", b"{", one.written()[:-3], b"[]", b"{}"):
+        assert death_before(torn, one) == WorkerDeath(UNKNOWN, False)
