@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
