@@ -77,6 +77,7 @@ class StreamKeeper:
         self._place, self._bounds = place, bounds or StreamBounds()
         self._known: KnownEpochs | None = None
         self._hinted = 0
+        self.problem = ""  # why the last round failed; empty where it did not
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stats = KeeperStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, False, 0.0)
@@ -101,9 +102,13 @@ class StreamKeeper:
                     await self._round(client)
                 except Exception as error:
                     self._count(failures=1, is_connected=False)
-                    _log.info("the stream is not kept", problem=f"{type(error).__name__}: {error}"[:200])
+                    problem = f"{type(error).__name__}: {error}"[:200]
+                    if problem != self.problem:
+                        _log.warning("the stream is not kept", problem=problem)
+                    self.problem = problem
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
+                self.problem = ""
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), ROUND_SECONDS)
                 self._wake.clear()

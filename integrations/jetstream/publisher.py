@@ -381,6 +381,7 @@ class StreamPublisher:
 
     async def _connect(self) -> None:
         """Until there is a connection; again where it ended for good, as with credentials that ended."""
+        problem = ""
         while True:
             if self._client is None or self._client.is_closed:
                 try:
@@ -389,8 +390,11 @@ class StreamPublisher:
                     await client.subscribe(mine, cb=self._answer)
                     await client.subscribe(HINTS, cb=_hinted)
                     self._client = client
+                    problem = ""
                 except Exception as error:  # NATS is away: events are lost, and their numbers tell
-                    _log.debug("KV events: no NATS", problem=type(error).__name__)
+                    if problem != type(error).__name__:
+                        problem = type(error).__name__
+                        _log.warning("KV events: no NATS", problem=problem)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self) -> _Waiting | None:

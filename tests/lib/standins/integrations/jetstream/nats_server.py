@@ -34,7 +34,7 @@ def free_port() -> int:
 class NatsServer:
     """Started when it is made; close it at the end."""
 
-    def __init__(self, folder: Path, *, memory_bytes: int = 64 << 20) -> None:
+    def __init__(self, folder: Path, *, memory_bytes: int = 256 << 20) -> None:
         self.folder, self.port = folder, free_port()
         self.keys = FleetKeys.create(folder / "keys")
         self.file = folder / "nats.conf"
