@@ -1,10 +1,10 @@
-"""Each part of a fleet killed, stopped and cut off on real servers: what is lost, what is reused too late, seconds to recover.
+"""Each part of a fleet killed, stopped and cut off on real servers: what is lost, reused too late, seconds to recover.
 
     python benchmarks/fleet/faults.py --json benchmarks/results/faults-cpu.json          # faults of 10 s
     python benchmarks/fleet/faults.py --seconds 60 --json …
 
-PostgreSQL, `kvcustody serve`, NATS with its keeper, a door (`kvcustody door proxy`), a router (`--router none`: none) and
-two governed workers without a model are processes of their own. Clients ask all the time. In each fault a subject is
+PostgreSQL, `kvcustody serve`, NATS with its keeper, a door (`kvcustody door proxy`), a router unless
+`--router none`, and two governed workers without a model are processes of their own. Clients ask all the time. In each fault a subject is
 erased, and its prompt is asked for from then on. Exit status 1 where an acknowledged leaf is missing, or a worker found
 what was erased longer ago than its lease.
 """
@@ -362,7 +362,8 @@ class FaultWorld:
 
 async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) -> dict[str, Any]:
     """What came of one part's fault."""
-    subject, bystander = f"ann-{part}-{fault[:4]}", f"bob-{part}-{fault[:4]}"
+    name = f"{part}-{fault.replace(' ', '-')}"
+    subject, bystander = f"ann-{name}", f"bob-{name}"
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits) as client:
 

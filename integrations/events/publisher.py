@@ -47,7 +47,7 @@ Form = Literal["vllm", "sglang", "dynamo", "mooncake"]
 _FOR_ROUTERS = ("dynamo", "mooncake")
 
 
-class Wire(Protocol):
+class EventWire(Protocol):
     """A foreign engine's format."""
 
     def payload_of(
@@ -327,7 +327,7 @@ class EventPublisher:
             self._counts["replays"] += 1
 
 
-def wire_of(form: Form, backend: str, *, tokens_published: bool) -> Wire:
+def wire_of(form: Form, backend: str, *, tokens_published: bool) -> EventWire:
     """What writes events in a form. `backend`: this cache's name in Mooncake's."""
     if form == "vllm":
         return vllm_wire
@@ -389,7 +389,12 @@ def open_publisher(
         from kvcustody.integrations.jetstream.publisher import open_stream
 
         assert namespaces is not None
-        streamed = open_stream(settings, namespaces, revision=revision, incarnation=incarnation, rank=rank)
+        wire = wire_of(settings.kv_events_format, settings.worker_name, tokens_published=are_published)
+
+        def encode(events: Sequence[BlockEvent], at: float) -> bytes:
+            return wire.payload_of(events, at, rank, incarnation, tokens_published=are_published)
+
+        streamed = open_stream(settings, namespaces, encode, revision=revision, rank=rank)
         if not settings.kv_events_endpoint:
             return streamed
     try:

@@ -41,7 +41,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on 
 CONFIGURATION = "nats-server.conf"
 
 
-class Role(StrEnum):
+class Holder(StrEnum):
     """Who shows credentials."""
 
     WORKER = "worker"
@@ -98,7 +98,7 @@ def nats_config(
     "    kvcustody events credentials reader acme-index --tenant acme --issuer https://idp.example --out acme.creds",
 )
 def credentials_(
-    role: Annotated[Role, typer.Argument(help="What it may do.", metavar="ROLE")],
+    role: Annotated[Holder, typer.Argument(help="What it may do.", metavar="ROLE")],
     name: Annotated[str, typer.Argument(help="Of a worker its `worker_name`; of others one of their own.")],
     out: Annotated[Path, typer.Option(help="Where the credentials are written, mode 0600.", metavar="FILE")],
     *,
@@ -116,17 +116,17 @@ def credentials_(
     They end by themselves: make them anew before, into the same file. For a reader of a tenant the settings
     `control_plane` and `control_plane_key_path` say where its subjects are known.
     """
-    if (tenant or issuer) and role is not Role.READER:
+    if (tenant or issuer) and role is not Holder.READER:
         raise ConfigError("--tenant and --issuer are for a reader")
     if bool(tenant) != bool(issuer):
         raise ConfigError("--tenant and --issuer: give both, or neither")
     known_as = name if not rank else f"{name}-{rank}"
     place = subjects.name_in_subject(known_as)
-    if role is Role.WORKER:
+    if role is Holder.WORKER:
         allowed = subjects.worker_permissions(place)
-    elif role is Role.DOOR:
+    elif role is Holder.DOOR:
         allowed = subjects.door_permissions()
-    elif role is Role.KEEPER:
+    elif role is Holder.KEEPER:
         allowed = subjects.keeper_permissions(place)
     else:
         which = _tag_of(load_settings(), issuer, tenant) if tenant else subjects.EVERY

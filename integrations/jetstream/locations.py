@@ -7,8 +7,8 @@
     for worker, tenant, question in streams.due(): …   # ask the worker
     streams.is_usable(worker, tenant)
 
-1. A worker's locations of a tenant are usable while every number of its life was had, or a snapshot stands for it. A hole
-   ends that at once; they are usable again once a snapshot was had whole and all that came after it.
+1. A worker's locations of a tenant are usable while every number of its life was had, or a snapshot stands for it. A
+   hole ends that at once; they are usable again once a snapshot was had whole and all that came after it.
 2. A message that comes again, or of an earlier life, changes nothing. A later life forgets what the earlier one told.
 3. A beat whose number is not reached within `GRACE_SECONDS` is a hole. A worker without a beat for `SILENT_SECONDS` is
    not usable.
@@ -48,7 +48,7 @@ class BlockIndex(Protocol):
         """Everything that a worker told of a tenant is void."""
 
 
-class Question(NamedTuple):
+class SnapshotQuestion(NamedTuple):
     """A snapshot to ask for."""
 
     worker: str
@@ -164,9 +164,9 @@ class WorkerStreams:
         if len(stream.parts) == of:
             self._close_gap(key, stream, number)
 
-    def due(self) -> list[Question]:
+    def due(self) -> list[SnapshotQuestion]:
         """The snapshots to ask for now; each is asked for again until it is had."""
-        now, made = self._now(), list[Question]()
+        now, made = self._now(), list[SnapshotQuestion]()
         for (worker, tenant), stream in self._streams.items():
             if stream.is_whole and self._is_behind(stream):
                 self._lose(stream)
@@ -176,7 +176,7 @@ class WorkerStreams:
                 continue
             self._ask_anew(stream)
             stream.question, stream.asked = secrets.token_hex(8), now
-            made.append(Question(worker, tenant, stream.question))
+            made.append(SnapshotQuestion(worker, tenant, stream.question))
         return made
 
     def _stream(self, key: tuple[str, str]) -> _Stream:

@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -33,7 +33,6 @@ from kvcustody.governance.settings import Settings
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.events.block_event import CLEARED, BlockEvent, check_event, cleared
 from kvcustody.integrations.events.names.told_blocks import ToldBlocks
-from kvcustody.integrations.events.publisher import Form, wire_of
 from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
 from kvcustody.integrations.jetstream.live_blocks import BLOCKS_MAX, LiveBlocks
 from kvcustody.integrations.jetstream.subjects import (
@@ -58,6 +57,9 @@ _ASKED_APART_SECONDS: Final = 1.0
 _READERS_MAX: Final = 4096
 _PAUSE_SECONDS: Final = 1.0
 _log = get_logger(__name__)
+
+
+Encode = Callable[[Sequence[BlockEvent], float], bytes]
 
 
 class StreamLimits(NamedTuple):
@@ -102,24 +104,14 @@ class ToldStream:
         self,
         worker: str,
         namespaces: CurrentNamespaces,
+        encode: Encode,
         *,
-        form: Form = "vllm",
-        backend: str = "kvcustody",
-        tokens_published: bool = False,
-        revision: int = 0,
-        incarnation: str = "",
         rank: int = 0,
         limits: StreamLimits | None = None,
     ) -> None:
+        """`encode(events, at)`: a batch in the form that is told in; `at` is UTC seconds."""
         self.worker = name_in_subject(worker if not rank else f"{worker}-{rank}")
-        self._namespaces, self._revision, self._incarnation, self._rank = (
-            namespaces,
-            revision,
-            incarnation,
-            rank,
-        )
-        self._tokens_published = tokens_published
-        self._wire = wire_of(form, backend, tokens_published=tokens_published)
+        self._namespaces, self._payload = namespaces, encode
         self._limits = limits or StreamLimits()
         self.counts = {"messages": 0, "events": 0, "unnamed": 0, "early": 0, "snapshots": 0, "lives": 0}
         self._known: KnownEpochs | None = None
@@ -193,11 +185,6 @@ class ToldStream:
     def _epoch(self, tenant: str) -> int:
         assert self._known is not None
         return max(self._known.of(*self._tenants[tenant]))
-
-    def _payload(self, events: Sequence[BlockEvent], at: float) -> bytes:
-        return self._wire.payload_of(
-            events, at, self._rank, self._incarnation, tokens_published=self._tokens_published
-        )
 
     def beats(self) -> list[Message]:
         """The next number of each tenant (rule 2)."""
@@ -435,20 +422,11 @@ class StreamPublisher:
 
 
 def open_stream(
-    settings: Settings, namespaces: CurrentNamespaces, *, revision: int, incarnation: str, rank: int
+    settings: Settings, namespaces: CurrentNamespaces, encode: Encode, *, revision: int, rank: int
 ) -> StreamPublisher:
     """The publisher to `nats` of the settings. Raises `ConfigError` as `StreamPublisher`."""
     place = NatsPlace(settings.nats, settings.nats_credentials_path, settings.nats_ca_path)
-    told = ToldStream(
-        settings.worker_name,
-        namespaces,
-        form=settings.kv_events_format,
-        backend=settings.worker_name,
-        tokens_published=settings.kv_events_tokens == "published",
-        revision=revision,
-        incarnation=incarnation,
-        rank=rank,
-    )
+    told = ToldStream(settings.worker_name, namespaces, encode, rank=rank)
     return StreamPublisher(place, told, revision=revision)
 
 

@@ -269,7 +269,9 @@ def test_a_killed_or_stopped_server_costs_time_alone(server: NatsServer) -> None
                     else:
                         server.signal(signal.SIGCONT)
                     wanted = {key(ANN, at) for at in range(3 if fault == "kill" else 2)}
-                    await until(lambda: every.streams.is_usable("gpu-1", ACME) and held(index) == wanted)
+                    await until(
+                        lambda wanted=wanted: every.streams.is_usable("gpu-1", ACME) and held(index) == wanted
+                    )
                 assert keeper.stats.made >= 2, "its memory was gone: the stream was made anew"
             finally:
                 await asyncio.to_thread(told.close)

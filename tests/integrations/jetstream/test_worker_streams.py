@@ -1,4 +1,4 @@
-"""What a reader makes of messages that are lost, late, repeated and forged: no hole goes unseen, and snapshots close it."""
+"""What a reader makes of messages that are lost, late, repeated and forged: each hole is seen, a snapshot closes it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,11 @@ def epochs(*raised: EpochScope, shortest_ceiling_us: int | None = 600_000_000) -
 
 def told_stream(worker: str = "gpu-1", **more: Any) -> ToldStream:
     more.setdefault("limits", StreamLimits(part_blocks=3, beat_seconds=0.1))
-    return ToldStream(worker, NAMES, tokens_published=True, **more)
+    return ToldStream(worker, NAMES, _encode, **more)
+
+
+def _encode(events: Sequence[BlockEvent], at: float) -> bytes:
+    return vllm_wire.payload_of(events, at, 0, "inc", tokens_published=True)
 
 
 class LlmdIndex:
