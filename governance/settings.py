@@ -421,6 +421,18 @@ class Settings(LayeredSettings):
         False,
         description="Allow KV events at an address that other machines reach; they have no authentication.",
     )
+    nats: str = Field(
+        "",
+        description="The fleet's NATS server, as `nats://127.0.0.1:4222` or `tls://HOST:4222`: a worker publishes its "
+        "KV events there, and workers and doors hear hints of erase epochs. Empty: none.",
+    )
+    nats_credentials_path: Path = Field(
+        Path("kvcustody-nats.creds"),
+        description="The credentials that are shown there; read again for each connection.",
+    )
+    nats_ca_path: Path | None = Field(
+        None, description="PEM of the authority of its certificate; empty: the system's."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is written."
     )
@@ -483,6 +495,8 @@ class Settings(LayeredSettings):
                 raise ValueError(f"control_plane_{given[0]}: needs `control_plane`")
             if self.policy_release == CONTROL_PLANE:
                 raise ValueError("policy_release: `control-plane` needs the setting `control_plane`")
+            if self.nats:
+                raise ValueError("nats: needs `control_plane`, whose erase epochs make its subjects")
             return self
         if self.control_plane_key_path is None:
             raise ValueError("control_plane_key_path: is needed with `control_plane`")
@@ -506,6 +520,11 @@ class Settings(LayeredSettings):
                 "scope_token_key_path: is the root key's file; the API server must not hold the root key"
             )
         return self
+
+    @property
+    def publishes_kv_events(self) -> bool:
+        """Whether anybody is told of blocks."""
+        return bool(self.kv_events_endpoint or self.nats)
 
     @property
     def strict(self) -> bool:

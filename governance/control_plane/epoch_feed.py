@@ -10,12 +10,15 @@
    raised above all that. So the feed says what a control plane has lost, as one whose database was restored, and takes
    what it then raises. Nothing is restarted, and no name comes back that an erasure ended.
 5. With the epochs comes by which scopes requests are named (`edge.name_scopes`), where it is news.
+6. Somebody may hint that there is news (`ask_at_once`): then a further question is sent, one a second at most. A hint
+   says nothing that is acted by: the answer alone does.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +36,15 @@ EPOCHS_PATH: Final = "/v1/worker/epochs"
 WAIT_SECONDS_MAX: Final = 15
 _END_SECONDS = 0.5
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.2, 5.0
+HINTS_APART_SECONDS: Final = 1.0  # rule 6
+_asking: weakref.WeakSet[EpochFeed] = weakref.WeakSet()
 _log = get_logger(__name__)
+
+
+def ask_at_once() -> None:
+    """Somebody says that epochs were raised: every feed of this process asks (rule 6). Any thread; never waits."""
+    for feed in list(_asking):
+        feed.hint()
 
 
 class _Heard(NamedTuple):
@@ -74,22 +85,38 @@ class EpochFeed:
         self._wait_seconds = max(1, min(WAIT_SECONDS_MAX, self.lease_us // (6 * MICROSECONDS)))
         self._connection, self._clock, self._on_known = connection, clock, on_known
         self._heard: _Heard | None = None
+        self._acted_by = 0  # the version that whoever is told has taken
         self._acknowledges = acknowledges
         self._pause_seconds = _PAUSE_SECONDS
         self.problem = ""  # why the last question had no answer that could be taken; empty when it had
+        self._taking = threading.Lock()  # questions may overlap (rule 6); one answer is taken at a time
+        self._hinted = threading.Event()
+        self.hinted_questions = 0
         self._stop = threading.Event()
         self._thread = GuardingThread(self._run, name="kvcustody-epochs", pause=self._stop.wait)
+        self._hint_thread = GuardingThread(
+            self._follow_hints, name="kvcustody-epoch-hints", pause=self._stop.wait
+        )
 
     def start(self) -> None:
         """Ask once and then from now on: where the control plane answers, something is known when this returns."""
         self._try(wait_seconds=0)
         self._thread.start()
+        self._hint_thread.start()
+        _asking.add(self)
 
     def stop(self) -> None:
         """Ask no more; a second time changes nothing. An open question is left to end with the connection."""
+        _asking.discard(self)
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.end(_END_SECONDS)
+        self._hinted.set()
+        for thread in (self._thread, self._hint_thread):
+            if thread.is_alive():
+                thread.end(_END_SECONDS)
+
+    def hint(self) -> None:
+        """Somebody says that there is news (rule 6). Any thread; never waits."""
+        self._hinted.set()
 
     def known(self) -> KnownEpochs | None:
         """What to act by now; None before the first answer, and past the lease (rule 2)."""
@@ -113,18 +140,22 @@ class EpochFeed:
                 raise ServiceError(f"erase epochs: the control plane went back behind version {lost}")
         if heard is None:
             raise ServiceError("erase epochs: the digest is not that of the snapshot")
-        self._heard = heard
-        self._on_known(heard.known, heard.until_us)
+        with self._taking:
+            now = self._heard
+            if now is not None and now is not last and not heard.known.follows(now.known):
+                return  # a later question was answered first
+            if now is not None and now.known.epochs.digest == heard.known.epochs.digest:
+                heard = heard._replace(until_us=max(heard.until_us, now.until_us))
+            self._heard = heard
+            self._on_known(heard.known, heard.until_us)
+            self._acted_by = heard.known.epochs.version
 
     def _fetched(self, start: _Heard | None, wait_seconds: int, *, lost: int = 0) -> _Heard | None:
         """What there is, to the last page, from a snapshot on or, without one, whole; None where it is no snapshot.
 
         `lost`: a version that is known, and that was not in what the control plane gave.
         """
-        sent_us, acted_by = (
-            self._clock.now_us(),
-            0 if self._heard is None else self._heard.known.epochs.version,
-        )
+        sent_us, acted_by = self._clock.now_us(), self._acted_by
         key, epochs = (b"", EraseEpochs()) if start is None else (start.key, start.known.epochs)
         while True:
             answer = self._connection.get(
@@ -159,6 +190,7 @@ class EpochFeed:
             int(answer["namespace_days"]),
             _scopes(answer, self._heard),
             _rule_of(answer.get("receipts")),
+            answer.get("shortest_ceiling_us"),
         )
         if start is not None and start.known.epochs is epochs and start.known[2:] == known[2:]:
             known = start.known  # the same object says that nothing is new
@@ -171,6 +203,16 @@ class EpochFeed:
                 continue
             self._stop.wait(self._pause_seconds * random.uniform(0.75, 1.25))  # noqa: S311 - spacing, no secret
             self._pause_seconds = min(2 * self._pause_seconds, _PAUSE_SECONDS_MAX)
+
+    def _follow_hints(self) -> None:
+        while not self._stop.is_set():
+            self._hinted.wait()
+            self._hinted.clear()
+            if self._stop.is_set():
+                return
+            self.hinted_questions += 1
+            self._try(wait_seconds=0)
+            self._stop.wait(HINTS_APART_SECONDS)
 
     def _try(self, *, wait_seconds: int) -> bool:
         try:

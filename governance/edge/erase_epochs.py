@@ -180,6 +180,7 @@ class KnownEpochs(NamedTuple):
     `namespace_days`: after how many days names end, as long as the control plane keeps a raise; None: it did not say.
     `scopes`: whose names requests go by.
     `receipts`: which requests have a route receipt of the door.
+    `shortest_ceiling_us`: the shortest that any block may exist under the policies in effect; None: it was not said.
     """
 
     epochs: EraseEpochs
@@ -187,6 +188,7 @@ class KnownEpochs(NamedTuple):
     namespace_days: int | None = None
     scopes: NameScopes = NameScopes()
     receipts: ReceiptRule = ReceiptRule()
+    shortest_ceiling_us: int | None = None
 
     def follows(self, before: KnownEpochs) -> bool:
         """Whether no name that `before` ended comes back.

@@ -161,6 +161,7 @@ class Service(LedgerReads):
         self.cursors = Cursors(self.secret)
         self._issuers = RememberedIssuers()
         self._receipt_rule: tuple[float, ReceiptRule] | None = None  # and when it was made
+        self._shortest_ceiling: tuple[float, int | None] | None = None
 
     def open_parts(self) -> None:
         """Open every part, in the order in which they stand on each other."""
@@ -402,6 +403,16 @@ class Service(LedgerReads):
         if effect.unsaid or any(one.policy is None for one in effect.policies):
             return None
         return max((one.policy.ceiling_us for one in effect.policies if one.policy is not None), default=0)
+
+    def shortest_ceiling_us(self) -> int | None:
+        """The shortest that any block may exist under the policies in effect; None where one is unknown or none is."""
+        now = time.monotonic()
+        if self._shortest_ceiling is None or now - self._shortest_ceiling[0] > _RULE_SECONDS:
+            effect = self.policies_in_effect()
+            known = [one.policy.shortest_ceiling_us for one in effect.policies if one.policy is not None]
+            is_unknown = bool(effect.unsaid) or len(known) < len(effect.policies)
+            self._shortest_ceiling = now, None if is_unknown else min(known, default=None)
+        return self._shortest_ceiling[1]
 
     def receipt_rule(self) -> ReceiptRule:
         """Which requests have a route receipt: those drawn, and all of tenants that the policies in effect open."""

@@ -280,6 +280,12 @@ def _run(
         record = open_door_record(settings, connection, clock, stack)
         lease = lease_seconds(settings.custody_lease_seconds, erased_within_us=0)
         epochs = follow_epochs(connection, clock, metrics, stack, lease_seconds=lease, record=record)
+        if settings.nats:
+            from kvcustody.integrations.jetstream.connection import NatsPlace
+            from kvcustody.integrations.jetstream.hints import hear_hints
+
+            place = NatsPlace(settings.nats, settings.nats_credentials_path, settings.nats_ca_path)
+            hear_hints(place, stack)
         targets = (*RouterHeaders().targets, *(each.lower() for each in headers.worker_header or ()))
         names = RouterHeaders(targets, headers.promised_header.lower(), headers.score_header.lower())
         receipts = DoorReceipts(record.ledger, clock, metrics, headers=names)

@@ -67,7 +67,8 @@ class BlockEvent(NamedTuple):
     (0: none in particular, as in an eviction). `tokens`: the token ids of exactly these blocks, or nothing.
     `salt`: the caller's own narrowing salt, never a scope token: whoever holds a scope token is its tenant.
     `cause`: why blocks were removed or cleared, as in the ledger. `requester`: whose request stored them; it stays in
-    this process. `namespace`: what routers know these blocks by, set by `names.told_blocks` alone.
+    this process. `namespace`: what routers know these blocks by, and `place`, which stays in this process, whose name
+    it is: set by `names.told_blocks` alone.
     """
 
     kind: str
@@ -84,6 +85,7 @@ class BlockEvent(NamedTuple):
     cause: str = ""
     requester: NamedRequester | None = None
     namespace: str = ""
+    place: NamedRequester | None = None
 
 
 def scope_of(

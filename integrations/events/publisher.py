@@ -47,7 +47,7 @@ Form = Literal["vllm", "sglang", "dynamo", "mooncake"]
 _FOR_ROUTERS = ("dynamo", "mooncake")
 
 
-class _Wire(Protocol):
+class EventWire(Protocol):
     """A foreign engine's format."""
 
     def payload_of(
@@ -58,9 +58,11 @@ class _Wire(Protocol):
         incarnation: str,
         *,
         tokens_published: bool,
-    ) -> bytes: ...
+    ) -> bytes:
+        """The events of one step, encoded."""
 
-    def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]: ...
+    def replay_frames(self, topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
+        """The frames of a batch that is sent again."""
 
 
 class PublisherLimits(NamedTuple):
@@ -118,7 +120,7 @@ class EventPublisher:
         """
         if namespaces is None and form in _FOR_ROUTERS:
             raise ConfigError(f"KV events in the form of `{form}` need the namespaces of tenants", form=form)
-        self._wire = _wire(form, backend, tokens_published=tokens_published)
+        self._wire = wire_of(form, backend, tokens_published=tokens_published)
         self._told = None if namespaces is None else ToldBlocks(namespaces)
         self._known: KnownEpochs | None = None
         self._tokens_published = tokens_published
@@ -325,7 +327,8 @@ class EventPublisher:
             self._counts["replays"] += 1
 
 
-def _wire(form: Form, backend: str, *, tokens_published: bool) -> _Wire:
+def wire_of(form: Form, backend: str, *, tokens_published: bool) -> EventWire:
+    """What writes events in a form. `backend`: this cache's name in Mooncake's."""
     if form == "vllm":
         return vllm_wire
     if form == "sglang":
@@ -333,27 +336,82 @@ def _wire(form: Form, backend: str, *, tokens_published: bool) -> _Wire:
     return DynamoWire(tokens_published=tokens_published) if form == "dynamo" else MooncakeWire(backend)
 
 
+class OpenedPublisher(Protocol):
+    """What the settings ask for: one publisher, or several as one."""
+
+    def publish(self, events: Sequence[BlockEvent], /) -> int:
+        """Hand over; never waits."""
+
+    def take_epochs(self, known: KnownEpochs, /) -> None:
+        """Name by these from now on, and tell at once what they end."""
+
+    def close(self) -> None:
+        """Send what waits, and stop."""
+
+
+class BothPublishers:
+    """Two publishers, each told everything."""
+
+    def __init__(self, first: OpenedPublisher, second: OpenedPublisher) -> None:
+        self._both = first, second
+
+    def publish(self, events: Sequence[BlockEvent]) -> int:
+        """Hand over; never waits."""
+        first, second = self._both
+        second.publish(events)
+        return first.publish(events)
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """Name by these from now on, and tell at once what they end."""
+        for one in self._both:
+            one.take_epochs(known)
+
+    def close(self) -> None:
+        """Send what waits, and stop."""
+        for one in self._both:
+            one.close()
+
+
 def open_publisher(
     settings: Settings, *, revision: int, incarnation: str = "", rank: int = 0
-) -> EventPublisher | None:
-    """The publisher that the settings ask for; None where `kv_events_endpoint` is empty."""
-    if not settings.kv_events_endpoint:
+) -> OpenedPublisher | None:
+    """The publisher that the settings ask for; None where `kv_events_endpoint` and `nats` are empty."""
+    if not settings.publishes_kv_events:
         return None
     namespaces: CurrentNamespaces | None = None
     are_published = settings.kv_events_tokens == "published"
-    if are_published or settings.kv_events_format in _FOR_ROUTERS:
+    if are_published or settings.nats or settings.kv_events_format in _FOR_ROUTERS:
         with open_scope_key(settings.scope_token_key_path) as secret:
             names = RouterNamespaces(secret)
         namespaces = CurrentNamespaces(names, SystemClock(), days=settings.namespace_days)
-    return EventPublisher(
-        settings.kv_events_endpoint,
-        settings.kv_events_replay_endpoint or None,
-        form=settings.kv_events_format,
-        namespaces=namespaces,
-        backend=settings.worker_name,
-        tokens_published=are_published,
-        remote_allowed=settings.kv_events_remote,
-        revision=revision,
-        incarnation=incarnation,
-        rank=rank,
-    )
+    streamed: OpenedPublisher | None = None
+    if settings.nats:
+        from kvcustody.integrations.jetstream.publisher import open_stream
+
+        assert namespaces is not None
+        wire = wire_of(settings.kv_events_format, settings.worker_name, tokens_published=are_published)
+
+        def encode(events: Sequence[BlockEvent], at: float) -> bytes:
+            return wire.payload_of(events, at, rank, incarnation, tokens_published=are_published)
+
+        streamed = open_stream(settings, namespaces, encode, revision=revision, rank=rank)
+        if not settings.kv_events_endpoint:
+            return streamed
+    try:
+        own = EventPublisher(
+            settings.kv_events_endpoint,
+            settings.kv_events_replay_endpoint or None,
+            form=settings.kv_events_format,
+            namespaces=namespaces if are_published or settings.kv_events_format in _FOR_ROUTERS else None,
+            backend=settings.worker_name,
+            tokens_published=are_published,
+            remote_allowed=settings.kv_events_remote,
+            revision=revision,
+            incarnation=incarnation,
+            rank=rank,
+        )
+    except BaseException:
+        if streamed is not None:
+            streamed.close()
+        raise
+    return own if streamed is None else BothPublishers(own, streamed)

@@ -48,7 +48,7 @@ def build_cache(context: Any) -> GovernedRadixCache:
     pool, pages = allocator.get_kvcache(), allocator.size // size + 1
     memory = PageMemory(pool, pages, size)
     model = LoadedModel(context.server_args, context.model_config, size, pool)
-    listened = bool(settings.kv_events_endpoint)
+    listened = settings.publishes_kv_events
     tree = (WatchedTree if listened else PageTree)(memory.pages, size)
     cache = GovernedRadixCache(params, model, memory, tree)
     plan = EnginePlan(
@@ -89,7 +89,7 @@ def _open_publisher(cache: GovernedRadixCache, settings: Settings) -> None:
     publisher = open_publisher(
         settings, revision=worker.port.table.revision, incarnation=worker.writer.incarnation
     )
-    assert publisher is not None, "an endpoint is set"
+    assert publisher is not None, "somebody is told"
     cache.custody.publish_to(publisher, publisher.close, with_tokens=settings.kv_events_tokens == "published")
 
 

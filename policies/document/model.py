@@ -441,6 +441,12 @@ class Policy:
         own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.retention)
         return max((one.absolute_us for one in (*self.retention, *own)), default=0)
 
+    @property
+    def shortest_ceiling_us(self) -> int:
+        """The shortest that any tenant's blocks of any classification may exist at most."""
+        own = (one for tenant in (*self.tenants, self.default) if tenant for _, one in tenant.retention)
+        return min((one.absolute_us for one in (*self.retention, *own)), default=0)
+
     def named(self, said: str) -> str:
         """The name of the tenant that somebody calls so; raises `ConfigError` where that could be several."""
         known = {tenant.id for tenant in self.tenants}

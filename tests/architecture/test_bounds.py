@@ -28,6 +28,7 @@ ROOMS = (
     "governance",
     "integrations/events",
     "integrations/identity",
+    "integrations/jetstream",
     "integrations/tensorrt_llm",
     "integrations/transformers",
     "integrations/vllm",

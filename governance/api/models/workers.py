@@ -459,6 +459,7 @@ class EpochsModel(Model):
     What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow. Names
     of routers end after `namespace_days`, and are made by `scopes`, null where the asker knows those or is no door.
     `receipts`: which requests have a route receipt: a share of all, and every one of the tenants with these tags.
+    `shortest_ceiling_us`: the shortest that any block may exist under the policies in effect; null: it is unknown.
     """
 
     model_config = example(
@@ -471,6 +472,7 @@ class EpochsModel(Model):
             "namespace_days": 30,
             "scopes": {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": [], "placement": []},
             "receipts": {"share_millionths": 100_000, "always": ["ef" * 16]},
+            "shortest_ceiling_us": 1_800_000_000,
             "at_us": 1_780_000_000_000_000,
         }
     )
@@ -483,4 +485,5 @@ class EpochsModel(Model):
     namespace_days: Whole
     scopes: NameScopesModel | None
     receipts: ReceiptRuleModel
+    shortest_ceiling_us: Whole | None
     at_us: Utc

@@ -429,6 +429,7 @@ def _epochs_after(service: ServiceDep, start: int, known_scopes: str | None) -> 
             "share_millionths": round(rule.share * 1_000_000),
             "always": sorted(tag.hex() for tag in rule.always),
         },
+        "shortest_ceiling_us": service.shortest_ceiling_us(),
         "at_us": service.clock.utc_us(),
     }
 

@@ -122,7 +122,8 @@ class ToldBlocks:
             held = self._first.setdefault(scope.owner, {})
             held.update(dict.fromkeys(_ids(event), _of(event)))
             parent = self._told_parent(scope.owner, event)
-            made.append(event._replace(namespace=self._name(scope.owner), parent=parent))
+            name = self._name(scope.owner)
+            made.append(event._replace(namespace=name, place=scope.owner, parent=parent))
         asker = event.requester
         if asker is not None and asker != scope.owner and scope.wide == asker.whole_tenant:
             made += self._renew(asker)
@@ -164,7 +165,7 @@ class ToldBlocks:
             self._further_of.setdefault(place, {})[one] = None
             self._places.setdefault(one, {})[place] = None
         keys = b"".join(hash_under(one.key, name) for one in ids)
-        told = event._replace(keys=keys, parent=self._told_parent(place, event), namespace=name)
+        told = event._replace(keys=keys, parent=self._told_parent(place, event), namespace=name, place=place)
         return [told, *self._let_go()]
 
     def _told_parent(self, place: NamedRequester, event: BlockEvent) -> bytes:
@@ -204,7 +205,7 @@ class ToldBlocks:
             held = self._first.get(owner, {})
             keys = b"".join(one.key for one in ids if held.pop(one, None) is not None)
             if keys:
-                made.append(event._replace(keys=keys, namespace=self._name(owner)))
+                made.append(event._replace(keys=keys, namespace=self._name(owner), place=owner))
             self._forget_unused(owner)
         for one in ids:
             for place in list(self._places.get(one, ())):
@@ -219,7 +220,7 @@ class ToldBlocks:
         if not places:
             del self._places[one]
         self._forget_unused(place)
-        return [_removal(of, [hash_under(one.key, name)], name, cause)]
+        return [_removal(of, [hash_under(one.key, name)], name, cause, place)]
 
     def _forget_unused(self, place: NamedRequester) -> None:
         """Forget the name of a place of which nothing is told any more."""
@@ -234,7 +235,7 @@ class ToldBlocks:
             self._name_of[place] = name
             return []
         made = [
-            _removal(of, [one.key for one, _ in run], before, RENAMED)
+            _removal(of, [one.key for one, _ in run], before, RENAMED, place)
             for of, run in groupby(self._first.pop(place, {}).items(), key=lambda each: each[1])
         ]
         for one in list(self._further_of.get(place, ())):
@@ -256,7 +257,7 @@ def _of(event: BlockEvent) -> _Of:
     return _Of(event.scope, event.residency, event.medium, event.group)
 
 
-def _removal(of: _Of, keys: Sequence[bytes], name: str, cause: str) -> BlockEvent:
+def _removal(of: _Of, keys: Sequence[bytes], name: str, cause: str, place: NamedRequester) -> BlockEvent:
     return BlockEvent(
         REMOVED,
         of.scope,
@@ -266,4 +267,5 @@ def _removal(of: _Of, keys: Sequence[bytes], name: str, cause: str) -> BlockEven
         group=of.group,
         cause=cause,
         namespace=name,
+        place=place,
     )

@@ -78,12 +78,12 @@ def open_events(
     """
     if publisher is not None:
         return BatchingBlockEvents(governor, publisher)
-    if worker is None or not isinstance(settings, Settings) or not settings.kv_events_endpoint:
+    if worker is None or not isinstance(settings, Settings) or not settings.publishes_kv_events:
         return None
     from kvcustody.integrations.events.publisher import open_publisher  # pyzmq only where it is asked for
 
     own = open_publisher(settings, revision=governor.table.revision, incarnation=worker.writer.incarnation)
-    assert own is not None, "an endpoint is set"
+    assert own is not None, "somebody is told"
     return BatchingBlockEvents(governor, own, own.close)
 
 

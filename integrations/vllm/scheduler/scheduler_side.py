@@ -145,7 +145,7 @@ class SchedulerSide:
         governed_manager(manager, state)
         if self._tier_plan is not None:
             self._open_tiers(self._tier_plan, names, groups, opened, plan.shards)
-        if self.settings.kv_events_endpoint:
+        if self.settings.publishes_kv_events:
             self._open_publisher(opened)
 
     def _open_tiers(
@@ -192,7 +192,7 @@ class SchedulerSide:
             incarnation=opened.worker.writer.incarnation if opened.worker is not None else "",
             rank=int(self._config.parallel_config.data_parallel_rank),
         )
-        assert publisher is not None, "an endpoint is set"
+        assert publisher is not None, "somebody is told"
         self.publish_to(publisher, publisher.close)
 
     def publish_to(self, publisher: BlockEventPublisher, close: Callable[[], None] | None = None) -> None:

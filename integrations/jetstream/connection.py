@@ -1,0 +1,102 @@
+"""A connection to the fleet's NATS server: one address, one user's credentials, lost messages instead of waits.
+
+1. It is made again by itself for as long as it is wanted; what is published meanwhile is kept up to a bound, then lost.
+2. Without TLS only this machine is talked to.
+"""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.service.settings import is_local
+from kvcustody.integrations.jetstream.accounts import Credentials, read_credentials
+from kvcustody.integrations.jetstream.subjects import inbox, name_in_subject
+from kvcustody.logger import get_logger
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+PENDING_BYTES: Final = 8 << 20
+_CONNECT_SECONDS, _RECONNECT_SECONDS, _PING_SECONDS = 5, 0.5, 5
+_log = get_logger(__name__)
+
+
+class NatsPlace(NamedTuple):
+    """Where the server is and what is shown there. `authority`: PEM of the CA of its certificate."""
+
+    url: str
+    credentials: Path
+    authority: Path | None = None
+
+    def check(self) -> Credentials:
+        """The credentials; raises `ConfigError` for an address that is none, or one in clear to another machine."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("nats", "tls") or not parts.hostname:
+            raise ConfigError(
+                f"`{self.url}` is no NATS server; write `nats://HOST:PORT` or `tls://HOST:PORT`"
+            )
+        if parts.scheme == "nats" and self.authority is None and not is_local(parts.hostname):
+            raise ConfigError(f"`{self.url}` would be spoken to in clear over a network; write `tls://`")
+        return read_credentials(self.credentials)
+
+
+class _Shown:
+    """What is shown each time that a connection is made: the file as it is then, the last where it is unreadable."""
+
+    def __init__(self, place: NatsPlace) -> None:
+        self._path, self.last = place.credentials, place.check()
+
+    def sign(self, nonce: str) -> bytes:
+        """The server's nonce, signed; it is asked for before `token`."""
+        with suppress(ConfigError):
+            self.last = read_credentials(self._path)
+        return base64.b64encode(self.last.key.sign(nonce.encode()))
+
+    def token(self) -> bytes:
+        """The JWT."""
+        return self.last.token.encode()
+
+
+async def open_connection(
+    place: NatsPlace, *, on_connected: Callable[[], Awaitable[None]] | None = None
+) -> Client:
+    """A connection. Raises `ConfigError` where nats-py is not installed, `OSError` and errors of nats otherwise.
+
+    `on_connected` is called each time that it was made anew.
+    """
+    try:
+        import nats
+    except ImportError:
+        raise ConfigError("nats-py is not installed; pip install 'kvcustody[nats]'") from None
+    shown = _Shown(place)
+    tls = ssl.create_default_context(cafile=place.authority) if place.url.startswith("tls:") else None
+    said: list[str] = []
+
+    async def say(error: Exception) -> None:
+        problem = f"{type(error).__name__}: {error}"[:200]
+        if problem not in said[-1:]:
+            said[:] = [problem]
+            _log.info("NATS", problem=problem)
+
+    return await nats.connect(
+        place.url,
+        name=shown.last.name,
+        user_jwt_cb=shown.token,
+        signature_cb=shown.sign,
+        inbox_prefix=inbox(name_in_subject(shown.last.name)),
+        tls=tls,
+        error_cb=say,
+        reconnected_cb=on_connected,
+        connect_timeout=_CONNECT_SECONDS,
+        reconnect_time_wait=_RECONNECT_SECONDS,
+        max_reconnect_attempts=-1,
+        pending_size=PENDING_BYTES,
+        ping_interval=_PING_SECONDS,
+    )

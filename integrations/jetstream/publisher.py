@@ -1,0 +1,434 @@
+"""A worker's KV events to the fleet's NATS server, each under the subject of the name that it is told under.
+
+1. `publish` takes a lock, appends, and returns. Everything else is on a thread of its own; nothing waits for NATS.
+2. Every tenant's messages have contiguous numbers in one life of the publisher. What could not be sent keeps its
+   number. A beat says the next one, so that the loss of the last message is seen, too.
+3. What finds the queue full is lost, and a new life begins: consumers forget all that the earlier one told.
+4. A reader that missed something asks for a snapshot: what is told of and not taken back, up to a number. Of one reader
+   one question a second is answered.
+5. Blocks that are told under no name leave nothing here, and nothing leaves before erase epochs are known: subjects are
+   made of them.
+6. Whatever comes from NATS is a hint: questions are answered with what their subject may have, and a hint of epochs
+   makes this process ask the control plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kvcustody.allocator.prefix.node import KEY_BYTES
+from kvcustody.governance.control_plane.epoch_feed import ask_at_once
+from kvcustody.governance.edge.current_namespaces import CurrentNamespaces
+from kvcustody.governance.edge.erase_epochs import KnownEpochs
+from kvcustody.governance.edge.named_requester import NamedRequester
+from kvcustody.governance.settings import Settings
+from kvcustody.guarding_thread import GuardingThread
+from kvcustody.integrations.events.block_event import CLEARED, BlockEvent, check_event, cleared
+from kvcustody.integrations.events.names.told_blocks import ToldBlocks
+from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
+from kvcustody.integrations.jetstream.live_blocks import BLOCKS_MAX, LiveBlocks
+from kvcustody.integrations.jetstream.subjects import (
+    EVERY,
+    HINTS,
+    EventSubject,
+    ask_subject,
+    beat_subject,
+    name_in_subject,
+    snapshot_subject,
+)
+from kvcustody.logger import get_logger
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+LIFE: Final = "Kvc-Life"
+NUMBER: Final = "Kvc-Number"
+QUESTION, PART, PARTS, TENANT = "Kvc-Question", "Kvc-Part", "Kvc-Parts", "Kvc-Tenant"
+_ASKED_APART_SECONDS: Final = 1.0
+_READERS_MAX: Final = 4096
+_PAUSE_SECONDS: Final = 1.0
+_log = get_logger(__name__)
+
+
+Encode = Callable[[Sequence[BlockEvent], float], bytes]
+
+
+class StreamLimits(NamedTuple):
+    """Sizes of a publisher."""
+
+    waiting_batches: int = 10_000
+    waiting_blocks: int = 1_000_000
+    live_blocks: int = BLOCKS_MAX
+    part_blocks: int = 512
+    beat_seconds: float = 2.0
+    close_seconds: float = 1.0
+
+
+class StreamStats(NamedTuple):
+    """Counters of a publisher. `unnamed`: events under no name; `early`: before epochs were known."""
+
+    messages: int
+    events: int
+    lost_messages: int
+    lost_batches: int
+    unnamed: int
+    early: int
+    snapshots: int
+    lives: int
+    waiting: int
+    live_blocks: int
+    is_connected: bool
+
+
+class Message(NamedTuple):
+    """One message: of one name's events in the stream, or another."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
+
+
+class ToldStream:
+    """What is sent of events, without a connection. Used on one thread."""
+
+    def __init__(
+        self,
+        worker: str,
+        namespaces: CurrentNamespaces,
+        encode: Encode,
+        *,
+        rank: int = 0,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        """`encode(events, at)`: a batch in the form that is told in; `at` is UTC seconds."""
+        self.worker = name_in_subject(worker if not rank else f"{worker}-{rank}")
+        self._namespaces, self._payload = namespaces, encode
+        self._limits = limits or StreamLimits()
+        self.counts = {"messages": 0, "events": 0, "unnamed": 0, "early": 0, "snapshots": 0, "lives": 0}
+        self._known: KnownEpochs | None = None
+        self._asked: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self.begin()
+
+    def begin(self) -> None:
+        """A new life (rule 3)."""
+        self.life = f"{time.time_ns():016x}{secrets.token_hex(4)}"
+        self._told = ToldBlocks(self._namespaces)
+        self._told.take_epochs(self._known)
+        self.live = LiveBlocks(self._limits.live_blocks)
+        self._next: dict[str, int] = {}
+        self._tenants: dict[str, NamedRequester] = {}  # whole tenants by their tags
+        self._early: set[NamedRequester] = set()  # of whom something was not sent (rule 5)
+        self.counts["lives"] += 1
+
+    def messages(self, events: Sequence[BlockEvent], known: KnownEpochs | None, at: float) -> list[Message]:
+        """What to send of one step; `at` is UTC seconds."""
+        if known is not None and known is not self._known:
+            if self._known is not None and not known.has_key_of(self._known):
+                self._known = known
+                self.begin()
+            self._known = known
+        told = [*self._told.take_epochs(self._known), *self._told.tell(events)]
+        self.live.take(told)
+        made: list[Message] = []
+        run: list[BlockEvent] = []
+        for event in told:
+            if event.kind == CLEARED:
+                made += self._sent(run, at)
+                run = []
+                made += [self._numbered(None, tenant, (event,), at) for tenant in list(self._tenants)]
+            elif event.place is None:
+                self.counts["unnamed"] += 1
+            else:
+                if run and run[-1].place != event.place:
+                    made += self._sent(run, at)
+                    run = []
+                run.append(event)
+        return made + self._sent(run, at)
+
+    def _sent(self, run: Sequence[BlockEvent], at: float) -> list[Message]:
+        """A message of events under one name."""
+        if not run:
+            return []
+        place = run[0].place
+        assert place is not None
+        if self._known is None:
+            self.counts["early"] += len(run)
+            self._early.add(place.whole_tenant)
+            return []
+        subject = EventSubject.of(place, self._known, self.worker)
+        if subject.tenant not in self._tenants:
+            self._tenants[subject.tenant] = place.whole_tenant
+            self._next[subject.tenant] = int(
+                place.whole_tenant in self._early
+            )  # 1: something is missing before
+        return [self._numbered(subject, subject.tenant, run, at)]
+
+    def _numbered(
+        self, subject: EventSubject | None, tenant: str, events: Sequence[BlockEvent], at: float
+    ) -> Message:
+        number = self._next[tenant]
+        self._next[tenant] = number + 1
+        self.counts["messages"] += 1
+        self.counts["events"] += len(events)
+        where = subject or EventSubject(tenant, tenant, self._epoch(tenant), self.worker)
+        return Message(str(where), self._payload(events, at), {LIFE: self.life, NUMBER: str(number)})
+
+    def _epoch(self, tenant: str) -> int:
+        assert self._known is not None
+        return max(self._known.of(*self._tenants[tenant]))
+
+    def beats(self) -> list[Message]:
+        """The next number of each tenant (rule 2)."""
+        return [
+            Message(beat_subject(tenant, self.worker), b"", {LIFE: self.life, NUMBER: str(number)})
+            for tenant, number in self._next.items()
+        ]
+
+    def answer(self, subject: str, payload: bytes, now: float, at: float) -> list[Message]:
+        """The snapshot that a question asks for; nothing where there is none to give or it came too soon (rule 4).
+
+        `now` is monotonic seconds, `at` UTC seconds.
+        """
+        parts = subject.split(".")
+        if len(parts) != 4 or len(payload) > 256:
+            return []
+        _, tenant, reader, _ = parts
+        question, _, said = payload.decode("ascii", "replace").partition(" ")
+        tenant = said if tenant == EVERY else tenant
+        whole = self._tenants.get(tenant)
+        last = self._asked.get((reader, tenant))
+        if (
+            whole is None
+            or not question.isalnum()
+            or (last is not None and now - last < _ASKED_APART_SECONDS)
+        ):
+            return []
+        self._asked[reader, tenant] = now
+        self._asked.move_to_end((reader, tenant))
+        while len(self._asked) > _READERS_MAX:
+            self._asked.popitem(last=False)
+        self.counts["snapshots"] += 1
+        events = self.live.of(whole)
+        size = self._limits.part_blocks
+        runs = [events[first : first + size] for first in range(0, len(events), size)] or [[]]
+        head = {
+            LIFE: self.life,
+            NUMBER: str(self._next[tenant]),
+            QUESTION: question,
+            TENANT: tenant,
+            PARTS: str(len(runs)),
+        }
+        where = snapshot_subject(reader, self.worker)
+        return [
+            Message(where, self._payload(run, at), {**head, PART: str(place)})
+            for place, run in enumerate(runs)
+        ]
+
+
+class _Waiting(NamedTuple):
+    at: float
+    events: Sequence[BlockEvent]
+    blocks: int
+    known: KnownEpochs | None
+    is_after_loss: bool
+
+
+class StreamPublisher:
+    """Sends what a `ToldStream` makes, on a thread with a connection. Close it at the end."""
+
+    def __init__(
+        self, place: NatsPlace, told: ToldStream, *, revision: int = 0, limits: StreamLimits | None = None
+    ) -> None:
+        """Raises `ConfigError` where the server's address or the credentials cannot be used."""
+        place.check()
+        self._place, self._told, self._revision = place, told, revision
+        self._limits = limits or StreamLimits()
+        self._lock = threading.Lock()
+        self._queue: deque[_Waiting] = deque()
+        self._queued_blocks = 0
+        self._known: KnownEpochs | None = None
+        self._is_lost = False  # something did not fit the queue (rule 3)
+        self._lost_batches = self._lost_messages = 0
+        self._closing = False
+        self._client: Client | None = None
+        self._loop = asyncio.new_event_loop()
+        self._wake = asyncio.Event()
+        self._thread = GuardingThread(self._run, name="kvcustody-jetstream")
+        self._thread.start()
+
+    # -- the engine's side --------------------------------------------------------------------------------------------
+
+    def publish(self, events: Sequence[BlockEvent]) -> int:
+        """Hand over the events of one step; how many. Never waits. Raises `IsolationError` as `check_event`."""
+        blocks = 0
+        for event in events:
+            check_event(event)
+            blocks += len(event.keys) // KEY_BYTES
+        limits = self._limits
+        with self._lock:
+            is_full = (
+                self._closing
+                or len(self._queue) >= limits.waiting_batches
+                or self._queued_blocks + blocks > limits.waiting_blocks
+            )
+            if is_full:
+                self._is_lost = True
+                self._lost_batches += 1
+                return 0
+            self._queue.append(_Waiting(time.time(), events, blocks, self._known, self._is_lost))
+            self._is_lost = False
+            self._queued_blocks += blocks
+            is_first = len(self._queue) == 1
+        if is_first:
+            self._ring()
+        return len(events)
+
+    def take_epochs(self, known: KnownEpochs) -> None:
+        """Name requesters by these erase epochs from now on, and tell what they end. Any thread; never waits."""
+        with self._lock:
+            if known is self._known:
+                return
+            self._known = known
+        self.publish(())
+
+    def stats(self) -> StreamStats:
+        """A snapshot of the counters."""
+        with self._lock:
+            return StreamStats(
+                **self._told.counts,
+                lost_messages=self._lost_messages,
+                lost_batches=self._lost_batches,
+                waiting=len(self._queue),
+                live_blocks=len(self._told.live),
+                is_connected=self._client is not None and self._client.is_connected,
+            )
+
+    def close(self) -> None:
+        """Send what waits, within a second, and stop; a second time changes nothing."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._ring()
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> StreamPublisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    # -- the publisher's thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        connecting = asyncio.ensure_future(self._connect())
+        beat_at = 0.0
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self._limits.beat_seconds)
+                self._wake.clear()
+                while (waiting := self._take()) is not None:
+                    await self._send(self._messages(waiting))
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + self._limits.beat_seconds
+                    await self._send(self._told.beats())
+                    if self._is_lost:
+                        self.publish(())
+                if self._closing:
+                    return
+        finally:
+            connecting.cancel()
+            with suppress(asyncio.CancelledError):
+                await connecting
+            if self._client is not None:
+                with suppress(Exception):
+                    await asyncio.wait_for(self._client.flush(), self._limits.close_seconds)
+                with suppress(Exception):
+                    await asyncio.wait_for(self._client.close(), self._limits.close_seconds)
+
+    async def _connect(self) -> None:
+        """Until there is a connection; again where it ended for good, as with credentials that ended."""
+        problem = ""
+        while True:
+            if self._client is None or self._client.is_closed:
+                try:
+                    client = await open_connection(self._place)
+                    mine = ask_subject("*", "*", self._told.worker)
+                    await client.subscribe(mine, cb=self._answer)
+                    await client.subscribe(HINTS, cb=_hinted)
+                    self._client = client
+                    problem = ""
+                except Exception as error:  # NATS is away: events are lost, and their numbers tell
+                    if problem != type(error).__name__:
+                        problem = type(error).__name__
+                        _log.warning("KV events: no NATS", problem=problem)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _take(self) -> _Waiting | None:
+        with self._lock:
+            if not self._queue:
+                return None
+            waiting = self._queue.popleft()
+            self._queued_blocks -= waiting.blocks
+            return waiting
+
+    def _messages(self, waiting: _Waiting) -> list[Message]:
+        ends = self._resync(waiting) if waiting.is_after_loss else []
+        try:
+            return [*ends, *self._told.messages(waiting.events, waiting.known, waiting.at)]
+        except Exception as error:  # what was told of is in doubt
+            _log.warning("KV events: not sent", cause=f"{type(error).__name__}: {error}"[:200])
+            return [*ends, *self._resync(waiting)]
+
+    def _resync(self, waiting: _Waiting) -> list[Message]:
+        """Rule 3."""
+        ends = self._told.messages((cleared(self._revision, "resync"),), waiting.known, waiting.at)
+        self._told.begin()
+        return ends
+
+    async def _send(self, messages: Sequence[Message]) -> None:
+        for one in messages:
+            client = self._client
+            if client is None or client.is_closed:
+                self._lost_messages += 1
+                continue
+            try:
+                await client.publish(one.subject, one.payload, headers=dict(one.headers))
+            except Exception:  # what is kept for a connection is full, or the message is too large
+                self._lost_messages += 1
+
+    async def _answer(self, message: Msg) -> None:
+        await self._send(self._told.answer(message.subject, message.data, time.monotonic(), time.time()))
+
+
+def open_stream(
+    settings: Settings, namespaces: CurrentNamespaces, encode: Encode, *, revision: int, rank: int
+) -> StreamPublisher:
+    """The publisher to `nats` of the settings. Raises `ConfigError` as `StreamPublisher`."""
+    place = NatsPlace(settings.nats, settings.nats_credentials_path, settings.nats_ca_path)
+    told = ToldStream(settings.worker_name, namespaces, encode, rank=rank)
+    return StreamPublisher(place, told, revision=revision)
+
+
+async def _hinted(_message: Any) -> None:
+    ask_at_once()

@@ -1,0 +1,144 @@
+"""Subjects of the fleet's NATS account, and who may publish or read which.
+
+    kv.<tenant>.<scope>.<epoch>.<worker>   KV events under one name, in the stream
+    beat.<tenant>.<worker>                 up to which number a worker has told of a tenant's blocks
+    ask.<tenant|all>.<reader>.<worker>     a reader asks a worker for a snapshot
+    snap.<reader>.<worker>                 the answer
+    epochs                                 a hint that erase epochs were raised
+
+1. Tenant and scope are tags of erase epochs: they name nobody, and end with the control plane's key. The epoch is the
+   newest that ends the name. So what erasures end is found by the subject alone.
+2. A worker may publish with its own name in the last place. A tenant's reader may read its tenant's subjects, through a
+   consumer of its own name that the server lets filter nothing else.
+3. Only the keeper may create, change or purge the stream, or hint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, Final, NamedTuple
+
+from kvcustody.governance.edge.erase_epochs import EpochScope, KnownEpochs
+from kvcustody.governance.edge.named_requester import NamedRequester
+
+STREAM: Final = "KV"
+EVENTS: Final = "kv.>"
+HINTS: Final = "epochs"
+EVERY: Final = "all"
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class EventSubject(NamedTuple):
+    """Under whose name a worker tells of blocks. `tenant` and `scope` are tags in hexadecimal digits."""
+
+    tenant: str
+    scope: str
+    epoch: int
+    worker: str
+
+    def __str__(self) -> str:
+        return f"kv.{self.tenant}.{self.scope}.{self.epoch}.{self.worker}"
+
+    @classmethod
+    def parse(cls, text: str) -> EventSubject | None:
+        """None for a subject that is none of these."""
+        parts = text.split(".")
+        if len(parts) != 5 or parts[0] != "kv" or not parts[3].isascii() or not parts[3].isdigit():
+            return None
+        return cls(parts[1], parts[2], int(parts[3]), parts[4])
+
+    @classmethod
+    def of(cls, place: NamedRequester, known: KnownEpochs, worker: str) -> EventSubject:
+        """The subject of a name under these epochs."""
+        _, tenant, private = known.tags_of(*place)
+        epoch = max(known.of(*place))
+        if place.subject is not None and place.session is not None:
+            epoch = max(epoch, known.of(place.issuer, place.tenant, None, place.session).private)
+        return cls(tenant.hex(), private.hex(), epoch, worker)
+
+    def is_ended(self, known: KnownEpochs) -> bool:
+        """Whether an erasure that is known has ended the name."""
+        epochs = known.epochs
+        try:
+            tags = (bytes.fromhex(self.tenant), bytes.fromhex(self.scope))
+        except ValueError:
+            return True  # no name at all
+        raised = (epochs.epoch(tag) for tag in (known.tags.of(EpochScope()), *tags) if len(tag) == 16)
+        return max(raised, default=0) > self.epoch
+
+
+def tenant_tag(known: KnownEpochs, issuer: str, tenant: str) -> str:
+    """A tenant's place in subjects."""
+    return known.tags.of(EpochScope(issuer, tenant)).hex()
+
+
+def name_in_subject(name: str) -> str:
+    """A worker's or reader's name as one place of a subject: itself, or a digest where it is no plain word."""
+    if _PLAIN.fullmatch(name) and name != EVERY:
+        return name
+    return "x" + hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def beat_subject(tenant: str, worker: str) -> str:
+    """See the module."""
+    return f"beat.{tenant}.{worker}"
+
+
+def ask_subject(tenant: str, reader: str, worker: str) -> str:
+    """See the module."""
+    return f"ask.{tenant}.{reader}.{worker}"
+
+
+def snapshot_subject(reader: str, worker: str) -> str:
+    """See the module."""
+    return f"snap.{reader}.{worker}"
+
+
+def inbox(name: str) -> str:
+    """Where answers of the server come to one user."""
+    return f"_INBOX.{name}"
+
+
+def worker_permissions(worker: str) -> dict[str, Any]:
+    """Of a worker: it writes its own subjects alone, and reads questions and hints."""
+    return _permissions(
+        [f"kv.*.*.*.{worker}", beat_subject("*", worker), snapshot_subject("*", worker)],
+        [ask_subject("*", "*", worker), HINTS],
+    )
+
+
+def door_permissions() -> dict[str, Any]:
+    """Of a door: it hears hints."""
+    return _permissions([], [HINTS])
+
+
+def keeper_permissions(name: str) -> dict[str, Any]:
+    """Of the keeper: the stream is its own, and hints."""
+    return _permissions(["$JS.API.>", HINTS], [f"{inbox(name)}.>"])
+
+
+def reader_permissions(reader: str, tenant: str = EVERY) -> dict[str, Any]:
+    """Of a reader of one tenant's blocks (its tag), or of every tenant's: an operator's own router."""
+    which = "*" if tenant == EVERY else tenant
+    events = EVENTS if tenant == EVERY else f"kv.{tenant}.>"
+    api = "$JS.API.CONSUMER"
+    return _permissions(
+        [
+            f"{api}.CREATE.{STREAM}.{reader}.{events}",
+            *(f"{api}.{act}.{STREAM}.{reader}" for act in ("MSG.NEXT", "INFO", "DELETE")),
+            ask_subject(tenant, reader, "*"),
+        ],
+        [f"{inbox(reader)}.>", snapshot_subject(reader, "*"), beat_subject(which, "*")],
+    )
+
+
+def _permissions(publish: list[str], subscribe: list[str]) -> dict[str, Any]:
+    """Nothing else is allowed: an empty list of the server allows everything."""
+    return {
+        "pub": {"allow": publish} if publish else {"deny": [">"]},
+        "sub": {"allow": subscribe} if subscribe else {"deny": [">"]},
+        "subs": 64,
+        "data": -1,
+        "payload": -1,
+    }

@@ -1,0 +1,328 @@
+"""With a real NATS server: what each may read and write, what erasures purge, and what is left where it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js import errors
+
+from kvcustody.governance.edge.erase_epochs import EpochScope
+from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
+from kvcustody.integrations.jetstream.keeper import StreamBounds, StreamKeeper
+from kvcustody.integrations.jetstream.publisher import StreamPublisher
+from kvcustody.integrations.jetstream.reader import StreamReader
+from kvcustody.integrations.jetstream.subjects import EventSubject
+from standins.integrations.jetstream.nats_server import ABSENT, BINARY, NatsServer
+from standins.integrations.jetstream.told_world import (
+    ACME,
+    ANN,
+    BOB,
+    EVE,
+    GLOBEX,
+    ISSUER,
+    LlmdIndex,
+    epochs,
+    key,
+    remove,
+    store,
+    told_stream,
+)
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=ABSENT)
+SECONDS = 30.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    made = NatsServer(tmp_path)
+    yield made
+    made.close()
+
+
+async def until(holds: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end, "it did not come to be"
+        await asyncio.sleep(0.02)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def beside(*runs: Any) -> AsyncIterator[None]:
+    """These run while the block does."""
+    tasks = [asyncio.ensure_future(one) for one in runs]
+    try:
+        yield
+    finally:
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def reader(server: NatsServer, name: str, tenant: str = "all") -> tuple[StreamReader, LlmdIndex]:
+    index = LlmdIndex()
+    return StreamReader(server.reader(name, tenant), index, tenant=tenant), index
+
+
+async def publisher(server: NatsServer, worker: str = "gpu-1") -> StreamPublisher:
+    """One that has connected: what is told before goes to readers by a snapshot."""
+    told = told_stream(worker)
+    made = StreamPublisher(server.worker(worker), told, limits=told._limits)
+    await until(lambda: made.stats().is_connected)
+    return made
+
+
+def held(index: LlmdIndex, tenant: str = ACME, worker: str = "gpu-1") -> set[bytes]:
+    return set(index.blocks.get((worker, tenant), {}))
+
+
+async def kept(keeper: StreamKeeper) -> None:
+    before = keeper.stats.rounds
+    keeper._wake.set()
+    await until(lambda: keeper.stats.rounds > before)
+
+
+def test_events_reach_their_tenants_readers_alone_and_erasures_purge(server: NatsServer) -> None:
+    async def run() -> None:
+        keeper = StreamKeeper(server.keeper(), StreamBounds(memory_bytes=8 << 20))
+        keeper.take(epochs())
+        (every, all_index), (own, own_index) = reader(server, "router"), reader(server, "acme-index", ACME)
+        async with beside(keeper.run(), every.run(), own.run()):
+            await until(lambda: keeper.stats.rounds)
+            told = await publisher(server)
+            try:
+                told.take_epochs(epochs())
+                told.publish([store(ANN, 0, 3), store(BOB, 0), store(EVE, 0, 2)])
+                await until(lambda: every.streams.is_usable("gpu-1", ACME) and len(held(all_index)) == 4)
+                await until(lambda: len(held(all_index, GLOBEX)) == 2)
+                await until(lambda: own.streams.is_usable("gpu-1", ACME) and len(held(own_index)) == 4)
+                assert set(own_index.blocks) == {("gpu-1", ACME)}, "nothing of another tenant"
+                await kept(keeper)
+                before = keeper.stats.messages
+                known = epochs(EpochScope(ISSUER, "acme", "ann"))
+                told.take_epochs(known)
+                await until(lambda: held(all_index) == {key(BOB, 0)} == held(own_index))
+                keeper.take(known)
+                await until(lambda: keeper.stats.purged_subjects == 1)
+                await kept(keeper)
+                assert keeper.stats.purged_messages == 1 and before == 3 and keeper.stats.age_seconds == 600
+            finally:
+                await asyncio.to_thread(told.close)
+
+    asyncio.run(run())
+
+
+async def refusals(place: NatsPlace, act: Callable[[Client], Any]) -> list[str]:
+    """What the server refused of what a user did."""
+    said: list[str] = []
+
+    async def note(error: Exception) -> None:
+        said.append(str(error))
+
+    client = await open_connection(place)
+    client._error_cb = note
+    try:
+        await act(client)
+        await client.flush()
+        await asyncio.sleep(0.1)
+    finally:
+        await client.close()
+    return said
+
+
+@pytest.mark.system("a worker, reader or door does what its credentials do not allow")
+def test_nobody_does_more_than_its_credentials_say(server: NatsServer) -> None:
+    async def run() -> None:
+        keeper = StreamKeeper(server.keeper())
+        keeper.take(epochs())
+        async with beside(keeper.run()):
+            await until(lambda: keeper.stats.rounds)
+            ours, theirs = f"kv.{ACME}.{ACME}.0.gpu-1", f"kv.{GLOBEX}.{GLOBEX}.0.gpu-1"
+            foreign = f"kv.{ACME}.{ACME}.0.gpu-2"
+            worker, tenant = server.worker("gpu-1"), server.reader("acme-index", ACME)
+
+            def publishes(*wanted: str) -> Callable[[Client], Any]:
+                async def act(client: Client) -> None:
+                    for one in wanted:
+                        await client.publish(one, b"x")
+
+                return act
+
+            def subscribes(*wanted: str) -> Callable[[Client], Any]:
+                async def act(client: Client) -> None:
+                    for one in wanted:
+                        await client.subscribe(one)
+
+                return act
+
+            assert await refusals(worker, publishes(ours, theirs, "beat.t.gpu-1", "snap.r.gpu-1")) == [], (
+                "control"
+            )
+            refused = (
+                foreign,
+                "beat.t.gpu-2",
+                "snap.r.gpu-2",
+                "epochs",
+                "ask.all.r.gpu-1",
+                "$JS.API.STREAM.PURGE.KV",
+            )
+            assert len(await refusals(worker, publishes(*refused))) == len(refused)
+            assert await refusals(worker, subscribes("ask.*.*.gpu-1", "epochs")) == [], "control"
+            assert len(await refusals(worker, subscribes("kv.>", "ask.*.*.gpu-2", ">", "_INBOX.>"))) == 4
+            assert await refusals(tenant, publishes(f"ask.{ACME}.acme-index.gpu-1")) == [], "control"
+            refused = (
+                ours,
+                f"ask.{GLOBEX}.acme-index.gpu-1",
+                "ask.all.acme-index.gpu-1",
+                f"ask.{ACME}.other.gpu-1",
+                "epochs",
+                "$JS.API.STREAM.PURGE.KV",
+                "$JS.API.STREAM.MSG.GET.KV",
+                "$JS.API.DIRECT.GET.KV",
+                f"$JS.API.CONSUMER.CREATE.KV.acme-index.kv.{GLOBEX}.>",
+                "$JS.API.CONSUMER.CREATE.KV.acme-index",
+                "$JS.API.CONSUMER.MSG.NEXT.KV.router",
+            )
+            assert len(await refusals(tenant, publishes(*refused))) == len(refused)
+            refused = (f"kv.{GLOBEX}.>", "kv.>", "snap.router.>", f"beat.{GLOBEX}.*", "_INBOX.router.>")
+            assert len(await refusals(tenant, subscribes(*refused))) == len(refused)
+            door = server.door()
+            assert await refusals(door, subscribes("epochs")) == [], "control"
+            assert len(await refusals(door, subscribes("kv.>"))) == 1
+            assert len(await refusals(door, publishes("epochs", ours))) == 2
+
+            client = await open_connection(tenant)
+            stream = client.jetstream()
+            wanted = {"name": "acme-index", "filter_subject": f"kv.{ACME}.>", "ack_policy": "none"}
+            await stream.add_consumer("KV", **wanted)  # control
+            # The subject says what is allowed, and the body asks for another's: the server compares them.
+            body = b'{"stream_name":"KV","config":{"name":"acme-index","filter_subject":"kv.%s.>","ack_policy":"none"}}'
+            asked = f"$JS.API.CONSUMER.CREATE.KV.acme-index.kv.{ACME}.>"
+            answer = await client.request(asked, body % GLOBEX.encode(), timeout=10)
+            assert b'"error"' in answer.data
+            answer = await client.request(
+                asked,
+                body.replace(b"filter_subject", b"filter_subjects").replace(b'"kv.%s.>"', b'["kv.>"]'),
+                timeout=10,
+            )
+            assert b'"error"' in answer.data
+            await client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.system("a credential outlives its end, or a stranger connects")
+def test_credentials_end_and_a_strangers_are_refused(server: NatsServer, tmp_path: Path) -> None:
+    async def run() -> None:
+        async def connects(place: NatsPlace) -> bool:
+            try:
+                client = await asyncio.wait_for(open_connection(place), 2)
+            except Exception:
+                return False
+            await client.close()
+            return True
+
+        assert await connects(server.worker("gpu-1"))
+        ended = server.place("gpu-9", {"pub": {"allow": [">"]}}, seconds=60, now=int(time.time()) - 120)
+        assert not await connects(ended)
+        (tmp_path / "other").mkdir()
+        other = NatsServer(tmp_path / "other")
+        other.close()
+        assert not await connects(other.worker("gpu-1")._replace(url=server.url))
+        with pytest.raises(Exception):  # noqa: B017 - whatever the client calls it
+            await nats.connect(server.url, allow_reconnect=False)
+
+    asyncio.run(run())
+
+
+@pytest.mark.system("a server that was killed or stopped leaves readers with what is not so")
+def test_a_killed_or_stopped_server_costs_time_alone(server: NatsServer) -> None:
+    async def run() -> None:
+        keeper = StreamKeeper(server.keeper())
+        keeper.take(epochs())
+        every, index = reader(server, "router")
+        async with beside(keeper.run(), every.run()):
+            await until(lambda: keeper.stats.rounds)
+            told = await publisher(server)
+            try:
+                told.take_epochs(epochs())
+                told.publish([store(ANN, 0, 4)])
+                await until(lambda: len(held(index)) == 4 and every.streams.is_usable("gpu-1", ACME))
+                for fault in ("kill", "stop"):
+                    if fault == "kill":
+                        server.kill()
+                    else:
+                        server.signal(signal.SIGSTOP)
+                    told.publish([remove(ANN, 3)] if fault == "kill" else [remove(ANN, 2)])
+                    await asyncio.sleep(1)
+                    if fault == "kill":
+                        await asyncio.to_thread(server.start)
+                    else:
+                        server.signal(signal.SIGCONT)
+                    wanted = {key(ANN, at) for at in range(3 if fault == "kill" else 2)}
+                    await until(
+                        lambda wanted=wanted: every.streams.is_usable("gpu-1", ACME) and held(index) == wanted
+                    )
+                assert keeper.stats.made >= 2, "its memory was gone: the stream was made anew"
+            finally:
+                await asyncio.to_thread(told.close)
+
+    asyncio.run(run())
+
+
+@pytest.mark.system("the stream outgrows its bound, or a purge ends what is not ended")
+def test_the_stream_is_bounded_and_a_purge_takes_ended_subjects_alone(server: NatsServer) -> None:
+    async def run() -> None:
+        keeper = StreamKeeper(server.keeper(), StreamBounds(memory_bytes=1 << 20, age_seconds_max=5.0))
+        after = epochs(EpochScope(ISSUER, "acme", "ann"))
+        async with beside(keeper.run()):
+            await until(lambda: keeper.stats.rounds)
+            assert keeper.stats.age_seconds == 5.0
+            client = await open_connection(server.worker("gpu-1"))
+            subjects = {
+                str(EventSubject.of(one, known, "gpu-1")): (one, known)
+                for one in (ANN, BOB, EVE)
+                for known in (epochs(), after)
+            }
+            assert len(subjects) == 4, "of ann before and after; of the others one each"
+            for subject in subjects:
+                await client.publish(subject, b"x")
+            await client.flush()
+            keeper.take(after)
+            await until(lambda: keeper.stats.purged_subjects == 1)
+            await kept(keeper)
+            assert keeper.stats.messages == 3
+            await client.publish(str(EventSubject.of(ANN, epochs(), "gpu-1")), b"a straggler")
+            await client.flush()
+            await kept(keeper)
+            assert keeper.stats.purged_subjects == 2
+            for _ in range(300):
+                await client.publish(str(EventSubject.of(BOB, after, "gpu-1")), bytes(10_000))
+            await client.flush()
+            await kept(keeper)
+            assert 0 < keeper.stats.bytes <= 1 << 20 and keeper.stats.messages < 300
+            await until(lambda: (keeper._wake.set(), keeper.stats.messages == 0)[1])
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_stream_on_disk_is_refused(server: NatsServer) -> None:
+    async def run() -> None:
+        client = await open_connection(server.keeper())
+        stream = client.jetstream()
+        with pytest.raises(errors.APIError):
+            await stream.add_stream(name="DISK", subjects=["kv.>"], storage="file")
+        await stream.add_stream(name="KV", subjects=["kv.>"], storage="memory", max_bytes=1 << 20)  # control
+        await client.close()
+
+    asyncio.run(run())
