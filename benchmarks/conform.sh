@@ -37,6 +37,8 @@ for target in "${TARGETS[@]}"; do
   case $target in kvcustody*) record=$RECORDS/ours/$target.json ;; esac
   case $target in
     kvcustody | kvcustody-door | kvcustody-events) environment=.venv ;;
+    kvcustody-router) environment=.venv PATH=$PWD/$(benchmarks/routers_env.sh smg)/bin:$PATH ;;
+    smg | vllm-router) environment=$(benchmarks/routers_env.sh "$target") ;;
     kvcustody-hicache) environment=$(benchmarks/sglang_env.sh) ;;
     kvcustody-dynamo) environment=$(benchmarks/dynamo_env.sh) ;;
     kvcustody-lmcache*) environment=$(benchmarks/lmcache_env.sh) ;;

@@ -20,6 +20,10 @@ COMMANDS = {
         "kvcustody.console.up.command:up",
         "Start a whole kvcustody on this machine: a signed ledger, the console, and a worker that serves tenants now.",
     ),
+    "demo": Lazy(
+        "kvcustody.console.demo.command:app",
+        "Whole fleets on this machine, and attacks on a real local engine (of kvcustody[testkit]).",
+    ),
     "replay": Lazy(
         "kvcustody.console.replay.command:replay",
         "Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.",
@@ -180,7 +184,7 @@ class Kvcustody(ExtendedGroup):
     """Every command of this package; its help ends with where to start, by what runs here."""
 
     table = COMMANDS
-    elsewhere = dict.fromkeys(("conformance", "demo", "known-bugs"), "kvcustody[testkit]")
+    elsewhere = dict.fromkeys(("conformance", "known-bugs"), "kvcustody[testkit]")
     needs = NEEDS
 
     def class_of_group(self, name: str) -> type[typer.core.TyperGroup] | None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -18,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from kvcustody.console.command import Json, print_json, say
+from kvcustody.console.up.running import READY_SECONDS, Progress, go_on, served, signals, stay, wait_for
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.plurals import several
@@ -48,7 +45,7 @@ proof). In another terminal, in the same folder:
 
 Nothing here needs a GPU, the network, or a model that is downloaded. docs/start/up.md says what runs, and what is left.
 """
-_READY_SECONDS, _ENGINE_SECONDS = 120.0, 660.0
+_ENGINE_SECONDS = 660.0
 _HOST = "127.0.0.1"
 
 
@@ -65,17 +62,6 @@ class _Up(NamedTuple):
     url: str
     folder: Path
     said: Progress
-
-
-class Progress:
-    """What is being started, a line each on stderr."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def __call__(self, what: str) -> None:
-        """Say it, with the seconds since the start."""
-        say(f"{time.monotonic() - self._began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def up(
@@ -114,14 +100,19 @@ def up(
     _checked_extras()
     configure("error", "console")
     stop = threading.Event()
-    with _signals(stop), ExitStack() as stack:
+    with signals(stop), ExitStack() as stack:
         try:
             made = _start(stack, stop, folder, port, tenants, seed, engine, engine_python)
         except KeyboardInterrupt:
             say("ending what was started", file=sys.stderr)
             raise
         _tell(made, as_json)
-        _stay(made, stop, seconds)
+        stay(
+            stop,
+            seconds,
+            has_ended=lambda: made.worker.ended,
+            on_enter=lambda: say(f"sign in   {_link(made)}", flush=True),
+        )
         made.said("ending: the worker releases and scrubs what it holds")
     if made.worker.error is not None:
         raise (
@@ -167,16 +158,16 @@ def _start(
     spec = lively(tenants, seed)
     with claimed(place), ExitStack() as opened:
         settings = plane_settings(place.resolve(), port or free_port(_HOST))
-        _go_on(stop)
+        go_on(stop)
         said("opening the ledger, and its signing key")
         service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
-        _go_on(stop)
+        go_on(stop)
         said("enrolling people, releasing the policy")
         enrol_people(service, place)
         release_policy(service, place.resolve(), spec)
-        _go_on(stop)
+        go_on(stop)
         said(f"serving on {settings.listen}")
-        opened.enter_context(_served(service, stop))
+        opened.enter_context(served(service, stop))
         ledger = read_signing_key(settings.signing_key_path).verifier
         opened.enter_context(witnessed(service, place.resolve() / "witness", ledger))
         policy = service.policies_in_effect().the_table(None).policy
@@ -193,11 +184,11 @@ def _start(
             said("opening the worker: its blocks are zeroed, its policy goes on record")
         opened.callback(worker.stop)
         worker.start()
-        _wait(
+        wait_for(
             worker.serving,
             stop,
             "the worker",
-            _ENGINE_SECONDS if engine is ServingEngine.VLLM else _READY_SECONDS,
+            _ENGINE_SECONDS if engine is ServingEngine.VLLM else READY_SECONDS,
         )
         if worker.error is not None:
             raise worker.error
@@ -206,34 +197,6 @@ def _start(
         said("serving tenants")
         stack.push(opened.pop_all())
     return _Up(service, worker, f"http://{settings.listen}", place.resolve(), said)
-
-
-@contextmanager
-def _served(service: Service, stop: threading.Event) -> Iterator[None]:
-    """The service, answering on a thread until the block ends; signals are for whoever waits."""
-    from kvcustody.console.web.app import Console
-    from kvcustody.governance.api.app import create_app
-    from kvcustody.governance.api.http.server import serve
-
-    ready, problems = threading.Event(), list[Exception]()
-
-    def run() -> None:
-        try:
-            serve(service, app=create_app(service, pages=Console(service)), ready=ready.set)
-        except Exception as error:
-            problems.append(error)
-            ready.set()
-
-    thread = threading.Thread(target=run, name="kvcustody-service", daemon=True)
-    thread.start()
-    try:
-        _wait(ready, stop, "the service")
-        if problems:
-            raise problems[0]
-        yield
-    finally:
-        service.stopping.set()
-        thread.join(30.0)
 
 
 def _tell(made: _Up, as_json: bool) -> None:
@@ -268,50 +231,6 @@ def _link(made: _Up) -> str:
     from kvcustody.lab.traffic.office import YOU
 
     return made.url + LINK + made.service.sign_in_links.make(YOU).token
-
-
-def _stay(made: _Up, stop: threading.Event, seconds: float | None) -> None:
-    """Return when it is told to end, its time is over, or the worker has ended by itself."""
-    until = float("inf") if seconds is None else time.monotonic() + seconds
-    asks = sys.stdin is not None and sys.stdin.isatty()
-    while not stop.wait(0.0 if asks else 0.1) and time.monotonic() < until and not made.worker.ended:
-        if asks and select.select([sys.stdin], [], [], 0.1)[0]:
-            asks = sys.stdin.readline() != ""
-            if asks:
-                say(f"sign in   {_link(made)}", flush=True)
-
-
-def _wait(event: threading.Event, stop: threading.Event, what: str, seconds: float = _READY_SECONDS) -> None:
-    until = time.monotonic() + seconds
-    while not event.wait(0.1):
-        _go_on(stop)
-        if time.monotonic() > until:
-            raise ConfigError(f"{what} does not answer after {seconds:g} s")
-    _go_on(stop)
-
-
-def _go_on(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set `stop`; a second Ctrl-C interrupts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _checked_extras() -> None:

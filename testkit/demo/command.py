@@ -1,4 +1,4 @@
-"""`kvcustody demo`: attacks on a real local engine, with and without governance, reported side by side."""
+"""`kvcustody demo attack`: attacks on a real local engine, with and without governance, reported side by side."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ from kvcustody.testkit.demo.attacks import AttackOutcome
 from kvcustody.testkit.demo.run import AttackReport
 from kvcustody.testkit.demo.vocabulary import CANDIDATES
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Attack a real local engine, with and without governance, and see what it gives away.",
-    epilog="docs/start/attack-demo.md says what each attack proves, and what it does not.",
-)
 EPILOG = """
 Examples:
 
@@ -47,12 +42,6 @@ class EngineName(StrEnum):
     vllm = "vllm"
 
 
-@app.callback()
-def _demo() -> None:
-    """A group, even with one command."""
-
-
-@app.command(epilog=EPILOG)
 def attack(
     *,
     engine: Annotated[

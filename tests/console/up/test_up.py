@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from kvcustody.console.web.page_request import PLACES
+from standins.console.browser_pages import check_in_browser
 from standins.console.start_up import PROGRAM, Started, start
 
 pytest.importorskip("torch", reason="the worker's blocks are tensors")
@@ -101,32 +101,8 @@ def test_a_missed_deadline_stands_out(started: tuple[Started, Path, httpx.Client
 @pytest.mark.system
 def test_every_page_in_a_browser(started: tuple[Started, Path, httpx.Client]) -> None:
     """Nothing serious for axe, nothing that breaks; with KVCUSTODY_SCREENSHOTS a picture of each."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium is installed: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     _, _, client = started
-    pictures, problems = os.environ.get("KVCUSTODY_SCREENSHOTS"), list[str]()
-    with playwright.sync_playwright() as begun:
-        browser = begun.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        context = browser.new_context(base_url=str(client.base_url), bypass_csp=True)
-        context.add_cookies(
-            [{"name": "kvcustody", "value": client.cookies["kvcustody"], "url": str(client.base_url)}]
-        )
-        page = context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        for place in PLACES:
-            page.goto(place.path)
-            assert page.locator("h1").count() == 1 and page.locator("a[aria-current=page]").count() == 1
-            found = axe.run(page).response["violations"]
-            serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
-            assert serious == [], (place.path, serious)
-            if pictures:
-                name = f"{place.name.lower().replace(' ', '-')}.png"
-                page.screenshot(path=str(Path(pictures) / name), full_page=False)
-        browser.close()
-    assert problems == []
+    check_in_browser(client, PLACES)
 
 
 @pytest.mark.system

@@ -20,6 +20,7 @@ from kvcustody.governance.tiers.tier_index import TierIndex
 from kvcustody.integrations.identity import authenticate_request, request_body
 from kvcustody.testkit.conform.comparison import page
 from kvcustody.testkit.conform.findings import FOUND, HOLDS, NOT_RUN, CaseFinding, ConformReport
+from kvcustody.testkit.conform.installed_parts import TRIED
 from kvcustody.testkit.conform.public_cases import CASES, LEFT_OUT, TARGET_OF, TARGETS
 from kvcustody.testkit.conform.run_scripts import run_target, script_of
 from kvcustody.testkit.conform.scripts.ours import kvcustody_door, kvcustody_events, kvcustody_tier
@@ -79,7 +80,8 @@ PUBLIC = {
     ),
     "nvd.nist.gov": ("CVE-2025-46570",),
     "LMCache/LMCache": (2880, 3301, 3892, 4127, 4456, 4825, 5128),
-    "sgl-project/sglang": (26747, 37160, 38577, 39945),
+    "sgl-project/sglang": (15847, 24693, 26747, 32772, 34976, 37160, 38577, 39945),
+    "smg-project/smg": (1156, 2137, 2420),
     "kvcache-ai/ktransformers": (2184,),
     "Tanguille/cluster": (4213, 4636),
     "kvcache-ai/Mooncake": (1155, 1527, 2153, 2676, 3231, 3709, 3715, 3940),
@@ -287,6 +289,25 @@ def test_words_that_are_wrong_say_what_there_is() -> None:
     assert result.exit_code == 2 and "lmcache-aesgcm" in result.output
     result = CliRunner().invoke(app, ["known-bugs", "--target", "vllm-tiers", "--case", "salt-dropped"])
     assert result.exit_code == 2 and "model-revision" in result.output
+
+
+def test_a_part_that_nobody_tried_is_named_untested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = {"vllm-tier": ["fs", "kvcr"], "vllm-connector": "ImportError: no torch"}
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho noise\necho '{json.dumps(said)}'\n")
+    python.chmod(0o700)
+    listed = conform("--parts", "--python", str(python)).splitlines()
+    assert [line.split()[-1] for line in listed[:3]] == ["torch", "vllm-tiers", "untested"]
+    assert listed[3] == "3 parts, 1 of them untested"
+    assert "no engine" in conform("--parts")
+    result = CliRunner().invoke(app, ["known-bugs", "--parts", "--python", "/nowhere/python"])
+    assert result.exit_code == 2 and "lists nothing" in result.output
+
+
+def test_what_tried_a_part_is_a_target_or_the_kit() -> None:
+    for tried in TRIED.values():
+        target = tried.removeprefix("known-bugs --target ")
+        assert target in TARGET_OF or tried.startswith("the conformance kit")
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

@@ -1,4 +1,4 @@
-"""Starts `kvcustody up` in a process of its own, as tests of it do."""
+"""Starts `kvcustody up`, or `kvcustody demo fleet`, in a process of its own, as tests of them do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +18,23 @@ PROGRAM = str(Path(sys.executable).with_name("kvcustody"))
 class Started(NamedTuple):
     process: subprocess.Popen[str]
     said: dict[str, Any]
+    began: float
+
+    @property
+    def seconds(self) -> float:
+        """Since it said where it is."""
+        return time.monotonic() - self.began
 
     def end(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
         return self.process.wait(60)
 
 
-def start(folder: Path, *more: str) -> Started:
-    """`up` in a folder of its own, once it says where it is."""
+def start(folder: Path, *more: str, command: Sequence[str] = ("up",)) -> Started:
+    """It in a folder of its own, once it says where it is."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
     process = subprocess.Popen(
-        [PROGRAM, "up", "--json", *more],
+        [PROGRAM, *command, "--json", *more],
         cwd=folder,
         env=environment | {"TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
@@ -40,4 +48,4 @@ def start(folder: Path, *more: str) -> Started:
         line = process.stdout.readline()
         assert line, process.stderr.read() if process.stderr else ""
         text += line
-    return Started(process, json.loads(text))
+    return Started(process, json.loads(text), time.monotonic())

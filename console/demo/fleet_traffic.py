@@ -1,0 +1,212 @@
+"""Traffic of `kvcustody demo fleet`: tenants' requests through the doors, and people who try what they may not.
+
+1. Requests are those of the generated workload, at their times, as text, without those that no quota has room for.
+   Doors are taken in turns.
+2. Every `TRY_SECONDS` a tenant asks for a prompt that another one has just asked for twice, with that one's salt;
+   somebody goes to a worker past the doors; and somebody comes with a key that is nobody's. `Figures` counts
+   what came of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+
+from kvcustody.clock import MICROSECONDS
+from kvcustody.console.demo.fleet_processes import SESSION, SUBJECT, Fleet
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.http_exchange import read_bounded
+from kvcustody.lab.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
+from kvcustody.policies.document.model import Policy
+
+AT_ONCE: Final = 8
+TRY_SECONDS: Final = 10.0
+ANSWER_TOKENS: Final = 16
+PROMPT_TOKENS_MAX: Final = 2500
+_ANSWER_SECONDS, _ANSWER_BYTES_MAX = 60.0, 1 << 20
+_CHAT = "/v1/chat/completions"
+_CLASSIFICATION = "X-KVCustody-Classification"
+_WORDS = 200
+
+
+@dataclass(slots=True)
+class Figures:
+    """What came of the requests. `failures`: by status, 0 where nothing answered."""
+
+    answered: int = 0
+    failures: Counter[int] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    found_tokens: int = 0
+    by_door: Counter[str] = field(default_factory=Counter)
+    by_worker: Counter[str] = field(default_factory=Counter)
+    tries: int = 0
+    own_found_tokens: int = 0
+    foreign_found_tokens: int = 0
+    refused: int = 0
+    let_in: int = 0
+    keys_replaced: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Requests of people who may ask, without an answer."""
+        return sum(self.failures.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """For a document."""
+        counters = ("failures", "by_door", "by_worker")
+        made: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__ if name not in counters}
+        return made | {name: {str(key): n for key, n in getattr(self, name).items()} for name in counters}
+
+
+class FleetTraffic:
+    """Asks on threads of its own until it is told to stop."""
+
+    def __init__(
+        self, fleet: Fleet, spec: WorkloadSpec, policy: Policy, *, rolls_after: float = 10.0
+    ) -> None:
+        """`rolls_after`: seconds after which the first door gets a new key."""
+        self._fleet, self._spec = fleet, spec
+        self._population = LabelledPrincipals(policy, spec.tenants)
+        self._rolls_after = rolls_after
+        self.figures = Figures()
+        self._lock = threading.Lock()
+        self._doors = itertools.cycle(fleet.doors.items())
+        self._stop = threading.Event()
+        targets = (self._serve, self._try_all, self._roll)
+        self._threads = [
+            threading.Thread(target=each, name="kvcustody-traffic", daemon=True) for each in targets
+        ]
+        self._client = httpx.Client(timeout=_ANSWER_SECONDS)
+
+    def start(self) -> None:
+        """Ask from now on."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ask no more, and wait for what runs; a second time changes nothing."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_ANSWER_SECONDS)
+        self._client.close()
+
+    # -- what tenants ask ---------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvcustody-client") as pool:
+            room = threading.Semaphore(AT_ONCE)
+            while not self._stop.is_set():
+                began = time.monotonic()
+                for number, (request, principal) in enumerate(self._jobs()):
+                    if self._stop.wait(max(0.0, began + request.at_us / MICROSECONDS - time.monotonic())):
+                        return
+                    room.acquire()
+                    asked = pool.submit(self._ask, principal, _prompt(request, number))
+                    asked.add_done_callback(lambda _: room.release())
+
+    def _jobs(self) -> Iterator[tuple[TraceRequest, Principal]]:
+        made = generate(self._spec)
+        for request, label in zip(made.requests, made.labels, strict=True):
+            is_in_time = request.at_us <= self._spec.span_seconds * MICROSECONDS
+            if is_in_time and request.input_tokens <= PROMPT_TOKENS_MAX:
+                yield request, self._population.principal(label)
+
+    def _ask(self, principal: Principal, prompt: str, **more: Any) -> int:
+        """One request through a door; how many of its tokens were found, -1 where it failed."""
+        with self._lock:
+            name, url = next(self._doors)
+        headers = {
+            "authorization": f"Bearer {self._fleet.client_keys[str(principal.tenant)]}",
+            SUBJECT: str(principal.subject),
+            SESSION: str(principal.session),
+        }
+        if principal.classification is not None:
+            headers[_CLASSIFICATION] = str(principal.classification)
+        status, body = self._post(url, headers, prompt, more)
+        with self._lock:
+            figures = self.figures
+            if status != 200:
+                figures.failures[status] += 1
+                return -1
+            usage = body["usage"]
+            found = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            figures.answered += 1
+            figures.by_door[name] += 1
+            figures.by_worker[str(body["choices"][0]["message"]["content"])] += 1
+            figures.prompt_tokens += int(usage["prompt_tokens"])
+            figures.found_tokens += found
+            return found
+
+    def _post(
+        self, url: str, headers: dict[str, str], prompt: str, more: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        message = {"role": "user", "content": prompt}
+        body = {"model": "toy", "messages": [message], "max_tokens": ANSWER_TOKENS, **more}
+        try:
+            request = self._client.build_request("POST", url + _CHAT, json=body, headers=headers)
+            answer = read_bounded(
+                self._client, request, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX
+            )
+        except httpx.HTTPError:
+            return 0, {}
+        return answer.status_code, answer.json() if answer.status_code == 200 else {}
+
+    # -- what people try (rule 2) -------------------------------------------------------------------------------------
+
+    def _try_all(self) -> None:
+        number = 0
+        while not self._stop.wait(TRY_SECONDS if number else 1.0):
+            number += 1
+            self._try_foreign(number)
+            self._try_to_get_in()
+
+    def _try_foreign(self, number: int) -> None:
+        """One tenant's prompt, asked for again by it and then by another with the salt of the first."""
+        owner, reader = (_principal(self._population.names[place]) for place in (-1, 0))
+        prompt, salt = " ".join(f"secret{number}-{word}" for word in range(_WORDS)), f"salt-{number}"
+        self._ask(owner, prompt, cache_salt=salt)
+        own = self._ask(owner, prompt, cache_salt=salt)
+        foreign = self._ask(reader, prompt, cache_salt=salt)
+        with self._lock:
+            self.figures.tries += 1
+            self.figures.own_found_tokens += max(0, own)
+            self.figures.foreign_found_tokens += max(0, foreign)
+
+    def _try_to_get_in(self) -> None:
+        """Past the doors with a client's key, and through one with nobody's."""
+        fleet = self._fleet
+        key = next(iter(fleet.client_keys.values()))
+        places = [(fleet.workers[name], key) for name in fleet.plan.worker_names]
+        places.append((next(iter(fleet.doors.values())), "nobodys-key-of-twenty-characters"))
+        for url, given in places:
+            status, _ = self._post(url, {"authorization": f"Bearer {given}"}, "let me in", {})
+            with self._lock:
+                self.figures.refused += status == 401
+                self.figures.let_in += status == 200
+
+    def _roll(self) -> None:
+        """The first door's key is replaced, once, while requests run."""
+        if not self._stop.wait(self._rolls_after):
+            done = self._fleet.replace_key(self._fleet.plan.door_names[0], self._stop)
+            with self._lock:
+                self.figures.keys_replaced += done
+
+
+def _principal(tenant: str) -> Principal:
+    return Principal(issuer="replay", tenant=tenant, subject="somebody", session="one")  # type: ignore[arg-type]
+
+
+def _prompt(request: TraceRequest, number: int) -> str:
+    """The request's blocks as words (`integrations.modelless`), and one word of its own."""
+    return " ".join([*(f"b{int(block):x}" for block in request.blocks), f"end-{number}"])

@@ -1,0 +1,265 @@
+"""A governed pool that serves requests as an engine does, without a model: admit, prefill, decode, release.
+
+1. One thread owns the Governor. Others hand requests over and wait for their answers.
+2. What a model would compute takes its time by a stated cost: `PREFILL_US` a token that was not found, `DECODE_US` a
+   token of the answer. K/V is written into real memory, so what ends is scrubbed for real.
+3. Prompts are text. A word `b` and a number is a block of a recorded or generated trace; any other word is one token.
+4. Its leaves say `simulated`. Where it is asked to, a step of its device hangs now and then.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import zlib
+from collections.abc import Hashable
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvcustody.audit.kinds import SIMULATED
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.errors import CustodyError
+from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.request import Hints
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker.worker import MemoryPlan, open_worker
+from kvcustody.lab.replay.run.marked_tensors import PatternCache, ReplayCacheShape
+from kvcustody.lab.replay.run.model_identity import replay_model
+from kvcustody.lab.replay.traces.token_ids import VOCABULARY, expand
+from kvcustody.lab.traffic.device_hangs import DeviceHangs
+
+PREFILL_US: Final = 100
+DECODE_US: Final = 20_000
+RETRY_US: Final = 250_000
+RETRIES_MAX: Final = 20
+STALLS_MAX: Final = 50
+HANG_SECONDS: Final = 50.0
+_TICK_SECONDS = 0.02
+_BLOCK = re.compile(r"b([0-9a-f]{1,8})")
+_CLOSE_SECONDS = 30.0
+
+
+class Asked(NamedTuple):
+    """One request, as the worker's own door let it in."""
+
+    principal: Principal
+    hints: Hints
+    tokens: NDArray[np.int32]
+    answer_tokens: int
+    trace: str = ""
+
+
+class Served(NamedTuple):
+    """What became of it: a status of HTTP, and tokens of the prompt, found here, and of the answer."""
+
+    status: int
+    prompt_tokens: int
+    found_tokens: int = 0
+    answer_tokens: int = 0
+    reason: str = ""
+
+
+class _Running:
+    """One admitted request while it decodes."""
+
+    __slots__ = ("answer", "asked", "begins_us", "found", "id", "produced", "stalls")
+
+    def __init__(
+        self, id_: Hashable, asked: Asked, answer: Future[Served], found: int, begins_us: int
+    ) -> None:
+        self.id, self.asked, self.answer, self.found, self.begins_us = id_, asked, answer, found, begins_us
+        self.produced = self.stalls = 0
+
+    def served(self, status: int = 200, reason: str = "") -> Served:
+        """What it has by now."""
+        return Served(status, len(self.asked.tokens), self.found, self.produced, reason)
+
+
+class _Waiting(NamedTuple):
+    asked: Asked
+    answer: Future[Served]
+    came_us: int
+    due_us: int
+    tries: int
+
+
+def tokens_of(text: str, block_tokens: int) -> NDArray[np.int32]:
+    """The tokens of a prompt (rule 3)."""
+    parts, words = list[NDArray[np.int32]](), list[int]()
+    for word in text.split():
+        block = _BLOCK.fullmatch(word)
+        if block is None:
+            words.append(zlib.crc32(word.encode()) % VOCABULARY)
+            continue
+        if words:
+            parts.append(np.array(words, dtype=np.int32))
+            words = []
+        parts.append(expand(np.array([int(block[1], 16)], dtype=np.int64), block_tokens))
+    parts.append(np.array(words, dtype=np.int32))
+    return np.concatenate(parts)
+
+
+class ModellessEngine:
+    """A worker on a thread of its own; `error` is why it ended by itself, None where it runs or was told to end."""
+
+    def __init__(self, settings: Settings, *, blocks: int, hangs_every: float = 0.0) -> None:
+        """`hangs_every`: seconds between two hangs of its device; 0: never."""
+        self._settings, self._blocks = settings, blocks
+        self._hangs = DeviceHangs(hangs_every, HANG_SECONDS)
+        self._asked: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._running: list[_Running] = []
+        self._waiting: list[_Waiting] = []
+        self._clock = SystemClock()
+        self._decoded_us = 0
+        self._numbered = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvcustody-modelless", daemon=True)
+        self.error: BaseException | None = None
+        self.serving = threading.Event()
+
+    @property
+    def block_tokens(self) -> int:
+        """Of its pool."""
+        return self._settings.block_tokens
+
+    def start(self) -> None:
+        """Open it and serve; `serving` is set once it does, or has failed."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End in order: what runs is released, scrubbed and on record."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_SECONDS)
+
+    def ask(self, asked: Asked) -> Future[Served]:
+        """Hand a request over; any thread."""
+        answer: Future[Served] = Future()
+        now_us = self._clock.now_us()
+        self._asked.put(_Waiting(asked, answer, now_us, now_us, 0))
+        return answer
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except CustodyError as error:
+            self.error = error
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.serving.set()
+            self._refuse_all()
+
+    def _serve(self) -> None:
+        torch.set_num_threads(1)
+        size = self.block_tokens
+        cache = PatternCache(
+            self._blocks, ReplayCacheShape(block_tokens=size), device="cpu", clock=self._clock
+        )
+        plan = MemoryPlan(lambda _: cache.memory, self._blocks, 1, cache.memory.bytes_per_block)
+        self._model = replay_model(size)
+        with open_worker(self._settings, plan, origin=SIMULATED) as worker:
+            self._governor, self._cache = worker.governor, cache
+            self._decoded_us = self._clock.now_us()
+            self.serving.set()
+            began_us = self._decoded_us
+            while not self._stop.is_set():
+                self._take()
+                self._decode()
+                self._hangs.look((self._clock.now_us() - began_us) / MICROSECONDS, self._governor)
+                self._governor.step()
+                self._drop()
+            self._hangs.end(self._governor)
+
+    def _take(self) -> None:
+        """Offer what came, and what waits and is due."""
+        now_us = self._clock.now_us()
+        due = [one for one in self._waiting if one.due_us <= now_us]
+        self._waiting = [one for one in self._waiting if one.due_us > now_us]
+        try:
+            due.append(self._asked.get(timeout=_TICK_SECONDS))
+            while True:
+                due.append(self._asked.get_nowait())
+        except queue.Empty:
+            pass
+        for one in due:
+            self._offer(one)
+
+    def _offer(self, one: _Waiting) -> None:
+        governor: Governor = self._governor
+        asked, self._numbered = one.asked, self._numbered + 1
+        try:
+            outcome = governor.admit(
+                asked.principal, self._model, asked.tokens, hints=asked.hints, trace=asked.trace,
+                request_id=self._numbered, asked_us=one.came_us,
+            )  # fmt: skip
+        except CustodyError as error:
+            one.answer.set_result(Served(400, len(asked.tokens), reason=error.message))
+            return
+        if isinstance(outcome, Admission):
+            self._admitted(outcome, one)
+        elif isinstance(outcome, AdmissionRefused):
+            one.answer.set_result(Served(400, len(asked.tokens), reason=outcome.reason))
+        elif one.tries < RETRIES_MAX:
+            due_us = self._clock.now_us() + RETRY_US
+            self._waiting.append(one._replace(due_us=due_us, tries=one.tries + 1))
+        else:
+            one.answer.set_result(Served(503, len(asked.tokens), reason=outcome.reason))
+
+    def _admitted(self, admission: Admission, one: _Waiting) -> None:
+        tokens, hit = one.asked.tokens, admission.hit_tokens
+        mark = zlib.crc32(one.asked.principal.tenant.encode()) % 1000
+        self._cache.check_handed_out(admission.blocks[hit // self.block_tokens :])
+        self._cache.write(admission.blocks, tokens[hit:], hit, mark)
+        self._governor.commit((admission.request_id,), (len(tokens),))
+        begins_us = self._clock.now_us() + PREFILL_US * (len(tokens) - hit)
+        self._running.append(_Running(admission.request_id, one.asked, one.answer, hit, begins_us))
+
+    def _decode(self) -> None:
+        """One more token for each running request, every `DECODE_US`; those that are complete leave."""
+        now_us = self._clock.now_us()
+        while self._decoded_us + DECODE_US <= now_us:
+            self._decoded_us += DECODE_US
+            going = [one for one in self._running if one.begins_us <= self._decoded_us]
+            for one in [one for one in going if one.produced >= one.asked.answer_tokens]:
+                self._end(one, one.served())
+                going.remove(one)
+            if not going:
+                continue
+            tokens = [(7919 * one.produced + 13) % VOCABULARY for one in going]
+            stalled = set(self._governor.extend_many([one.id for one in going], tokens))
+            for one in going:
+                one.produced += one.id not in stalled
+                one.stalls += one.id in stalled
+                if one.stalls > STALLS_MAX:
+                    self._end(one, one.served(503, "no room"))
+
+    def _end(self, one: _Running, served: Served) -> None:
+        self._running.remove(one)
+        self._governor.release(one.id)
+        one.answer.set_result(served)
+
+    def _drop(self) -> None:
+        """Answer requests that the Governor has ended itself: too long active, or erased."""
+        left = self._governor.running
+        if len(left) != len(self._running):
+            for one in [one for one in self._running if one.id not in left]:
+                self._running.remove(one)
+                one.answer.set_result(one.served())
+
+    def _refuse_all(self) -> None:
+        while not self._asked.empty():
+            self._waiting.append(self._asked.get_nowait())
+        for waiting in self._waiting:
+            waiting.answer.set_result(Served(503, len(waiting.asked.tokens), reason="the worker ends"))
+        for running in self._running:
+            running.answer.set_result(running.served(503, "the worker ends"))
+        self._waiting, self._running = [], []

@@ -1,0 +1,141 @@
+"""Processes of a fleet on this machine, each with a log of its own; they end in the reverse of their order.
+
+with LocalProcesses(folder) as processes:
+    processes.start("router", command)
+    processes.wait_for("router", "http://127.0.0.1:30000/health")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from kvcustody.errors import ConfigError
+
+_END_SECONDS = 40.0
+_SAID_MAX = 400
+
+
+class LocalProcesses:
+    """See the module. `log_folder` is made where it is not there."""
+
+    def __init__(self, log_folder: Path) -> None:
+        log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = log_folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> LocalProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> int:
+        """Start one under a name; its process id. It gets no signal of this terminal.
+
+        Raises `ConfigError` where the program does not start.
+        """
+        try:
+            with self.log(name).open("wb") as log:
+                made = subprocess.Popen(  # noqa: S603 - programs that this package or its user names
+                    [*command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    env=environment, cwd=folder, start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(f"`{name}` does not start: {command[0]}: {error.strerror}") from None
+        self._running[name] = made
+        return made.pid
+
+    def log(self, name: str) -> Path:
+        """What it says goes here."""
+        return self._folder / f"{name}.log"
+
+    def check(self) -> None:
+        """Raise `ConfigError` with the last words of a process that has ended by itself."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise ConfigError(f"`{name}` has ended with {process.returncode}: {self._last_words(name)}")
+
+    def wait_for(
+        self,
+        name: str,
+        url: str,
+        *,
+        seconds: float = 120.0,
+        stop: threading.Event | None = None,
+        is_ready: Callable[[httpx.Response], bool] = lambda answer: answer.status_code == 200,
+    ) -> None:
+        """Return once `url` answers so.
+
+        Raises `ConfigError` where a process ends or it takes too long, `KeyboardInterrupt` where `stop` is set.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if is_ready(httpx.get(url, timeout=5.0)):
+                    return
+            if stop is not None and stop.is_set():
+                raise KeyboardInterrupt
+            self.check()
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"`{name}` does not answer at {url} after {seconds:g} s: {self._last_words(name)}"
+                )
+            time.sleep(0.1)
+
+    def end(self, name: str) -> None:
+        """End one in order; one that does not end is killed."""
+        process = self._running.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def end_together(self, names: Sequence[str]) -> None:
+        """End several at once, and wait for all of them."""
+        for name in names:
+            with contextlib.suppress(ProcessLookupError):
+                self._running[name].terminate()
+        for name in names:
+            self.end(name)
+
+    def close(self) -> None:
+        """End all, the last that was started first; a second time changes nothing."""
+        for name in reversed([*self._running]):
+            self.end(name)
+
+    def _last_words(self, name: str) -> str:
+        lines = self.log(name).read_text(errors="replace").splitlines()
+        telling = [line for line in lines if "Error" in line or "error" in line][-1:] or lines[-1:]
+        return " ".join((telling or ["it said nothing"])[0].split())[-_SAID_MAX:]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports of this machine that nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((host, 0))
+        return [int(each.getsockname()[1]) for each in sockets]

