@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.settings import is_local
+from kvcustody.http_exchange import is_loopback
 from kvcustody.integrations.jetstream.accounts import Credentials, read_credentials
 from kvcustody.integrations.jetstream.subjects import inbox, name_in_subject
 from kvcustody.logger import get_logger
@@ -42,7 +42,7 @@ class NatsPlace(NamedTuple):
             raise ConfigError(
                 f"`{self.url}` is no NATS server; write `nats://HOST:PORT` or `tls://HOST:PORT`"
             )
-        if parts.scheme == "nats" and self.authority is None and not is_local(parts.hostname):
+        if parts.scheme == "nats" and self.authority is None and not is_loopback(parts.hostname):
             raise ConfigError(f"`{self.url}` would be spoken to in clear over a network; write `tls://`")
         return read_credentials(self.credentials)
 
