@@ -107,7 +107,7 @@ class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
     """A worker died, and another opened the tier that it left (class B): what became of these copies.
 
     `outcome`: `restored`, custody of them is the recorder's from now on, under the deadlines that they had; or `ended`,
-    as policy says of their classification, or because the recorder is no heir. `of_worker`, `of_incarnation`: who died;
+    as policy says of their classification, or because the recorder is no heir. `left_by_worker`, `left_by_process`: who died;
     empty where nothing tells.
     """
 
@@ -115,8 +115,8 @@ class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
     tenant: HeldTenant
     classification: Words
     outcome: Annotated[str, OneOf(frozenset(("restored", "ended")))]
-    of_worker: Words
-    of_incarnation: Words
+    left_by_worker: Words
+    left_by_process: Words
     copies: WordList
     blocks_in_each: tuple[int, ...]
     sizes_in_each: tuple[int, ...]
