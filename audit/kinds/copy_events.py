@@ -107,8 +107,8 @@ class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
     """A worker died, and another opened the tier that it left (class B): what became of these copies.
 
     `outcome`: `restored`, custody of them is the recorder's from now on, under the deadlines that they had; or `ended`,
-    as policy says of their classification, or because the recorder is no heir. `left_by_worker`, `left_by_process`: who died;
-    empty where nothing tells.
+    as policy says of their classification, or because the recorder is no heir. Who died, `left_by_worker` and
+    `left_by_process`, is empty where nothing tells.
     """
 
     tier: Words
