@@ -107,16 +107,16 @@ class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
     """A worker died, and another opened the tier that it left (class B): what became of these copies.
 
     `outcome`: `restored`, custody of them is the recorder's from now on, under the deadlines that they had; or `ended`,
-    as policy says of their classification, or because the recorder is no heir. `of_worker`, `of_incarnation`: who died;
-    empty where nothing tells.
+    as policy says of their classification, or because the recorder is no heir. Who died, `left_by_worker` and
+    `left_by_process`, is empty where nothing tells.
     """
 
     tier: Words
     tenant: HeldTenant
     classification: Words
     outcome: Annotated[str, OneOf(frozenset(("restored", "ended")))]
-    of_worker: Words
-    of_incarnation: Words
+    left_by_worker: Words
+    left_by_process: Words
     copies: WordList
     blocks_in_each: tuple[int, ...]
     sizes_in_each: tuple[int, ...]

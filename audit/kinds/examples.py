@@ -214,8 +214,8 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "clock-confirmed": {"reason": "the machine was off for a day"},
     "tier-inherited": {
         "outcome": "restored",
-        "of_worker": "gpu-1",
-        "of_incarnation": "5e" * 16,
+        "left_by_worker": "gpu-1",
+        "left_by_process": "5e" * 16,
         "copies": ("ab" * 32,),
         "blocks_in_each": (16,),
         "sizes_in_each": (1 << 20,),

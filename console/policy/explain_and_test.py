@@ -17,8 +17,8 @@ from kvcustody.console.policy.sarif_junit import junit
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.console.render.number_format import duration
 from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.governance.edge.placement_document import read_placement
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
-from kvcustody.integrations.door.placement_groups import read_placement
 from kvcustody.policies.document.model import Action, Scope, Tier, Via
 from kvcustody.policies.document.problems import did_you_mean, quote
 from kvcustody.policies.document.token_priorities import KindRange

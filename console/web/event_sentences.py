@@ -378,7 +378,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "copies-ended": _copies("ended in"),
     "tier-inherited": lambda body: (
         f"{_many(len(body['copies']), 'copy', 'copies')} of {_whose(body)} in tier {body['tier']} were left by worker "
-        f"{body['of_worker'] or '(unknown)'}, which died: "
+        f"{body['left_by_worker'] or '(unknown)'}, which died: "
         + ("taken over" if body["outcome"] == "restored" else "ended")
     ),
     "copies-destroyed": _copies("were destroyed in"),

@@ -23,12 +23,12 @@ from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.edge.custody_lease import lease_seconds
 from kvcustody.governance.edge.door_token import GROUP, SECONDS_MAX
 from kvcustody.governance.edge.name_scopes import NameScopes
+from kvcustody.governance.edge.placement_document import read_placement
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.operations.parameter_groups import ParameterGroup, grouped
 from kvcustody.governance.settings import load_settings
 from kvcustody.http_exchange import is_loopback
 from kvcustody.integrations.door.envoy_configuration import EnvoyTls, ListenPlace, envoy_configuration
-from kvcustody.integrations.door.placement_groups import read_placement
 from kvcustody.integrations.identity.from_settings import open_identity
 from kvcustody.policies.document.model import Policy
 from kvcustody.policies.reading.load_policy import load_policy

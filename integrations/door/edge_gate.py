@@ -39,6 +39,7 @@ from kvcustody.governance.edge.current_namespaces import (
     ScopesSource,
 )
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
+from kvcustody.governance.edge.placement_document import PlacementDocument
 from kvcustody.governance.edge.route_receipt import NONCE_BYTES, RouteReceipt
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.edge.windowed_token import WindowedClaims, WindowedTokenIssuer
@@ -49,7 +50,6 @@ from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.passed_fields import PassedFields
 from kvcustody.integrations.door.placement_groups import (
     PLACEMENT_HEADER,
-    PlacementDocument,
     PlacementGroups,
 )
 from kvcustody.integrations.door.route_receipts import DoorReceipts, OpenReceipt, SentRequest

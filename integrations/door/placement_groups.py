@@ -14,55 +14,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import Field, model_validator
+from typing import Any, Final
 
 from kvcustody.governance.credentials.scope_token_secret import keyed_state
+from kvcustody.governance.edge.placement_document import PlacementDocument
 from kvcustody.governance.identity import tlv
-from kvcustody.governance.identity.document_fields import Identifier
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.policies.document.yaml_document import YamlModel, read_model
 from kvcustody.policies.table.placement import ANYWHERE, Demand
 
 PLACEMENT_HEADER: Final = "x-kvcustody-placement"
 _WEIGHT_BYTES: Final = 8
-
-
-class PlacementGroup(YamlModel):
-    """One group: its router's address, and its workers by name, for people.
-
-    `taints`: those that Dynamo's router has to find at a worker of the group, where one router stands before several
-    groups. They go on in `nvext.routing_constraints`.
-    """
-
-    router: Annotated[str, Field(min_length=1, pattern=r"^[^\s]+$")]
-    workers: tuple[Identifier, ...] = ()
-    taints: tuple[Identifier, ...] = ()
-
-
-class PlacementDocument(YamlModel):
-    """The groups of one deployment, by name."""
-
-    form: Literal["kvcustody/placement@1"] = Field(alias="schema")
-    groups: Annotated[dict[Identifier, PlacementGroup], Field(min_length=1, max_length=1024)]
-    spread: Annotated[int, Field(ge=1)] = 1
-
-    @model_validator(mode="after")
-    def _usable(self) -> PlacementDocument:
-        if self.spread > len(self.groups):
-            raise ValueError(f"`spread` {self.spread} is more than there are groups")
-        workers = [worker for group in self.groups.values() for worker in group.workers]
-        if len(set(workers)) != len(workers):
-            raise ValueError("a worker is in two groups")
-        return self
-
-
-def read_placement(path: Path) -> PlacementDocument:
-    """The document in a file; raises `ConfigError` with one line for each problem."""
-    return read_model(PlacementDocument, path)
 
 
 class PlacementGroups:

@@ -3,7 +3,7 @@
     benchmarks/dynamo_env.sh
     .venv-dynamo/bin/python benchmarks/fleet/routers/dynamo_groups.py > benchmarks/results/dynamo-groups.json
 
-Runs in Dynamo's own environment. Workers 1 to 4 are in the default routing group, 1 with the taint `east-1` and the others
+Runs in Dynamo's own environment. Workers 1 to 4 are in the default routing group, 1 with the taint `east-1`, the others
 with `west-1`; 5 and 6 are in the routing group `east-1`. Each row asks as many times, each time for another prompt. The
 control has no filter: without more than one worker in it the table is void.
 """

@@ -113,7 +113,7 @@ def test_copies_of_a_dead_worker_go_to_an_heir_or_end(
     assert {leaf["outcome"] for leaf in said} == ({outcome} if outcome else set())
     if outcome:
         assert sum(len(leaf["copies"]) for leaf in said) == len(before)
-        assert {(leaf["of_worker"], leaf["log"]) for leaf in said} <= {
+        assert {(leaf["left_by_worker"], leaf["log"]) for leaf in said} <= {
             (first["worker_name"], f"tenant/{tenant}") for tenant in ("acme", "beta")
         }
     engine = open_store(tmp_path / "ledger.db")

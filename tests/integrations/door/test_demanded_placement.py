@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvcustody.governance.edge.name_scopes import NameScopes
-from kvcustody.integrations.door.placement_groups import PLACEMENT_HEADER, PlacementDocument
+from kvcustody.governance.edge.placement_document import PlacementDocument
+from kvcustody.integrations.door.placement_groups import PLACEMENT_HEADER
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.policies.reading.load_policy import load_policy
 from standins.integrations.door_world import Signers, make_signers

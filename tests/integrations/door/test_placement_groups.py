@@ -13,13 +13,12 @@ import yaml
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.edge.door_token import DoorTokens, PresentedToken, RejectedToken
+from kvcustody.governance.edge.placement_document import PlacementDocument, read_placement
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.door.envoy_configuration import ListenPlace, envoy_configuration
 from kvcustody.integrations.door.placement_groups import (
     PLACEMENT_HEADER,
-    PlacementDocument,
     PlacementGroups,
-    read_placement,
 )
 from kvcustody.integrations.door.reverse_proxy import ReverseProxy
 from kvcustody.policies.table.placement import Demand

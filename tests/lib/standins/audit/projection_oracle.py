@@ -298,9 +298,10 @@ TABLES = {
 _NUMBERS = frozenset((  # columns of numbers, which a leaf has as decimal strings where they are large
     "absolute_boot_us", "actual_us", "age_us", "at_us", "below", "blocks", "bytes", "ceiling_boot_us",
     "changed", "checked", "deadline_boot_us", "due_boot_us", "ended_boot_us", "finding", "findings",
-    "finishing", "first", "hold_boot_us", "launch", "nonzero", "part", "previous", "recompute_us", "remaining",
-    "requests", "residencies", "residency", "retired_boot_us", "revision", "scan", "scrub_within_us",
-    "sequence", "share_ppm", "shard", "size", "started_boot_us", "tokens", "transfer_us",
+    "finishing", "first", "fleet_epoch", "found_tokens", "free_blocks", "hold_boot_us", "launch", "nonzero", "part",
+    "previous", "promised_tokens", "prompt_tokens", "queue", "recompute_us", "remaining",
+    "requests", "residencies", "residency", "retired_boot_us", "revision", "scan", "scope_epoch", "scrub_within_us",
+    "sequence", "share_ppm", "shard", "size", "started_boot_us", "tenant_epoch", "tokens", "transfer_us", "uses",
 ))  # fmt: skip
 
 
