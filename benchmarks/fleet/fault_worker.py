@@ -2,8 +2,8 @@
 
     python benchmarks/fleet/fault_worker.py PORT '{"worker_name": "gpu-0", ...}'
 
-It answers chat completions under a door's token, and says in `usage` how many tokens it found. What its writer knows to
-be durable is appended to `durable` in the spill's folder.
+It answers chat completions under a door's token, and says in `usage` how many tokens it found. Beside its spill it
+appends to `durable` what its writer knows to be durable, and to `found` when it served whom and how much it found.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class GovernedServer:
         with open_scope_key(settings.scope_token_key_path) as secret:
             self._tokens = ScopeTokens(secret, worker.governor.clock)
         self._else = RecordingWorker(self._name).application()
+        self._found = _appended(settings, "found")
         self._door = IdentityMiddleware(self._complete, open_request_gate(settings, worker.governor.clock))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -64,6 +66,8 @@ class GovernedServer:
             answer = governor.admit(found.principal, MODEL, tokens, hints=found.hints)
             if isinstance(answer, Admission):
                 hits = answer.hit_tokens
+                who = body["messages"][0]["content"].split(maxsplit=1)[0]
+                os.write(self._found, f"{time.monotonic()} {who} {hits}\n".encode())
                 governor.commit([answer.request_id], [len(tokens)])
                 governor.release(answer.request_id)
                 governor.step()
@@ -82,15 +86,17 @@ class GovernedServer:
         await send({"type": "http.response.body", "body": json.dumps(made).encode()})
 
 
+def _appended(settings: Settings, name: str) -> int:
+    return os.open(Path(settings.spill_path).parent / name, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
+
+
 async def serve(settings: Settings, worker: Worker, port: int) -> None:
     """Until a signal ends it."""
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     events = open_events(None, worker.governor, worker, settings)
-    said = os.open(
-        Path(settings.spill_path).parent / "durable", os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600
-    )
+    said = _appended(settings, "durable")
     last, due = -1, 0.0
     async with served(GovernedServer(settings, worker), ListenPlace("127.0.0.1", port)):
         while not ending.is_set():

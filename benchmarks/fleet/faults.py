@@ -3,10 +3,11 @@
     python benchmarks/fleet/faults.py --json benchmarks/results/faults-cpu.json          # faults of 10 s
     python benchmarks/fleet/faults.py --seconds 60 --json …
 
-PostgreSQL, `kvcustody serve`, NATS with its keeper, a door (`kvcustody door proxy`), a router unless
-`--router none`, and two governed workers without a model are processes of their own. Clients ask all the time. In each fault a subject is
-erased, and its prompt is asked for from then on. Exit status 1 where an acknowledged leaf is missing, or a worker found
-what was erased longer ago than its lease.
+PostgreSQL, `kvcustody serve`, NATS with its keeper, a door (`kvcustody door proxy`), a router and two governed workers
+without a model are processes of their own. Clients ask all the time. In each fault a subject is erased, and its prompt
+is asked for from then on. Exit status 1 where an acknowledged leaf is missing, or a worker found what was erased longer
+ago than its lease. The control is a long lease (`--lease 86400 --part 'door and worker'`): a door that hears of an
+erasure says so in its tokens, so a worker finds what was erased for as long as both are cut off.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ offload: {low: never}
 audit:
   on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
 """
-PARTS, FAULTS = ("nats", "postgresql", "router", "door", "worker"), ("killed", "stopped", "cut off")
+PARTS, FAULTS = (
+    ("nats", "postgresql", "router", "door", "worker", "door and worker"),
+    ("killed", "stopped", "cut off"),
+)
 ASK_SECONDS, ANSWER_SECONDS, BACK_SECONDS = 0.1, 3.0, 60.0
 DOWN_SECONDS = 2.0  # that a killed part is away
 SPREAD = 1.2  # of a lease around its length
@@ -206,16 +210,17 @@ class FaultWorld:
         ports = _free_ports(8)
         self.to_nats = CutLine(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{self.nats.port}")
         self.door_to_plane = CutLine(f"{folder}/door.sock", self.plane.socket)
-        self.worker_to_plane = CutLine(f"{folder}/gpu-0.sock", self.plane.socket)
+        self.worker_to_plane = {
+            name: CutLine(f"{folder}/{name}.sock", self.plane.socket) for name in ("gpu-0", "gpu-1")
+        }
         self.door_to_router = CutLine(f"127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[2]}")
-        for line in (self.to_nats, self.door_to_plane, self.worker_to_plane, self.door_to_router):
+        for line in (self.to_nats, self.door_to_plane, *self.worker_to_plane.values(), self.door_to_router):
             stack.callback(line.close)
         self._files()
         self.programs: dict[str, Any] = {"nats": self.nats, "postgresql": self.postgres}
         places = {"gpu-0": ports[3], "gpu-1": ports[4]}
         for name, port in places.items():
             self.programs[name] = self._worker(name, port, ports[0])
-        self.programs["worker"] = self.programs["gpu-0"]
         for port in places.values():
             self._wait(f"http://127.0.0.1:{port}/health")
         urls = [f"http://127.0.0.1:{port}" for port in places.values()]
@@ -240,7 +245,7 @@ class FaultWorld:
             "postgresql": [self.to_postgres],
             "router": [self.door_to_router],
             "door": [self.door_to_plane],
-            "worker": [self.worker_to_plane],
+            **{name: [line] for name, line in self.worker_to_plane.items()},
         }
         self.answers: list[Answer] = []
         self.erased: list[str] = []
@@ -280,7 +285,7 @@ class FaultWorld:
             scope_token_key_path=self.folder / "scope.key",
             nats=f"nats://127.0.0.1:{nats_port}",
             nats_credentials_path=self.nats.worker(name).credentials,
-            **({"control_plane": f"unix:{self.folder}/gpu-0.sock"} if name == "gpu-0" else {}),
+            control_plane=f"unix:{self.folder}/{name}.sock",
         ).model_dump_json(exclude_unset=True)
         command = [sys.executable, str(FOLDER / "fault_worker.py"), str(port), given]
         return self._program(command, self._environment())
@@ -362,7 +367,7 @@ class FaultWorld:
 
 async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) -> dict[str, Any]:
     """What came of one part's fault."""
-    name = f"{part}-{fault.replace(' ', '-')}"
+    name = f"{part}-{fault}".replace(" ", "-")
     subject, bystander = f"ann-{name}", f"bob-{name}"
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits) as client:
@@ -376,10 +381,17 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
                     raise SystemExit(f"{part} {fault}: `{who}` finds nothing {BACK_SECONDS:g} s later")
                 await asyncio.sleep(ASK_SECONDS)
 
-        for who in (subject, bystander):  # the control: what is there is found
-            await until_reused(who, time.monotonic())
-            for _ in range(6):
-                await world.ask(client, who)
+        target, number = part, 0
+        await until_reused(bystander, time.monotonic())  # the control: what is there is found
+        await until_reused(subject, time.monotonic())
+        if part.endswith("worker"):  # the one that serves both
+            target = (await world.ask(client, bystander)).worker
+            while (await world.ask(client, subject)).worker != target:
+                number += 1
+                subject = f"ann-{name}-{number}"
+                await until_reused(subject, time.monotonic())
+        for who in (subject, bystander) * 3:
+            await world.ask(client, who)
         over = asyncio.Event()
 
         async def asks(who: str) -> None:
@@ -392,15 +404,22 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
 
         asking = asyncio.ensure_future(asks(bystander))
         began = time.monotonic()
-        program = world.programs[part]
+        program = world.programs[target]
+        lines = [*world.lines[target], *(world.lines["door"] if part == "door and worker" else ())]
         if fault == "killed":
             await asyncio.to_thread(program.kill)
         elif fault == "stopped":
             program.signal(signal.SIGSTOP)
         else:
-            for line in world.lines[part]:
+            for line in lines:
                 line.cut()
         erasing = asyncio.ensure_future(world.erase(subject))
+
+        async def asks_once_erased() -> None:
+            await erasing
+            await asks(subject)
+
+        later = asyncio.ensure_future(asks_once_erased())
         if fault == "killed":
             await asyncio.sleep(DOWN_SECONDS)
             await asyncio.to_thread(program.start)
@@ -410,13 +429,12 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
             if fault == "stopped":
                 program.signal(signal.SIGCONT)
             else:
-                for line in world.lines[part]:
+                for line in lines:
                     line.heal()
             healed = time.monotonic()
         recovered = await until_reused(bystander, healed)
         asked, acknowledged = await erasing
-        later = asyncio.ensure_future(asks(subject))
-        await asyncio.sleep(max(2.0, SPREAD * world.lease + 1.0 if fault == "killed" else 2.0))
+        await asyncio.sleep(max(2.0, min(SPREAD * world.lease + 1.0, 30.0) if fault == "killed" else 2.0))
         over.set()
         await asyncio.gather(asking, later)
     of_fault = [one for one in world.answers if one.subject == bystander and one.asked >= began]
@@ -426,7 +444,8 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         if good
         else None
     )
-    stale, within = _reuses(world, subject, acknowledged)
+    found = _reuses(world, subject, acknowledged)
+    bound = SPREAD * world.lease
     return {
         "part": part,
         "fault": fault,
@@ -440,28 +459,26 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         "asked_after_erasure": sum(
             one.subject == subject and one.asked > acknowledged for one in world.answers
         ),
-        "reused_within_lease": within,
-        "reused_past_lease": stale,
+        "reused_within_lease": sum(after <= bound for after in found),
+        "reused_past_lease": sum(after > bound for after in found),
+        "last_reuse_after_erasure_seconds": round(max(found, default=0.0), 2),
     }
 
 
-def _reuses(world: FaultWorld, subject: str, acknowledged: float) -> tuple[int, int]:
-    """Times that a worker found what it had before the erasure: past the lease, and within it.
+def _reuses(world: FaultWorld, subject: str, acknowledged: float) -> list[float]:
+    """Seconds after the erasure's acknowledgement at which a worker found what it had before, as workers say.
 
     What a worker found after it had once found nothing is what it wrote itself since.
     """
-    past = within = 0
-    fresh: set[str] = set()
-    for one in sorted(world.answers, key=lambda each: each.answered):
-        if one.subject != subject or one.asked < acknowledged or one.status != 200 or one.worker in fresh:
-            continue
-        if not one.hits:
-            fresh.add(one.worker)
-        elif one.asked - acknowledged > SPREAD * world.lease:
-            past += 1
-        else:
-            within += 1
-    return past, within
+    found: list[float] = []
+    for name in ("gpu-0", "gpu-1"):
+        for line in (world.folder / name / "found").read_text().splitlines():
+            at, who, hits = line.split()
+            if who == subject and float(at) >= acknowledged:
+                if not int(hits):
+                    break
+                found.append(float(at) - acknowledged)
+    return found
 
 
 def lost_leaves(world: FaultWorld) -> dict[str, Any]:
@@ -514,7 +531,9 @@ def run(
     with fault_world(router, lease) as world:
         for part in PARTS:
             for fault in FAULTS:
-                if not wanted(part, fault) or (part == "router" and not router and fault != "cut off"):
+                if not wanted(part, fault) or (
+                    fault != "cut off" and (part == "door and worker" or (part == "router" and not router))
+                ):
                     continue
                 rows.append(asyncio.run(one_fault(world, part, fault, seconds)))
                 print("  ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
