@@ -36,8 +36,8 @@ _INFO = {"model_path": "toy", "served_model_name": "toy", "model_id": "toy", "ve
 _MODEL = {"id": "toy", "object": "model", "owned_by": "test", "root": "toy", "max_model_len": 4096}
 
 
-# Starts what stands before a router, of a starter, a folder, the router's URL and two ports; clients' credentials.
-Before = Callable[[Callable[..., int], Path, str, list[int]], dict[str, str]]
+# Starts what stands before a router, of a starter, a folder, the router's URL and two ports; headers of clients.
+Before = Callable[[Callable[..., int], Path, str, list[int]], dict[str, dict[str, str]]]
 
 
 class Worker:
@@ -128,7 +128,13 @@ class Fleet:
     """A running router, by the address that clients use."""
 
     def __init__(
-        self, url: str, keys: Mapping[str, str], process: int, log: Path, metrics: str, workers: list[Worker]
+        self,
+        url: str,
+        keys: Mapping[str, dict[str, str]],
+        process: int,
+        log: Path,
+        metrics: str,
+        workers: list[Worker],
     ) -> None:
         self.url, self.keys, self.process, self.log, self.metrics = url, keys, process, log, metrics
         self.workers = workers
@@ -139,8 +145,7 @@ class Fleet:
         """One chat completion of a tenant; names of `headers` have `_` for `-`."""
         body: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": prompt}]}
         body |= {"max_tokens": tokens} | ({} if salt is None else {"cache_salt": salt})
-        given = {"authorization": f"Bearer {self.keys[tenant]}", "x-subject": "s"}
-        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        given = self.keys[tenant] | {name.replace("_", "-"): value for name, value in headers.items()}
         return call(self.url + CHAT, body, given)
 
 
@@ -168,7 +173,8 @@ def running(name: str, before: Before | None = None) -> Iterator[Fleet]:
         words += ["--host", "127.0.0.1", "--port", str(ports[0])]
         words += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports[1])]
         process = start([program, *words])
-        url, keys = f"http://127.0.0.1:{ports[0]}", dict.fromkeys("ab", "a-credential")
+        url = f"http://127.0.0.1:{ports[0]}"
+        keys = {tenant: {"authorization": "Bearer a-credential"} for tenant in "ab"}
         _wait(lambda: call(f"{url}/v1/models").status == 200, log)
         if before is not None:
             keys = before(start, folder, url, ports[2:])
