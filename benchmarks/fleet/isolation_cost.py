@@ -1,6 +1,6 @@
-"""What isolation, doors, erasures and workers cost a fleet, in fast time: `kvcustody simulate fleet` over recorded traces.
+"""What isolation, doors, erasures and workers cost a fleet, in fast time: `kvcustody simulate fleet`, kept.
 
-    python benchmarks/fleet/isolation_cost.py TRACE TRACE --workers 8 64 512 --json benchmarks/results/isolation-cost.json
+    python benchmarks/fleet/isolation_cost.py TRACE TRACE --workers 8 64 512
 
 Exit status 1 where a bound of `problems_of` does not hold.
 """

@@ -2,9 +2,9 @@
 
 1. Names are the product's own: `RouterNamespaces` over `KnownEpochs`. An erasure ends its subject's blocks at every
    worker and raises its epoch; each door acts by it `door_delay_us` later at the latest.
-2. The router is a model of prefix-aware ones (SMG's and vllm-router's `cache_aware`): it remembers which worker
-   it last sent each prefix of a name to. It sends a request there if enough of its prompt is known and no worker is overloaded;
-   else to the worker with the least to do. A part may stand in its place (`Placing`).
+2. The router is a model of prefix-aware ones (SMG's and vllm-router's `cache_aware`): it remembers which worker it
+   last sent each prefix of a name to. It sends a request there if enough of its prompt is known and no worker is
+   overloaded; else to the worker with the least to do. A part may stand in its place (`Placing`).
 3. A worker keeps `blocks_max` blocks by owner, the least recently used let go. It computes one prompt at a time, at
    `Cost.prefill_tokens_per_second`; answers of all its requests are decoded beside each other. So the time to the first
    token is what waits before a prompt, and what of it was not found.

@@ -140,12 +140,18 @@ class Fleet:
         self.workers = workers
 
     def ask(
-        self, tenant: str, prompt: str, salt: str | None = None, *, tokens: int = 1, **headers: str
+        self,
+        tenant: str,
+        prompt: str,
+        salt: str | None = None,
+        *,
+        tokens: int = 1,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One chat completion of a tenant; names of `headers` have `_` for `-`."""
+        """One chat completion of a tenant."""
         body: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": prompt}]}
         body |= {"max_tokens": tokens} | ({} if salt is None else {"cache_salt": salt})
-        given = self.keys[tenant] | {name.replace("_", "-"): value for name, value in headers.items()}
+        given = {**self.keys[tenant], **(headers or {})}
         return call(self.url + CHAT, body, given)
 
 
@@ -251,14 +257,14 @@ def forged_salt(fleet: Fleet) -> tuple[bool, str]:
 def chosen_worker(fleet: Fleet) -> tuple[bool, str]:
     """Headers by which a client names a worker, or a key that stands for one."""
     prompts = Prompts(11)
-    for header in ("x_smg_target_worker", "x_smg_routing_key", "x_session_id"):
-        values = ["0", "1"] if header == "x_smg_target_worker" else ["key-1", "key-2"]
+    for header in ("x-smg-target-worker", "x-smg-routing-key", "x-session-id"):
+        values = ["0", "1"] if header == "x-smg-target-worker" else ["key-1", "key-2"]
         seen = []
         for value in values:
-            asked = [fleet.ask("a", prompts.text(), None, **{header: value}).worker for _ in range(16)]
+            asked = [fleet.ask("a", prompts.text(), None, headers={header: value}).worker for _ in range(16)]
             seen.append(set(asked) - {""})
         if all(len(each) == 1 for each in seen) and seen[0] != seen[1]:
-            return True, f"`{header.replace('_', '-')}` chose the worker of 32 requests"
+            return True, f"`{header}` chose the worker of 32 requests"
     names = [name for name in fleet.ask("a", prompts.text()).headers if "worker" in name]
     if names:
         return True, f"the answer names its worker in `{names[0]}`"
@@ -366,4 +372,4 @@ def main(case: str, router: str, before: Before | None = None) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    print(json.dumps(main(sys.argv[1], sys.argv[2])))

@@ -1,6 +1,8 @@
 """The questions to a router, asked of SMG behind our door.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_router CASE   # needs: kvcustody[door], and smg on PATH
+
+CASE: placement-oracle, forged-salt, chosen-worker, kept-phrase or open-administration.
 """
 
 from __future__ import annotations
