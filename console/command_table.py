@@ -17,6 +17,7 @@ import typer.main
 from kvcustody.console.main import app
 
 ANSWERS = {
+    "simulate fleet": "isolation or doors cost more than the page on fleets says",
     "audit fsck": "the ledger is not sound",
     "audit push": "batches were given up, or a restore or a purge was met",
     "audit recompute": "tables and leaves differ",

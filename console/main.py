@@ -28,6 +28,10 @@ COMMANDS = {
         "kvcustody.console.replay.command:replay",
         "Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.",
     ),
+    "simulate": Lazy(
+        "kvcustody.console.simulate.command:app",
+        "What a fleet would find in its caches, in fast time.",
+    ),
     "size": Lazy(
         "kvcustody.console.size.command:app",
         "Size the KV cache of a model on a device, or the evidence of a workload in a ledger.",

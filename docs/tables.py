@@ -320,6 +320,30 @@ def _dynamo_groups() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _hits_through_doors() -> str:
+    rows = ["| trace | tenants and doors | tokens found | of the oracle's | busiest worker over the mean |"]
+    rows.append("|---|---|---|---|---|")
+    for trace, found in _kept("hits-through-doors-smg")["traces"].items():
+        for setup, one in found["setups"].items():
+            share = f"{100 * one['found_share']:.1f} %"
+            rows.append(f"| {trace} | {setup} | {share} | {one['to_oracle']:.3f} | {one['imbalance']:.2f} |")
+    return "\n".join(rows) + "\n"
+
+
+def _isolation_cost() -> str:
+    rows = ["| trace | row | tokens found | of the oracle's | first token, p50 / p99 | imbalance |"]
+    rows.append("|---|---|---|---|---|---|")
+    for trace, found in _kept("isolation-cost")["traces"].items():
+        for one in found:
+            row = f"{one['part']}: {one['name']}"
+            wait = f"{one['ttft_p50_ms'] / 1000:.2f} / {one['ttft_p99_ms'] / 1000:.1f} s"
+            share = f"{100 * one['found_share']:.1f} %"
+            rows.append(
+                f"| {trace} | {row} | {share} | {one['to_oracle']:.3f} | {wait} | {one['imbalance']:.2f} |"
+            )
+    return "\n".join(rows) + "\n"
+
+
 def _windowed_affinity() -> str:
     every = [
         _kept(f"windowed-affinity-{name}") for name in ("mooncake_conv_dev40", "mooncake_synthetic_upstream")
@@ -381,6 +405,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "demanded-placement": _demanded_placement,
     "dynamo-groups": _dynamo_groups,
     "windowed-affinity": _windowed_affinity,
+    "hits-through-doors": _hits_through_doors,
+    "isolation-cost": _isolation_cost,
     "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }

@@ -39,7 +39,7 @@ _NOTICED_SECONDS: Final = 2.5  # within a second of a change a process reads a f
 _BLOCKS: Final = 2048
 _HANGS_EVERY: Final = 70
 _POOL_HOST_BYTES: Final = 32 << 20
-_SERVER: Final = "kvcustody.integrations.modelless.server"
+_SERVER: Final = "kvcustody.integrations.fleet_worker.server"
 
 
 class FleetPlan(NamedTuple):

@@ -208,5 +208,5 @@ def _principal(tenant: str) -> Principal:
 
 
 def _prompt(request: TraceRequest, number: int) -> str:
-    """The request's blocks as words (`integrations.modelless`), and one word of its own."""
+    """The request's blocks as words (`integrations.fleet_worker`), and one word of its own."""
     return " ".join([*(f"b{int(block):x}" for block in request.blocks), f"end-{number}"])

@@ -103,6 +103,11 @@ ALLOWED = {
     ("governance/keys/wrapped_key_store.py", "exclusive"): "a lock without content",
     ("governance/service/ingest/reader_processes.py", "main"): "a pipe of the parent's",
     ("governance/service/processes/policy_work.py", "main"): "a pipe of the parent's",
+    ("lab/fleet/local_processes.py", "start"): "a child's log, written while it runs",
+    (
+        "console/demo/fleet_processes.py",
+        "replace_key",
+    ): "a door's new key over the old one, as an operator moves it",
     ("testkit/demo/vllm_engine.py", "launch"): "a child's log, written while it runs",
     ("governance/credentials/api_key_file.py", "_changing"): "a lock without content",
     ("governance/service/access/local_administration.py", "local_turn"): "a lock without content",

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "lib"))
 from bench import Bench
 from recording_worker import CHAT, RecordingWorker
 from route_receipts import EVER, figures
-from running_router import _command, _free_ports, environment_of, version_of
+from running_router import environment_of, version_of
 
 from kvcustody.audit.evidence.routes.route_measures import measure
 from kvcustody.audit.evidence.routes.route_receipts import by_problem, read_routes
@@ -40,6 +40,8 @@ from kvcustody.integrations.door.reverse_proxy import ReverseProxy
 from kvcustody.integrations.door.server import served
 from kvcustody.integrations.identity.middleware import IdentityMiddleware, read_body
 from kvcustody.integrations.identity.request_headers import RequestHeaders
+from kvcustody.lab.fleet.local_processes import free_ports
+from kvcustody.lab.fleet.router_programs import ROUTERS, router_command
 from kvcustody.migrations.upgrade import upgrade
 from standins.integrations.door_world import make_signers
 from standins.integrations.routed_fleet import RoutedFleet, Seen, Truth, Worker, truth_of
@@ -98,7 +100,7 @@ class GovernedWorker:
 @contextlib.asynccontextmanager
 async def routed(name: str, fleet: RoutedFleet, log: Any) -> AsyncIterator[str]:
     """The door's address, before the router over the fleet's workers."""
-    ports = _free_ports(3 + len(fleet.workers))
+    ports = free_ports(3 + len(fleet.workers))
     async with contextlib.AsyncExitStack() as stack:
         urls = []
         for port, worker in zip(ports[3:], fleet.workers, strict=True):
@@ -106,7 +108,8 @@ async def routed(name: str, fleet: RoutedFleet, log: Any) -> AsyncIterator[str]:
                 served(GovernedWorker(fleet, worker), ListenPlace("127.0.0.1", port))
             )
             urls.append(f"http://127.0.0.1:{port}")
-        command = _command(name, environment_of(name), "cache_aware", ports[0], urls, ports[1])
+        program = environment_of(name) / "bin" / ROUTERS[name].program
+        command = router_command(name, program, urls, port=ports[0], metrics_port=ports[1])
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=subprocess.STDOUT)
         stack.push_async_callback(process.wait)
         stack.callback(process.terminate)

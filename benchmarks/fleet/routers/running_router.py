@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from typing import Any, NamedTuple
 import httpx
 
 from kvcustody.governance.credentials.api_key_file import add_key
+from kvcustody.lab.fleet.local_processes import free_ports
+from kvcustody.lab.fleet.router_programs import ROUTERS, router_command
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[2]
@@ -29,7 +30,7 @@ POLICY = """\
 schema: kvcustody/policy@1
 name: probed
 profile: shared
-scope: subject
+scope: {scope}
 affinity: {affinity}
 classifications: [low, high]
 classify: [{{tenant: "*", as: low}}]
@@ -76,7 +77,7 @@ class Answer(NamedTuple):
 class Router(NamedTuple):
     """A running router: its workers by name, the process that holds its memory, and tenants' credentials.
 
-    `url` is the door's, where one stands before the router.
+    `url` is the door's, where one stands before the router; `doors` are all of them.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Router(NamedTuple):
     workers: Mapping[str, str]
     credentials: Mapping[str, str]
     client: httpx.Client
+    doors: tuple[str, ...] = ()
 
     def ask(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, *, tenant: str = "a"
@@ -123,16 +125,6 @@ def _shown(reply: httpx.Response) -> str:
     return _WORKER.sub("WORKER", _MOMENTARY.sub(r"\1\4", text))
 
 
-def _command(
-    name: str, environment: Path, policy: str, port: int, workers: Sequence[str], metrics: int
-) -> list[str]:
-    """How a router is started with one of its policies, over the workers' addresses."""
-    urls = ["--worker-urls", *workers, "--policy", policy, "--host", "127.0.0.1", "--port", str(port)]
-    program = {"smg": ["smg", "launch"], "vllm-router": ["vllm-router"]}[name]
-    more = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--log-level", "error"]
-    return [str(environment / "bin" / program[0]), *program[1:], *urls, *more]
-
-
 def environment_of(name: str) -> Path:
     """The folder of the router's environment; `SystemExit` 69 where it cannot be made."""
     made = subprocess.run(
@@ -160,21 +152,23 @@ def running(
     group_workers: int = 0,
     tenants: Sequence[str] = TENANTS,
     demands: str = "",
+    doors: int = 1,
+    scope: str = "subject",
 ) -> Iterator[Router]:
     """Start recording workers, the router over them and, if asked, our door before it, as a reverse proxy.
 
     `with_door`: the `affinity` of the door's policy, or empty for no door. `policy`: the router's own word for how it
     places requests. `group_workers`: how many workers a placement group has, each group with a router of its own, of
     which the first is the one that is returned; 0: there is one router over all. Group `g0` has the first worker, `g1`
-    the second, and so on. `demands`: the `placement` section of the door's policy. `name` `none`: no router, and the
-    door goes to the one worker of each group.
+    the second, and so on. `demands`: the `placement` section of the doors' policy, and `scope` its scope. `doors`: how
+    many, over one secret. `name` `none`: no router, and the door goes to the one worker of each group.
 
     Raises `RuntimeError` where one does not start.
     """
     environment = None if name == NO_ROUTER else environment_of(name)
     groups = worker_count // group_workers if group_workers else 1
-    ports = _free_ports(worker_count + 2 + 2 * groups)
-    behind = ports[2 + 2 * groups :]
+    ports = free_ports(worker_count + 2 * groups + 2 * doors)
+    behind, fronts = ports[2 * groups : -2 * doors], ports[-2 * doors :]
     workers = {f"w{place}": f"http://127.0.0.1:{port}" for place, port in enumerate(behind, 1)}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile())
@@ -191,14 +185,18 @@ def running(
             start([sys.executable, str(FOLDER / "recording_worker.py"), worker, url.rpartition(":")[2]])
         for url in workers.values():
             _wait(client, f"{url}/health", log)
-        routers = ports[2 : 2 + groups]
+        routers = ports[:groups]
         process = None
         if environment is None:
             routers = behind
         for place, port in enumerate(routers if environment is not None else ()):
             own = [*workers.values()][place::groups]
             assert environment is not None
-            started = start(_command(name, environment, policy, port, own, ports[2 + groups + place]))
+            program = environment / "bin" / ROUTERS[name].program
+            metrics = ports[groups + place]
+            started = start(
+                router_command(name, program, own, port=port, metrics_port=metrics, policy=policy)
+            )
             process = process or started
             _wait(client, f"http://127.0.0.1:{port}/v1/models", log)
         base = f"http://127.0.0.1:{routers[0]}"
@@ -206,28 +204,29 @@ def running(
         if with_door:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             urls = [f"http://127.0.0.1:{port}" for port in routers]
-            door, credentials = _start_door(
-                start, folder, urls, (ports[0], ports[1]), with_door, tenants, demands
-            )
-            base = f"http://127.0.0.1:{ports[0]}"
-            _wait(client, f"{door}/ready", log)
+            listed = "".join(f", {tenant}: {{}}" for tenant in tenants)
+            document = POLICY.format(affinity=with_door, scope=scope, listed=listed) + demands
+            credentials = _start_doors(start, folder, urls, fronts, document, tenants)
+            base = f"http://127.0.0.1:{fronts[0]}"
+            for about in fronts[1::2]:
+                _wait(client, f"http://127.0.0.1:{about}/ready", log)
         version = "" if environment is None else version_of(environment, name)
         number = 0 if process is None else process.pid
-        made = Router(name, version, base, number, workers, credentials, client)
+        every = tuple(f"http://127.0.0.1:{port}" for port in fronts[::2]) if with_door else ()
+        made = Router(name, version, base, number, workers, credentials, client, every)
         _wait_until_served(made, tenants[0])
         yield made
 
 
-def _start_door(
+def _start_doors(
     start: Callable[..., object],
     folder: Path,
     routers: Sequence[str],
-    ports: tuple[int, int],
-    affinity: str,
+    ports: Sequence[int],
+    policy: str,
     tenants: Sequence[str],
-    demands: str,
-) -> tuple[str, dict[str, str]]:
-    """Start the door as a proxy; where its health is, and a client's key for each tenant."""
+) -> dict[str, str]:
+    """Start doors as proxies, each with a port of its own and one for its health; a client's key for each tenant."""
     keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in tenants}
     (folder / "identity.yaml").write_text(
         "schema: kvcustody/identity@1\n"
@@ -238,22 +237,21 @@ def _start_door(
         "KVCUSTODY_SCOPE_TOKEN_KEY_PATH": str(folder / "scope.key"),
         "KVCUSTODY_LOG_LEVEL": "error",
     }
-    key, ours = str(folder / "door.key"), [sys.executable, "-m", "kvcustody.console.main", "door"]
-    made = [*ours, "key", "door-1.example", "--key", key]
-    subprocess.run(made, env=environment, check=True, stdout=subprocess.DEVNULL)
-    places = [f"127.0.0.1:{port}" for port in ports]
-    command = [*ours, "proxy", "--listen", places[0], "--about", places[1], "--key", key]
+    (folder / "policy.yaml").write_text(policy)
+    to = ["--router", routers[0]]
     if len(routers) > 1:
         groups = "".join(f"  g{place}: {{router: '{url}'}}\n" for place, url in enumerate(routers))
         (folder / "placement.yaml").write_text(f"schema: kvcustody/placement@1\ngroups:\n{groups}")
-        command += ["--placement", str(folder / "placement.yaml")]
-    else:
-        command += ["--router", routers[0]]
-    listed = "".join(f", {tenant}: {{}}" for tenant in tenants)
-    (folder / "policy.yaml").write_text(POLICY.format(affinity=affinity, listed=listed) + demands)
-    command += ["--policy", str(folder / "policy.yaml")]
-    start(command, environment)
-    return f"http://{places[1]}", keys
+        to = ["--placement", str(folder / "placement.yaml")]
+    ours = [sys.executable, "-m", "kvcustody.console.main", "door"]
+    for number in range(len(ports) // 2):
+        key = str(folder / f"door-{number}.key")
+        made = [*ours, "key", f"door-{number}.example", "--key", key]
+        subprocess.run(made, env=environment, check=True, stdout=subprocess.DEVNULL)
+        places = [f"127.0.0.1:{port}" for port in ports[2 * number : 2 * number + 2]]
+        command = [*ours, "proxy", "--listen", places[0], "--about", places[1], "--key", key, *to]
+        start([*command, "--policy", str(folder / "policy.yaml")], environment)
+    return keys
 
 
 def _wait_until_served(router: Router, tenant: str) -> None:
@@ -286,12 +284,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

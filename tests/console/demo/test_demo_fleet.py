@@ -29,7 +29,7 @@ START_SECONDS = 300.0
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started, Path, httpx.Client]]:
-    """One that runs, where there is a router with a worker that nobody governs; and somebody who came in by its link."""
+    """One that runs, with a worker that nobody governs where a router is there, and somebody who came in."""
     folder = tmp_path_factory.mktemp("fleet")
     began = time.monotonic()
     more = [word for one in FOLDERS if one.is_dir() for word in ("--programs", str(one))]

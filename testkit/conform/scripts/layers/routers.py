@@ -36,8 +36,8 @@ _INFO = {"model_path": "toy", "served_model_name": "toy", "model_id": "toy", "ve
 _MODEL = {"id": "toy", "object": "model", "owned_by": "test", "root": "toy", "max_model_len": 4096}
 
 
-# Starts what stands before a router, of a starter, a folder, the router's URL and two ports; clients' credentials.
-Before = Callable[[Callable[..., int], Path, str, list[int]], dict[str, str]]
+# Starts what stands before a router, of a starter, a folder, the router's URL and two ports; headers of clients.
+Before = Callable[[Callable[..., int], Path, str, list[int]], dict[str, dict[str, str]]]
 
 
 class Worker:
@@ -128,19 +128,30 @@ class Fleet:
     """A running router, by the address that clients use."""
 
     def __init__(
-        self, url: str, keys: Mapping[str, str], process: int, log: Path, metrics: str, workers: list[Worker]
+        self,
+        url: str,
+        keys: Mapping[str, dict[str, str]],
+        process: int,
+        log: Path,
+        metrics: str,
+        workers: list[Worker],
     ) -> None:
         self.url, self.keys, self.process, self.log, self.metrics = url, keys, process, log, metrics
         self.workers = workers
 
     def ask(
-        self, tenant: str, prompt: str, salt: str | None = None, *, tokens: int = 1, **headers: str
+        self,
+        tenant: str,
+        prompt: str,
+        salt: str | None = None,
+        *,
+        tokens: int = 1,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One chat completion of a tenant; names of `headers` have `_` for `-`."""
+        """One chat completion of a tenant."""
         body: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": prompt}]}
         body |= {"max_tokens": tokens} | ({} if salt is None else {"cache_salt": salt})
-        given = {"authorization": f"Bearer {self.keys[tenant]}", "x-subject": "s"}
-        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        given = {**self.keys[tenant], **(headers or {})}
         return call(self.url + CHAT, body, given)
 
 
@@ -168,7 +179,8 @@ def running(name: str, before: Before | None = None) -> Iterator[Fleet]:
         words += ["--host", "127.0.0.1", "--port", str(ports[0])]
         words += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports[1])]
         process = start([program, *words])
-        url, keys = f"http://127.0.0.1:{ports[0]}", dict.fromkeys("ab", "a-credential")
+        url = f"http://127.0.0.1:{ports[0]}"
+        keys = {tenant: {"authorization": "Bearer a-credential"} for tenant in "ab"}
         _wait(lambda: call(f"{url}/v1/models").status == 200, log)
         if before is not None:
             keys = before(start, folder, url, ports[2:])
@@ -245,14 +257,14 @@ def forged_salt(fleet: Fleet) -> tuple[bool, str]:
 def chosen_worker(fleet: Fleet) -> tuple[bool, str]:
     """Headers by which a client names a worker, or a key that stands for one."""
     prompts = Prompts(11)
-    for header in ("x_smg_target_worker", "x_smg_routing_key", "x_session_id"):
-        values = ["0", "1"] if header == "x_smg_target_worker" else ["key-1", "key-2"]
+    for header in ("x-smg-target-worker", "x-smg-routing-key", "x-session-id"):
+        values = ["0", "1"] if header == "x-smg-target-worker" else ["key-1", "key-2"]
         seen = []
         for value in values:
-            asked = [fleet.ask("a", prompts.text(), None, **{header: value}).worker for _ in range(16)]
+            asked = [fleet.ask("a", prompts.text(), None, headers={header: value}).worker for _ in range(16)]
             seen.append(set(asked) - {""})
         if all(len(each) == 1 for each in seen) and seen[0] != seen[1]:
-            return True, f"`{header.replace('_', '-')}` chose the worker of 32 requests"
+            return True, f"`{header}` chose the worker of 32 requests"
     names = [name for name in fleet.ask("a", prompts.text()).headers if "worker" in name]
     if names:
         return True, f"the answer names its worker in `{names[0]}`"
@@ -360,4 +372,4 @@ def main(case: str, router: str, before: Before | None = None) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    print(json.dumps(main(sys.argv[1], sys.argv[2])))

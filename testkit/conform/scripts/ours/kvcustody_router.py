@@ -1,6 +1,8 @@
 """The questions to a router, asked of SMG behind our door.
 
 python -m kvcustody.testkit.conform.scripts.ours.kvcustody_router CASE   # needs: kvcustody[door], and smg on PATH
+
+CASE: placement-oracle, forged-salt, chosen-worker, kept-phrase or open-administration.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ audit:
 """
 
 
-def with_door(start: Callable[..., int], folder: Path, router: str, ports: list[int]) -> dict[str, str]:
-    """Start our door as a proxy before the router; clients' keys."""
+def with_door(
+    start: Callable[..., int], folder: Path, router: str, ports: list[int]
+) -> dict[str, dict[str, str]]:
+    """Start our door as a proxy before the router; headers of clients."""
     keys = {tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant}) for tenant in "ab"}
     (folder / "identity.yaml").write_text(
-        "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml, asserted: {subject: X-Subject}}\n"
+        "schema: kvcustody/identity@1\napi_keys: {path: keys.yaml, asserted: {subject: X-KVCustody-Subject}}\n"
     )
     (folder / "policy.yaml").write_text(POLICY)
     environment = os.environ | {
@@ -50,7 +54,8 @@ def with_door(start: Callable[..., int], folder: Path, router: str, ports: list[
     words = ["--listen", places[0], "--about", places[1], "--key", str(key), "--router", router]
     ours = [sys.executable, "-m", "kvcustody.console.main", "door", "proxy"]
     start([*ours, *words, "--policy", str(folder / "policy.yaml")], environment)
-    return keys
+    subject = {"x-kvcustody-subject": "s"}
+    return {tenant: {"authorization": f"Bearer {given}", **subject} for tenant, given in keys.items()}
 
 
 def main(case: str) -> dict[str, Any]:

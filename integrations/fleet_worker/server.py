@@ -1,4 +1,4 @@
-"""The process of a worker without a model: `python -m kvcustody.integrations.modelless.server --port 8001`.
+"""The process of a worker without a model: `python -m kvcustody.integrations.fleet_worker.server --port 8001`.
 
 It answers chat completions as OpenAI's API does and says its name in the message. Its own door admits requests, by the
 settings of this process; routers may ask about it without a credential. With `--ungoverned` there is no door and no
@@ -29,10 +29,10 @@ from kvcustody.clock import SystemClock
 from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import load_settings
+from kvcustody.integrations.fleet_worker.engine import Asked, ModellessEngine, Served, tokens_of
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate, open_verifier
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
-from kvcustody.integrations.modelless.engine import Asked, ModellessEngine, Served, tokens_of
 
 CHAT: Final = "/v1/chat/completions"
 RENDER: Final = f"{CHAT}/render"

@@ -1,0 +1,1 @@
+"""`kvcustody simulate`: what a fleet would find in its caches, in fast time."""

@@ -1,0 +1,280 @@
+"""A fleet in fast time: a door's names, a router that places by them, and workers' caches, over recorded requests.
+
+1. Names are the product's own: `RouterNamespaces` over `KnownEpochs`. An erasure ends its subject's blocks at every
+   worker and raises its epoch; each door acts by it `door_delay_us` later at the latest.
+2. The router is a model of prefix-aware ones (SMG's and vllm-router's `cache_aware`): it remembers which worker it
+   last sent each prefix of a name to. It sends a request there if enough of its prompt is known and no worker is
+   overloaded; else to the worker with the least to do. A part may stand in its place (`Placing`).
+3. A worker keeps `blocks_max` blocks by owner, the least recently used let go. It computes one prompt at a time, at
+   `Cost.prefill_tokens_per_second`; answers of all its requests are decoded beside each other. So the time to the first
+   token is what waits before a prompt, and what of it was not found.
+4. The oracle finds whatever any worker has computed for this owner and nobody erased, wherever it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
+
+from kvcustody.governance.edge.erase_epochs import (
+    EpochScope,
+    EpochTags,
+    EraseEpochs,
+    KnownEpochs,
+    RaisedEpoch,
+)
+from kvcustody.governance.edge.router_namespace import NamespaceAge, RouterNamespaces
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.lab.replay.traces.model import TraceRequest
+from kvcustody.times import DAY_US, SECOND_US
+
+ISSUER: Final = "simulated"
+NOBODY: Final = ""
+
+
+class Cost(NamedTuple):
+    """What a worker's computing takes; a 70B model's on one node, in round figures."""
+
+    prefill_tokens_per_second: float = 8000.0
+    decode_tokens_per_second: float = 50.0
+
+
+class FleetShape(NamedTuple):
+    """`tenants`: how many share the fleet; 0: nobody is kept apart, and the router knows no names."""
+
+    workers: int
+    tenants: int
+    doors: int = 1
+    by_subject: bool = False
+    erasures_per_day: int = 0
+    blocks_max: int = 20_000
+    door_delay_us: int = SECOND_US
+
+
+class Outcome(NamedTuple):
+    """`imbalance`: requests of the busiest worker over the mean. Times are milliseconds."""
+
+    requests: int
+    prompt_tokens: int
+    found_tokens: int
+    oracle_tokens: int
+    erasures: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    imbalance: float
+
+    @property
+    def found_share(self) -> float:
+        """Of prompt tokens."""
+        return self.found_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def to_oracle(self) -> float:
+        """Of what the oracle finds."""
+        return self.found_tokens / self.oracle_tokens if self.oracle_tokens else 1.0
+
+
+class Placing(Protocol):
+    """A router: which worker a request goes to."""
+
+    def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
+        """The worker's number; `loads` are the requests that each has."""
+
+
+class PrefixRouter:
+    """Rule 2."""
+
+    def __init__(self, *, share_min: float = 0.3, load_gap: int = 32, load_ratio: float = 1.5) -> None:
+        self._last: dict[tuple[str, int], int] = {}
+        self._share_min, self._load_gap, self._load_ratio = share_min, load_gap, load_ratio
+
+    def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
+        """As rule 2 has it."""
+        known, least = 0, min(loads)
+        while known < len(blocks) and (name, blocks[known]) in self._last:
+            known += 1
+        overloaded = max(loads) - least > self._load_gap and max(loads) > self._load_ratio * least
+        if overloaded or known < self._share_min * len(blocks) or not known:
+            worker = loads.index(least)
+        else:
+            worker = self._last[name, blocks[known - 1]]
+        for block in blocks:
+            self._last[name, block] = worker
+        return worker
+
+
+class _Cache:
+    """One worker's blocks by owner, and when it is free again (rule 3)."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._kept: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
+        self._blocks_max = blocks_max
+        self.free_us = 0.0
+        self.requests = 0
+
+    def take(self, owner: Hashable, blocks: Sequence[int]) -> int:
+        found = 0
+        while found < len(blocks) and (owner, blocks[found]) in self._kept:
+            found += 1
+        for block in reversed(blocks):  # the leading ones are used last, so they go last
+            self._kept[owner, block] = None
+            self._kept.move_to_end((owner, block))
+        while len(self._kept) > self._blocks_max:
+            self._kept.popitem(last=False)
+        return found
+
+    def drop(self, keys: Sequence[tuple[Hashable, int]]) -> None:
+        for key in keys:
+            self._kept.pop(key, None)
+
+
+class _Doors:
+    """The names that each of several doors gives (rule 1). All have one secret."""
+
+    def __init__(self, shape: FleetShape, seed: int) -> None:
+        with KeyBuffer() as secret:
+            secret.writable()[:] = random.Random(seed).randbytes(32)  # noqa: S311 - equal seeds give equal runs
+            self._namespaces = RouterNamespaces(secret)
+        self._tags = EpochTags(bytes(32))
+        self._shape = shape
+        self._known = [KnownEpochs(EraseEpochs(), self._tags) for _ in range(shape.doors)]
+        self._coming: list[tuple[int, int, RaisedEpoch]] = []
+        self._chance = random.Random(seed)  # noqa: S311
+        self._raised = 0
+        self._names: list[dict[tuple[str, str | None], str]] = [{} for _ in range(shape.doors)]
+
+    def name(self, at_us: int, number: int, tenant: str, subject: str) -> str:
+        """What the door that takes this request calls its requester."""
+        while self._coming and self._coming[0][0] <= at_us:
+            _, door, raised = heapq.heappop(self._coming)
+            more = self._known[door].epochs.extended([raised], version=raised.number, floor=0)
+            self._known[door] = KnownEpochs(more, self._tags)
+            self._names[door].clear()
+        door = number % self._shape.doors
+        who = (tenant, subject if self._shape.by_subject else None)
+        found = self._names[door].get(who)
+        if found is None:
+            age = NamespaceAge(self._known[door].of(ISSUER, *who))
+            found = self._names[door][who] = self._namespaces.of(ISSUER, *who, None, age)
+        return found
+
+    def erased(self, at_us: int, tenant: str, subject: str) -> None:
+        """Each door hears of it a little later."""
+        self._raised += 1
+        scope = EpochScope(ISSUER, tenant, subject)
+        raised = RaisedEpoch(self._raised, self._tags.of(scope))
+        for door in range(self._shape.doors):
+            late = self._chance.randrange(self._shape.door_delay_us + 1)
+            heapq.heappush(self._coming, (at_us + late, door, raised))
+
+
+def simulate(
+    requests: Sequence[TraceRequest],
+    tenants: Sequence[int],
+    shape: FleetShape,
+    *,
+    block_tokens: int,
+    cost: Cost | None = None,
+    router: Placing | None = None,
+    seed: int = 1,
+) -> Outcome:
+    """Run `requests`, in time order, each of the tenant of this number; its session is the subject."""
+    cost = Cost() if cost is None else cost
+    router = PrefixRouter() if router is None else router
+    doors, caches = _Doors(shape, seed), [_Cache(shape.blocks_max) for _ in range(shape.workers)]
+    loads, ends = [0] * shape.workers, list[tuple[float, int]]()
+    computed: set[tuple[Hashable, int]] = set()
+    of_subject: dict[str, list[tuple[Hashable, int]]] = {}
+    prompt_tokens = found_tokens = oracle_tokens = 0
+    waits: list[float] = []
+    moments = _moments(requests, shape.erasures_per_day, seed)
+    erasures, chance, subjects = 0, random.Random(seed), list[tuple[str, str]]()  # noqa: S311
+    for number, (request, tenant_number) in enumerate(zip(requests, tenants, strict=True)):
+        at_us = request.at_us
+        while moments and subjects and moments[0] <= at_us:
+            tenant, subject = chance.choice(subjects)
+            keys = of_subject.pop(subject, [])
+            computed.difference_update(keys)
+            for cache in caches:
+                cache.drop(keys)
+            doors.erased(moments.pop(0), tenant, subject)
+            erasures += 1
+        while ends and ends[0][0] <= at_us:
+            loads[heapq.heappop(ends)[1]] -= 1
+        tenant, subject = f"tenant-{tenant_number}", f"{request.session}"
+        blocks = request.blocks.tolist()
+        name, owner = NOBODY, NOBODY
+        if shape.tenants:
+            name = doors.name(at_us, number, tenant, subject)
+            owner = f"{tenant}/{subject}" if shape.by_subject else tenant
+        worker = router.place(name, blocks, loads)
+        cache = caches[worker]
+        found = min(cache.take(owner, blocks) * block_tokens, request.input_tokens)
+        oracle = 0
+        while oracle < len(blocks) and (owner, blocks[oracle]) in computed:
+            oracle += 1
+        computed.update((owner, block) for block in blocks)
+        if shape.erasures_per_day:
+            if request.turn == 0:
+                subjects.append((tenant, subject))
+            of_subject.setdefault(subject, []).extend((owner, block) for block in blocks)
+        begins = max(at_us, cache.free_us)
+        cache.free_us = begins + (request.input_tokens - found) / cost.prefill_tokens_per_second * 1e6
+        cache.requests += 1
+        waits.append((cache.free_us - at_us) / 1e3)
+        loads[worker] += 1
+        decoded = request.output_tokens / cost.decode_tokens_per_second * 1e6
+        heapq.heappush(ends, (cache.free_us + decoded, worker))
+        prompt_tokens += request.input_tokens
+        found_tokens += found
+        oracle_tokens += min(oracle * block_tokens, request.input_tokens)
+    waits.sort()
+    counts = [cache.requests for cache in caches]
+    return Outcome(
+        len(waits),
+        prompt_tokens,
+        found_tokens,
+        oracle_tokens,
+        erasures,
+        _at(waits, 0.5),
+        _at(waits, 0.99),
+        max(counts) / (sum(counts) / len(counts)) if waits else 1.0,
+    )
+
+
+def scaled(requests: Sequence[TraceRequest], copies: int) -> list[TraceRequest]:
+    """As much load for a larger fleet: the trace so many times at once, each with sessions and blocks of its own.
+
+    Copies begin at different moments of the trace, so they do not come in step.
+    """
+    if copies == 1:
+        return [*requests]
+    span = requests[-1].at_us - requests[0].at_us + 1
+    above = 1 + max(int(one.blocks.max()) for one in requests if len(one.blocks))
+    made = [
+        replace(
+            one,
+            at_us=requests[0].at_us + (one.at_us - requests[0].at_us + copy * span // copies) % span,
+            blocks=one.blocks + copy * above,
+            session=f"{copy}-{one.session}",
+        )
+        for copy in range(copies)
+        for one in requests
+    ]
+    return sorted(made, key=lambda one: one.at_us)
+
+
+def _moments(requests: Sequence[TraceRequest], per_day: int, seed: int) -> list[int]:
+    if not requests:
+        return []
+    first, span = requests[0].at_us, requests[-1].at_us - requests[0].at_us
+    chance = random.Random(seed)  # noqa: S311
+    return sorted(first + chance.randrange(span + 1) for _ in range(round(per_day * span / DAY_US)))
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0

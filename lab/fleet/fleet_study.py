@@ -1,0 +1,180 @@
+"""What isolation, doors, workers and erasures cost a fleet: `fleet_model` over one workload, as a table and a page.
+
+1. Rows differ in one thing each: how many tenants share the fleet (none are kept apart, then 1, 8 and 128), how many
+   doors there are (1, 2, 4), how many erasures come a day (0, 100, 1,000, by subject), and how many workers there are.
+2. A larger fleet gets as much load a worker: the workload so many times at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from markupsafe import Markup
+
+from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
+from kvcustody.lab.fleet.fleet_model import Cost, FleetShape, Outcome, scaled, simulate
+from kvcustody.lab.replay.charts import Series, StackedBar, environment, stacked_bars
+from kvcustody.lab.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.workload.labels import Labeller, zipf_weights
+from kvcustody.plurals import several
+
+TENANTS: Final = (0, 1, 8, 128)
+DOORS: Final = (1, 2, 4)
+ERASURES: Final = (0, 100, 1000)
+
+
+class Workload(NamedTuple):
+    """Requests in time order, and the tokens of a block."""
+
+    name: str
+    requests: list[TraceRequest]
+    block_tokens: int
+
+
+class Row(NamedTuple):
+    """`part`: what this row is one value of."""
+
+    part: str
+    shape: FleetShape
+    outcome: Outcome
+
+    @property
+    def name(self) -> str:
+        """In tables and charts."""
+        shape = self.shape
+        return {
+            "isolation": several(shape.tenants, "tenant") if shape.tenants else "nobody apart",
+            "doors": several(shape.doors, "door"),
+            "erasures": f"{shape.erasures_per_day} a day",
+            "workers": several(shape.workers, "worker"),
+        }[self.part]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a document."""
+        made = self.outcome._asdict() | {
+            "found_share": round(self.outcome.found_share, 4),
+            "to_oracle": round(self.outcome.to_oracle, 4),
+            "imbalance": round(self.outcome.imbalance, 3),
+            "ttft_p50_ms": round(self.outcome.ttft_p50_ms, 1),
+            "ttft_p99_ms": round(self.outcome.ttft_p99_ms, 1),
+        }
+        return {"part": self.part, "name": self.name, **self.shape._asdict(), **made}
+
+
+def study(
+    workload: Workload,
+    workers: Sequence[int],
+    *,
+    per_copy: int = 8,
+    cost: Cost | None = None,
+    seed: int = 1,
+    blocks_max: int = 20_000,
+    progress: Callable[[Row], None] = lambda _: None,
+) -> list[Row]:
+    """Every row; the first of `workers` is that of all parts but `workers`. One copy of the load is for `per_copy`."""
+    first = FleetShape(workers[0], 8, blocks_max=blocks_max)
+    wanted = [("isolation", first._replace(tenants=tenants)) for tenants in TENANTS]
+    by_subject = first._replace(by_subject=True)
+    busy = by_subject._replace(erasures_per_day=ERASURES[-1])
+    wanted += [("doors", busy._replace(doors=doors)) for doors in DOORS]
+    wanted += [("erasures", by_subject._replace(erasures_per_day=rate)) for rate in ERASURES]
+    wanted += [("workers", first._replace(workers=each)) for each in workers]
+    made: list[Row] = []
+    known: dict[FleetShape, Outcome] = {}
+    for part, shape in wanted:
+        if shape not in known:
+            requests = scaled(workload.requests, max(1, shape.workers // per_copy))
+            tenants = max(1, shape.tenants)
+            labels = Labeller(zipf_weights(tenants), tenants=tenants, seed=seed)
+            known[shape] = simulate(
+                requests,
+                [labels.label(request).tenant for request in requests],
+                shape,
+                block_tokens=workload.block_tokens,
+                cost=cost,
+                seed=seed,
+            )
+        made.append(Row(part, shape, known[shape]))
+        progress(made[-1])
+    return made
+
+
+def problems_of(rows: Sequence[Row]) -> list[str]:
+    """What does not hold: 0.97 of what nobody-apart finds for one tenant, 0.95 of the oracle, doors alike to 0.01."""
+    found = []
+    of = {row.shape.tenants: row.outcome for row in rows if row.part == "isolation"}
+    if of[1].found_tokens < 0.97 * of[0].found_tokens:
+        found.append(
+            f"one tenant finds {of[1].found_tokens / of[0].found_tokens:.3f} of what it finds without doors"
+        )
+    found += [
+        f"{tenants} tenants find {of[tenants].to_oracle:.3f} of the oracle's"
+        for tenants in (8, 128)
+        if of[tenants].to_oracle < 0.95
+    ]
+    doors = [row.outcome.found_share for row in rows if row.part == "doors"]
+    if max(doors) - min(doors) > 0.01:
+        found.append(f"doors differ by {max(doors) - min(doors):.3f}")
+    return found
+
+
+_HEADINGS: Final = {
+    "isolation": "What isolation costs",
+    "doors": "More doors, with 1,000 erasures a day",
+    "erasures": "Erasures of subjects a day, names by subject",
+    "workers": "More workers, as much load each",
+}
+
+
+def write_page(path: Path, workload: Workload, rows: Sequence[Row]) -> None:
+    """Tables and charts in one file; raises `ConfigError` where it cannot be written."""
+    parts = [
+        (
+            heading,
+            [row for row in rows if row.part == part],
+            _charts(heading, [row for row in rows if row.part == part]),
+        )
+        for part, heading in _HEADINGS.items()
+    ]
+    text = environment.get_template("fleet_study.html").render(workload=workload, parts=parts, cost=Cost())
+    try:
+        write_file(path, text.encode(), mode=READABLE)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", path=path) from None
+
+
+def _charts(heading: str, rows: Sequence[Row]) -> list[Markup]:
+    tokens = [
+        StackedBar(
+            row.name,
+            (
+                row.outcome.found_tokens,
+                max(0, row.outcome.oracle_tokens - row.outcome.found_tokens),
+                row.outcome.prompt_tokens - max(row.outcome.oracle_tokens, row.outcome.found_tokens),
+            ),
+            f"{row.outcome.found_share:.1%}",
+        )
+        for row in rows
+    ]
+    times = [
+        StackedBar(
+            row.name,
+            (row.outcome.ttft_p50_ms, max(0.0, row.outcome.ttft_p99_ms - row.outcome.ttft_p50_ms)),
+            f"{row.outcome.ttft_p99_ms / 1000:.1f} s",
+        )
+        for row in rows
+    ]
+    balance = [StackedBar(row.name, (row.outcome.imbalance,), f"{row.outcome.imbalance:.2f}") for row in rows]
+    kinds = (Series("found", "s1"), Series("at another worker", "s2"), Series("computed nowhere yet", "s3"))
+    return [
+        stacked_bars(f"{heading}: prompt tokens", tokens, kinds),
+        stacked_bars(
+            f"{heading}: time to the first token, ms", times, (Series("p50", "s1"), Series("p99", "s4"))
+        ),
+        stacked_bars(
+            f"{heading}: requests of the busiest worker over the mean", balance, (Series("ratio", "s5"),)
+        ),
+    ]

@@ -1,0 +1,38 @@
+"""What `kvcustody demo` refuses before anything starts, and that its attack is of another distribution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvcustody.console.main import app
+from kvcustody.lab.fleet import router_programs
+
+
+def demo(*words: str) -> str:
+    result = CliRunner().invoke(app, ["demo", *words])
+    assert result.exit_code == 2, result.output
+    return result.output
+
+
+def test_a_router_that_is_not_installed_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, router in router_programs.ROUTERS.items():
+        said = " ".join(demo("fleet", "--router", name).split())
+        assert f"pip install {router.package}" in said and "--router none" in said
+    assert "needs a router" in demo("fleet", "--ungoverned", "1")
+
+
+def test_a_folder_of_somebody_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "did not make" in demo("fleet", "--router", "none", "--folder", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_the_attack_is_a_command_of_this_group() -> None:
+    result = CliRunner().invoke(app, ["demo", "--help"])
+    assert "fleet" in result.output and "attack" in result.output
