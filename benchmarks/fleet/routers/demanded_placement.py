@@ -7,8 +7,8 @@
    nowhere.
 2. Every prompt begins with its tenant and classification. What a worker received is searched for those it may not
    serve, in each path, body and header, whatever the router posted.
-3. The control has the same groups and no rules; and one router over all workers. In it others' prompts must reach the
-   worker of `g0`, and with one router `acme`'s must reach others: else the run is void.
+3. The controls have the same groups and no rules, and one router over all workers. In each a prompt must reach a worker
+   that the rules forbid, and with one router `acme`'s must reach others: else the run is void.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def main() -> None:
         raise SystemExit("a request that no group may serve was served, or seen")
     if ruled["others served"] + ruled["that no group may serve"] != count:
         raise SystemExit("void: a request that a group may serve was not served")
-    if not all(one["of them others', at the dedicated worker"] for one in controls):
-        raise SystemExit("void: without rules, others' requests reach no dedicated worker")
+    if not all(one["at a worker that may not serve them"] for one in controls):
+        raise SystemExit("void: without rules, no request reaches a worker that may not serve it")
     if name != NO_ROUTER and not controls[-1]["of them dedicated, elsewhere"]:
         raise SystemExit("void: without groups, the dedicated tenant reaches no other worker")
 
