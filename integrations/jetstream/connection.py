@@ -85,7 +85,7 @@ async def open_connection(
             said[:] = [problem]
             _log.info("NATS", problem=problem)
 
-    return await nats.connect(
+    client = await nats.connect(
         place.url,
         name=shown.last.name,
         user_jwt_cb=shown.token,
@@ -96,7 +96,9 @@ async def open_connection(
         reconnected_cb=on_connected,
         connect_timeout=_CONNECT_SECONDS,
         reconnect_time_wait=_RECONNECT_SECONDS,
-        max_reconnect_attempts=-1,
+        max_reconnect_attempts=1,  # a first connection that tries for ever cannot be cancelled
         pending_size=PENDING_BYTES,
         ping_interval=_PING_SECONDS,
     )
+    client.options["max_reconnect_attempts"] = -1
+    return client

@@ -358,8 +358,9 @@ class StreamPublisher:
                     return
         finally:
             connecting.cancel()
-            with suppress(asyncio.CancelledError):
-                await connecting
+            await asyncio.wait(
+                {connecting}, timeout=self._limits.close_seconds
+            )  # one that connects may not hear it
             if self._client is not None:
                 with suppress(Exception):
                     await asyncio.wait_for(self._client.flush(), self._limits.close_seconds)

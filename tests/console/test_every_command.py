@@ -50,6 +50,7 @@ def test_every_command_but_those_that_go_on_gives_json() -> None:
         "witness serve",
         "door serve",
         "door proxy",
+        "events keep",
     ]
     assert all(row.lasting for row in rows() if not row.as_json)
 
