@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from bench import Bench
 
-from kvcustody.lab.fleet.fleet_study import Workload, problems_of, study
+from kvcustody.lab.fleet.fleet_study import FleetWorkload, problems_of, study
 from kvcustody.lab.replay.traces.readers import open_trace
 
 
@@ -31,7 +31,7 @@ def main() -> None:
         opened = open_trace(path, "mooncake")
         name = path.name.partition(".")[0]
         rows = study(
-            Workload(name, list(opened), opened.block_tokens),
+            FleetWorkload(name, list(opened), opened.block_tokens),
             options.workers,
             progress=lambda row: print(row.part, row.name, file=sys.stderr, flush=True),
         )

@@ -21,7 +21,7 @@ from kvcustody.governance.observability.logs import configure
 from kvcustody.plurals import several
 
 if TYPE_CHECKING:
-    from kvcustody.console.demo.fleet_processes import Fleet, FleetPlan
+    from kvcustody.console.demo.fleet_processes import FleetPlan, LocalFleet
     from kvcustody.console.demo.fleet_traffic import FleetTraffic
     from kvcustody.governance.service.service import Service
 
@@ -59,7 +59,7 @@ class RouterChoice(StrEnum):
 
 class _Running(NamedTuple):
     service: Service
-    fleet: Fleet
+    fleet: LocalFleet
     traffic: FleetTraffic
     url: str
     folder: Path
@@ -192,7 +192,7 @@ def _start(
     before = "Envoy and a door" if plan.envoy else "a door"
     said(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
     from kvcustody.audit.tlog.signing_key import read_signing_key
-    from kvcustody.console.demo.fleet_processes import Fleet
+    from kvcustody.console.demo.fleet_processes import LocalFleet
     from kvcustody.console.demo.fleet_traffic import FleetTraffic
     from kvcustody.console.documents import ConsoleDocuments
     from kvcustody.console.up.place import claimed, enrol_people, free_port, plane_settings, release_policy
@@ -224,7 +224,7 @@ def _start(
         policy = service.policies_in_effect().the_table(None).policy
         names = tenant_names(policy, tenants)
         processes = opened.enter_context(LocalProcesses(place / "logs"))
-        running = Fleet(plan, place, settings.listen, processes)
+        running = LocalFleet(plan, place, settings.listen, processes)
         said("starting workers: their blocks are zeroed, their policy goes on record")
         running.start_workers(stop)
         go_on(stop)

@@ -74,7 +74,7 @@ class FleetPlan(NamedTuple):
         return workers | dict.fromkeys(self.door_names, frozenset({Role.DOOR}))
 
 
-class Fleet:
+class LocalFleet:
     """Running processes; `close` of `processes` ends them. `folder` is the demo's own."""
 
     def __init__(self, plan: FleetPlan, folder: Path, listen: str, processes: LocalProcesses) -> None:

@@ -3,7 +3,7 @@
 1. Requests are those of the generated workload, at their times, as text, without those that no quota has room for.
    Doors are taken in turns.
 2. Every `TRY_SECONDS` a tenant asks for a prompt that another one has just asked for twice, with that one's salt;
-   somebody goes to a worker past the doors; and somebody comes with a key that is nobody's. `Figures` counts
+   somebody goes to a worker past the doors; and somebody comes with a key that is nobody's. `TrafficFigures` counts
    what came of it.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx
 
 from kvcustody.clock import MICROSECONDS
-from kvcustody.console.demo.fleet_processes import SESSION, SUBJECT, Fleet
+from kvcustody.console.demo.fleet_processes import SESSION, SUBJECT, LocalFleet
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.http_exchange import read_bounded
 from kvcustody.lab.replay.traces.model import TraceRequest
@@ -40,7 +40,7 @@ _WORDS = 200
 
 
 @dataclass(slots=True)
-class Figures:
+class TrafficFigures:
     """What came of the requests. `failures`: by status, 0 where nothing answered."""
 
     answered: int = 0
@@ -72,13 +72,13 @@ class FleetTraffic:
     """Asks on threads of its own until it is told to stop."""
 
     def __init__(
-        self, fleet: Fleet, spec: WorkloadSpec, policy: Policy, *, rolls_after: float = 10.0
+        self, fleet: LocalFleet, spec: WorkloadSpec, policy: Policy, *, rolls_after: float = 10.0
     ) -> None:
         """`rolls_after`: seconds after which the first door gets a new key."""
         self._fleet, self._spec = fleet, spec
         self._population = LabelledPrincipals(policy, spec.tenants)
         self._rolls_after = rolls_after
-        self.figures = Figures()
+        self.figures = TrafficFigures()
         self._lock = threading.Lock()
         self._doors = itertools.cycle(fleet.doors.items())
         self._stop = threading.Event()

@@ -9,7 +9,7 @@ import typer
 
 from kvcustody.console.command import Json, print_json, stdout
 from kvcustody.errors import ConfigError
-from kvcustody.lab.fleet.fleet_study import Row, Workload, problems_of, study, write_page
+from kvcustody.lab.fleet.fleet_study import FleetWorkload, StudyRow, problems_of, study, write_page
 from kvcustody.lab.replay.traces.readers import READERS, open_trace
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 
@@ -81,24 +81,24 @@ def fleet(
     raise typer.Exit(1 if problems else 0)
 
 
-def _workload(trace: Path | None, trace_format: str | None, limit: int | None, seed: int) -> Workload:
+def _workload(trace: Path | None, trace_format: str | None, limit: int | None, seed: int) -> FleetWorkload:
     if trace is None:
         if trace_format is not None:
             raise ConfigError(
                 f"--trace-format `{trace_format}` reads a file: name the trace, or leave it out"
             )
         spec = WorkloadSpec(seed=seed, conversations=1500)
-        return Workload("Generated workload", generate(spec).requests[:limit], spec.block_tokens)
+        return FleetWorkload("Generated workload", generate(spec).requests[:limit], spec.block_tokens)
     if trace_format is None:
         raise ConfigError(f"trace `{trace}`: say what it is with --trace-format ({', '.join(READERS)})")
     opened = open_trace(trace, trace_format)
     requests = [request for request, _ in zip(opened, range(limit or 1 << 62), strict=False)]
     if not requests:
         raise ConfigError(f"trace `{trace}`: has no requests")
-    return Workload(trace.name.partition(".")[0], requests, opened.block_tokens)
+    return FleetWorkload(trace.name.partition(".")[0], requests, opened.block_tokens)
 
 
-def _print(workload: Workload, rows: list[Row], problems: list[str]) -> None:
+def _print(workload: FleetWorkload, rows: list[StudyRow], problems: list[str]) -> None:
     console = stdout()
     console.print(
         f"{workload.name}: {len(workload.requests):,} requests, blocks of {workload.block_tokens} tokens"

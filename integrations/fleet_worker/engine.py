@@ -56,7 +56,7 @@ class Asked(NamedTuple):
     trace: str = ""
 
 
-class Served(NamedTuple):
+class ServedRequest(NamedTuple):
     """What became of it: a status of HTTP, and tokens of the prompt, found here, and of the answer."""
 
     status: int
@@ -72,19 +72,19 @@ class _Running:
     __slots__ = ("answer", "asked", "begins_us", "found", "id", "produced", "stalls")
 
     def __init__(
-        self, id_: Hashable, asked: Asked, answer: Future[Served], found: int, begins_us: int
+        self, id_: Hashable, asked: Asked, answer: Future[ServedRequest], found: int, begins_us: int
     ) -> None:
         self.id, self.asked, self.answer, self.found, self.begins_us = id_, asked, answer, found, begins_us
         self.produced = self.stalls = 0
 
-    def served(self, status: int = 200, reason: str = "") -> Served:
+    def served(self, status: int = 200, reason: str = "") -> ServedRequest:
         """What it has by now."""
-        return Served(status, len(self.asked.tokens), self.found, self.produced, reason)
+        return ServedRequest(status, len(self.asked.tokens), self.found, self.produced, reason)
 
 
 class _Waiting(NamedTuple):
     asked: Asked
-    answer: Future[Served]
+    answer: Future[ServedRequest]
     came_us: int
     due_us: int
     tries: int
@@ -139,9 +139,9 @@ class ModellessEngine:
         if self._thread.is_alive():
             self._thread.join(_CLOSE_SECONDS)
 
-    def ask(self, asked: Asked) -> Future[Served]:
+    def ask(self, asked: Asked) -> Future[ServedRequest]:
         """Hand a request over; any thread."""
-        answer: Future[Served] = Future()
+        answer: Future[ServedRequest] = Future()
         now_us = self._clock.now_us()
         self._asked.put(_Waiting(asked, answer, now_us, now_us, 0))
         return answer
@@ -202,17 +202,17 @@ class ModellessEngine:
                 request_id=self._numbered, asked_us=one.came_us,
             )  # fmt: skip
         except CustodyError as error:
-            one.answer.set_result(Served(400, len(asked.tokens), reason=error.message))
+            one.answer.set_result(ServedRequest(400, len(asked.tokens), reason=error.message))
             return
         if isinstance(outcome, Admission):
             self._admitted(outcome, one)
         elif isinstance(outcome, AdmissionRefused):
-            one.answer.set_result(Served(400, len(asked.tokens), reason=outcome.reason))
+            one.answer.set_result(ServedRequest(400, len(asked.tokens), reason=outcome.reason))
         elif one.tries < RETRIES_MAX:
             due_us = self._clock.now_us() + RETRY_US
             self._waiting.append(one._replace(due_us=due_us, tries=one.tries + 1))
         else:
-            one.answer.set_result(Served(503, len(asked.tokens), reason=outcome.reason))
+            one.answer.set_result(ServedRequest(503, len(asked.tokens), reason=outcome.reason))
 
     def _admitted(self, admission: Admission, one: _Waiting) -> None:
         tokens, hit = one.asked.tokens, admission.hit_tokens
@@ -242,7 +242,7 @@ class ModellessEngine:
                 if one.stalls > STALLS_MAX:
                     self._end(one, one.served(503, "no room"))
 
-    def _end(self, one: _Running, served: Served) -> None:
+    def _end(self, one: _Running, served: ServedRequest) -> None:
         self._running.remove(one)
         self._governor.release(one.id)
         one.answer.set_result(served)
@@ -259,7 +259,7 @@ class ModellessEngine:
         while not self._asked.empty():
             self._waiting.append(self._asked.get_nowait())
         for waiting in self._waiting:
-            waiting.answer.set_result(Served(503, len(waiting.asked.tokens), reason="the worker ends"))
+            waiting.answer.set_result(ServedRequest(503, len(waiting.asked.tokens), reason="the worker ends"))
         for running in self._running:
             running.answer.set_result(running.served(503, "the worker ends"))
         self._waiting, self._running = [], []

@@ -29,7 +29,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import load_settings
-from kvcustody.integrations.fleet_worker.engine import Asked, ModellessEngine, Served, tokens_of
+from kvcustody.integrations.fleet_worker.engine import Asked, ModellessEngine, ServedRequest, tokens_of
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate, open_verifier
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
@@ -56,7 +56,7 @@ _ANSWER_TOKENS = 16
 _ANSWER_TOKENS_MAX = 1024
 
 
-def completion(content: str, served: Served) -> dict[str, Any]:
+def completion(content: str, served: ServedRequest) -> dict[str, Any]:
     """A chat completion whose message is `content`."""
     return {
         "id": "c1",
@@ -127,7 +127,7 @@ class ModellessServer:
         wanted = min(int(body.get("max_tokens") or _ANSWER_TOKENS), _ANSWER_TOKENS_MAX)
         if self._engine is None or self._verify is None:
             size = len(_text(body).split())
-            return JSONResponse(completion(self._name, Served(200, size, 0, wanted)))
+            return JSONResponse(completion(self._name, ServedRequest(200, size, 0, wanted)))
         transfer = (body.get("kv_transfer_params") or {}).get(OUR_TRANSFER_FIELD)
         found = self._verify(body.get("cache_salt"), transfer)
         if not isinstance(found, VerifiedToken):

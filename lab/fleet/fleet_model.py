@@ -5,9 +5,9 @@
 2. The router is a model of prefix-aware ones (SMG's and vllm-router's `cache_aware`): it remembers which worker it
    last sent each prefix of a name to. It sends a request there if enough of its prompt is known and no worker is
    overloaded; else to the worker with the least to do. A part may stand in its place (`Placing`).
-3. A worker keeps `blocks_max` blocks by owner, the least recently used let go. It computes one prompt at a time, at
-   `Cost.prefill_tokens_per_second`; answers of all its requests are decoded beside each other. So the time to the first
-   token is what waits before a prompt, and what of it was not found.
+3. A worker keeps `blocks_max` blocks by owner, the least recently used let go. It computes one prompt at a time,
+   as fast as `ComputeCost` says; answers of all its requests are decoded beside each other. So the time to the first token is
+   what waits before a prompt, and what of it was not found.
 4. The oracle finds whatever any worker has computed for this owner and nobody erased, wherever it is.
 """
 
@@ -36,7 +36,7 @@ ISSUER: Final = "simulated"
 NOBODY: Final = ""
 
 
-class Cost(NamedTuple):
+class ComputeCost(NamedTuple):
     """What a worker's computing takes; a 70B model's on one node, in round figures."""
 
     prefill_tokens_per_second: float = 8000.0
@@ -55,7 +55,7 @@ class FleetShape(NamedTuple):
     door_delay_us: int = SECOND_US
 
 
-class Outcome(NamedTuple):
+class FleetOutcome(NamedTuple):
     """`imbalance`: requests of the busiest worker over the mean. Times are milliseconds."""
 
     requests: int
@@ -178,12 +178,12 @@ def simulate(
     shape: FleetShape,
     *,
     block_tokens: int,
-    cost: Cost | None = None,
+    cost: ComputeCost | None = None,
     router: Placing | None = None,
     seed: int = 1,
-) -> Outcome:
+) -> FleetOutcome:
     """Run `requests`, in time order, each of the tenant of this number; its session is the subject."""
-    cost = Cost() if cost is None else cost
+    cost = ComputeCost() if cost is None else cost
     router = PrefixRouter() if router is None else router
     doors, caches = _Doors(shape, seed), [_Cache(shape.blocks_max) for _ in range(shape.workers)]
     loads, ends = [0] * shape.workers, list[tuple[float, int]]()
@@ -234,7 +234,7 @@ def simulate(
         oracle_tokens += min(oracle * block_tokens, request.input_tokens)
     waits.sort()
     counts = [cache.requests for cache in caches]
-    return Outcome(
+    return FleetOutcome(
         len(waits),
         prompt_tokens,
         found_tokens,

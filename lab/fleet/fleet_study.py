@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from kvcustody.errors import ConfigError
 from kvcustody.files import READABLE, write_file
-from kvcustody.lab.fleet.fleet_model import Cost, FleetShape, Outcome, scaled, simulate
+from kvcustody.lab.fleet.fleet_model import ComputeCost, FleetOutcome, FleetShape, scaled, simulate
 from kvcustody.lab.replay.charts import Series, StackedBar, environment, stacked_bars
 from kvcustody.lab.replay.traces.model import TraceRequest
 from kvcustody.lab.replay.workload.labels import Labeller, zipf_weights
@@ -26,7 +26,7 @@ DOORS: Final = (1, 2, 4)
 ERASURES: Final = (0, 100, 1000)
 
 
-class Workload(NamedTuple):
+class FleetWorkload(NamedTuple):
     """Requests in time order, and the tokens of a block."""
 
     name: str
@@ -34,12 +34,12 @@ class Workload(NamedTuple):
     block_tokens: int
 
 
-class Row(NamedTuple):
+class StudyRow(NamedTuple):
     """`part`: what this row is one value of."""
 
     part: str
     shape: FleetShape
-    outcome: Outcome
+    outcome: FleetOutcome
 
     @property
     def name(self) -> str:
@@ -65,15 +65,15 @@ class Row(NamedTuple):
 
 
 def study(
-    workload: Workload,
+    workload: FleetWorkload,
     workers: Sequence[int],
     *,
     per_copy: int = 8,
-    cost: Cost | None = None,
+    cost: ComputeCost | None = None,
     seed: int = 1,
     blocks_max: int = 20_000,
-    progress: Callable[[Row], None] = lambda _: None,
-) -> list[Row]:
+    progress: Callable[[StudyRow], None] = lambda _: None,
+) -> list[StudyRow]:
     """Every row; the first of `workers` is that of all parts but `workers`. One copy of the load is for `per_copy`."""
     first = FleetShape(workers[0], 8, blocks_max=blocks_max)
     wanted = [("isolation", first._replace(tenants=tenants)) for tenants in TENANTS]
@@ -82,8 +82,8 @@ def study(
     wanted += [("doors", busy._replace(doors=doors)) for doors in DOORS]
     wanted += [("erasures", by_subject._replace(erasures_per_day=rate)) for rate in ERASURES]
     wanted += [("workers", first._replace(workers=each)) for each in workers]
-    made: list[Row] = []
-    known: dict[FleetShape, Outcome] = {}
+    made: list[StudyRow] = []
+    known: dict[FleetShape, FleetOutcome] = {}
     for part, shape in wanted:
         if shape not in known:
             requests = scaled(workload.requests, max(1, shape.workers // per_copy))
@@ -97,12 +97,12 @@ def study(
                 cost=cost,
                 seed=seed,
             )
-        made.append(Row(part, shape, known[shape]))
+        made.append(StudyRow(part, shape, known[shape]))
         progress(made[-1])
     return made
 
 
-def problems_of(rows: Sequence[Row]) -> list[str]:
+def problems_of(rows: Sequence[StudyRow]) -> list[str]:
     """What does not hold: 0.97 of what nobody-apart finds for one tenant, 0.95 of the oracle, doors alike to 0.01."""
     found = []
     of = {row.shape.tenants: row.outcome for row in rows if row.part == "isolation"}
@@ -129,7 +129,7 @@ _HEADINGS: Final = {
 }
 
 
-def write_page(path: Path, workload: Workload, rows: Sequence[Row]) -> None:
+def write_page(path: Path, workload: FleetWorkload, rows: Sequence[StudyRow]) -> None:
     """Tables and charts in one file; raises `ConfigError` where it cannot be written."""
     parts = [
         (
@@ -139,14 +139,16 @@ def write_page(path: Path, workload: Workload, rows: Sequence[Row]) -> None:
         )
         for part, heading in _HEADINGS.items()
     ]
-    text = environment.get_template("fleet_study.html").render(workload=workload, parts=parts, cost=Cost())
+    text = environment.get_template("fleet_study.html").render(
+        workload=workload, parts=parts, cost=ComputeCost()
+    )
     try:
         write_file(path, text.encode(), mode=READABLE)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", path=path) from None
 
 
-def _charts(heading: str, rows: Sequence[Row]) -> list[Markup]:
+def _charts(heading: str, rows: Sequence[StudyRow]) -> list[Markup]:
     tokens = [
         StackedBar(
             row.name,

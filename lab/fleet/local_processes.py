@@ -21,8 +21,10 @@ from types import TracebackType
 import httpx
 
 from kvcustody.errors import ConfigError
+from kvcustody.http_exchange import read_bounded
 
 _END_SECONDS = 40.0
+_ANSWER_SECONDS, _ANSWER_BYTES_MAX = 5.0, 1 << 20
 _SAID_MAX = 400
 
 
@@ -90,8 +92,11 @@ class LocalProcesses:
         """
         until = time.monotonic() + seconds
         while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if is_ready(httpx.get(url, timeout=5.0)):
+            with contextlib.suppress(httpx.HTTPError), httpx.Client(timeout=_ANSWER_SECONDS) as client:
+                asked = client.build_request("GET", url)
+                if is_ready(
+                    read_bounded(client, asked, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX)
+                ):
                     return
             if stop is not None and stop.is_set():
                 raise KeyboardInterrupt

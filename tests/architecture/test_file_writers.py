@@ -38,6 +38,8 @@ ALLOWED = {
     (_SCRIPTS + "engines/vllm_transfer.py", "scheduler"): _MODEL,
     (_SCRIPTS + "layers/lmcache_in_process.py", "main"): _MODEL,
     (_SCRIPTS + "layers/mooncake_store.py", "_master"): _MODEL,
+    (_SCRIPTS + "layers/routers.py", "start"): "a child's log, written while it runs",
+    (_SCRIPTS + "ours/kvcustody_router.py", "with_door"): _MODEL,
     (_SCRIPTS + "ours/kvcustody_hicache.py", "_look"): _ATTACK,
     (_SCRIPTS + "ours/kvcustody_lmcache.py", "_adapter"): _ATTACK,
     (_SCRIPTS + "ours/kvcustody_tier.py", "_look"): _ATTACK,

@@ -26,6 +26,8 @@ READER = "src/kvcustody/http_exchange.py"
 MAY_HOLD_A_CLIENT = {  # connections that are kept; what they answer is read by `read_bounded`
     "governance/control_plane/connection.py",
     "console/up/vllm_worker.py",
+    "console/demo/fleet_traffic.py",
+    "lab/fleet/local_processes.py",
 }
 PASSES_ON = {  # a proxy: what a router answers goes to the client as it comes, and is not read
     "integrations/door/reverse_proxy.py",

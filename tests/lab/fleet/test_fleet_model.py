@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcustody.lab.fleet.fleet_model import Cost, FleetShape, PrefixRouter, scaled, simulate
-from kvcustody.lab.fleet.fleet_study import Workload, problems_of, study, write_page
+from kvcustody.lab.fleet.fleet_model import ComputeCost, FleetShape, PrefixRouter, scaled, simulate
+from kvcustody.lab.fleet.fleet_study import FleetWorkload, problems_of, study, write_page
 from kvcustody.lab.replay.traces.model import TraceRequest
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.times import DAY_US, SECOND_US
@@ -61,7 +61,7 @@ def test_an_erasure_ends_its_subjects_blocks_everywhere() -> None:
 
 
 def test_the_first_token_waits_for_what_is_computed_before_it() -> None:
-    cost = Cost(prefill_tokens_per_second=BLOCK)
+    cost = ComputeCost(prefill_tokens_per_second=BLOCK)
     requests = [asked(0, "a", [1]), asked(0, "b", [2]), asked(10, "a", [1], 1)]
     found = simulate(requests, [0, 0, 0], FleetShape(1, 1), block_tokens=BLOCK, cost=cost)
     assert (found.ttft_p50_ms, found.ttft_p99_ms) == (1000, 2000)
@@ -86,7 +86,7 @@ def test_copies_share_nothing_and_come_at_the_same_rate() -> None:
 
 def test_a_study_of_a_generated_workload_holds_and_its_page_has_every_row(tmp_path: Path) -> None:
     spec = WorkloadSpec(conversations=40)
-    workload = Workload("small", generate(spec).requests, spec.block_tokens)
+    workload = FleetWorkload("small", generate(spec).requests, spec.block_tokens)
     rows = study(workload, [2, 4], per_copy=2)
     assert problems_of(rows) == []
     of = {(row.part, row.name): row.outcome for row in rows}

@@ -40,7 +40,7 @@ _MODEL = {"id": "toy", "object": "model", "owned_by": "test", "root": "toy", "ma
 Before = Callable[[Callable[..., int], Path, str, list[int]], dict[str, dict[str, str]]]
 
 
-class Worker:
+class RecorderServer:
     """An OpenAI-shaped server that says its name."""
 
     def __init__(self, name: str) -> None:
@@ -98,7 +98,7 @@ class Worker:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
 
-class Answer:
+class HttpAnswer:
     """Status, body and headers of one answer; status 0 where nothing answered."""
 
     def __init__(self, status: int, body: str = "", headers: Mapping[str, str] | None = None) -> None:
@@ -111,20 +111,20 @@ class Answer:
         return str(json.loads(self.body)["choices"][0]["message"]["content"]) if self.status == 200 else ""
 
 
-def call(url: str, body: object = None, headers: Mapping[str, str] | None = None) -> Answer:
+def call(url: str, body: object = None, headers: Mapping[str, str] | None = None) -> HttpAnswer:
     """Ask, by POST where there is a body."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - loopback
-            return Answer(answer.status, answer.read().decode(errors="replace"), dict(answer.headers))
+            return HttpAnswer(answer.status, answer.read().decode(errors="replace"), dict(answer.headers))
     except urllib.error.HTTPError as refused:
-        return Answer(refused.code, refused.read().decode(errors="replace"), dict(refused.headers))
+        return HttpAnswer(refused.code, refused.read().decode(errors="replace"), dict(refused.headers))
     except OSError:
-        return Answer(0)
+        return HttpAnswer(0)
 
 
-class Fleet:
+class RoutedWorkers:
     """A running router, by the address that clients use."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Fleet:
         process: int,
         log: Path,
         metrics: str,
-        workers: list[Worker],
+        workers: list[RecorderServer],
     ) -> None:
         self.url, self.keys, self.process, self.log, self.metrics = url, keys, process, log, metrics
         self.workers = workers
@@ -147,7 +147,7 @@ class Fleet:
         *,
         tokens: int = 1,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One chat completion of a tenant."""
         body: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": prompt}]}
         body |= {"max_tokens": tokens} | ({} if salt is None else {"cache_salt": salt})
@@ -156,13 +156,13 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def running(name: str, before: Before | None = None) -> Iterator[Fleet]:
+def running(name: str, before: Before | None = None) -> Iterator[RoutedWorkers]:
     """The router over two workers, behind what `before` starts. Raises `RuntimeError` where it does not start."""
     beside = Path(sys.executable).with_name(name)
     program = str(beside) if beside.exists() else shutil.which(name)
     if program is None:
         raise RuntimeError(f"`{name}` is not on PATH")
-    workers = [Worker("w1"), Worker("w2")]
+    workers = [RecorderServer("w1"), RecorderServer("w2")]
     ports = _free_ports(4)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -186,12 +186,12 @@ def running(name: str, before: Before | None = None) -> Iterator[Fleet]:
             keys = before(start, folder, url, ports[2:])
             url = f"http://127.0.0.1:{ports[2]}"
             _wait(lambda: call(f"http://127.0.0.1:{ports[3]}/ready").status == 200, log)
-        made = Fleet(url, keys, process, log, f"http://127.0.0.1:{ports[1]}/metrics", workers)
+        made = RoutedWorkers(url, keys, process, log, f"http://127.0.0.1:{ports[1]}/metrics", workers)
         _wait(lambda: made.ask("a", "the first request").status == 200, log)
         yield made
 
 
-class Prompts:
+class RandomPrompts:
     """Random text: no two share a prefix."""
 
     def __init__(self, seed: int) -> None:
@@ -204,13 +204,17 @@ class Prompts:
 
 
 def together(
-    fleet: Fleet, first: Callable[[str], Answer], second: Callable[[str], Answer], *, same: bool
+    fleet: RoutedWorkers,
+    first: Callable[[str], HttpAnswer],
+    second: Callable[[str], HttpAnswer],
+    *,
+    same: bool,
 ) -> int:
     """Of `PAIRS` pairs, how many second requests went to the worker of the first.
 
     Up to three others are under way meanwhile: routers send everything to the first of equally loaded workers.
     """
-    prompts, chance, count = Prompts(7 + same), random.Random(3), 0  # noqa: S311
+    prompts, chance, count = RandomPrompts(7 + same), random.Random(3), 0  # noqa: S311
     with ThreadPoolExecutor(8) as pool:
 
         def load() -> None:
@@ -229,7 +233,7 @@ def together(
     return count
 
 
-def _placed(fleet: Fleet, first: str | None, second: str | None) -> tuple[bool, str]:
+def _placed(fleet: RoutedWorkers, first: str | None, second: str | None) -> tuple[bool, str]:
     """Whether another tenant's prompt goes where it was asked before, beside the control."""
     foreign = together(
         fleet, lambda p: fleet.ask("a", p, first), lambda p: fleet.ask("b", p, second), same=True
@@ -244,19 +248,19 @@ def _placed(fleet: Fleet, first: str | None, second: str | None) -> tuple[bool, 
     return foreign > control + 0.25 * PAIRS, f"{said} (unrelated prompts {control}, own {own})"
 
 
-def placement_oracle(fleet: Fleet) -> tuple[bool, str]:
+def placement_oracle(fleet: RoutedWorkers) -> tuple[bool, str]:
     """Nobody names a salt."""
     return _placed(fleet, None, None)
 
 
-def forged_salt(fleet: Fleet) -> tuple[bool, str]:
+def forged_salt(fleet: RoutedWorkers) -> tuple[bool, str]:
     """The second tenant names the first one's salt."""
     return _placed(fleet, "salt-a", "salt-a")
 
 
-def chosen_worker(fleet: Fleet) -> tuple[bool, str]:
+def chosen_worker(fleet: RoutedWorkers) -> tuple[bool, str]:
     """Headers by which a client names a worker, or a key that stands for one."""
-    prompts = Prompts(11)
+    prompts = RandomPrompts(11)
     for header in ("x-smg-target-worker", "x-smg-routing-key", "x-session-id"):
         values = ["0", "1"] if header == "x-smg-target-worker" else ["key-1", "key-2"]
         seen = []
@@ -271,11 +275,11 @@ def chosen_worker(fleet: Fleet) -> tuple[bool, str]:
     return False, "no header of a client chose a worker, and no answer named one"
 
 
-def kept_phrase(fleet: Fleet) -> tuple[bool, str]:
+def kept_phrase(fleet: RoutedWorkers) -> tuple[bool, str]:
     """A phrase that nobody asks for again: in the router's memory, its log and its metrics."""
     phrase = f"phrase-of-one-person-{time.time_ns():x}-"
     fleet.ask("a", phrase * 30, "salt-a")
-    prompts = Prompts(13)
+    prompts = RandomPrompts(13)
     for _ in range(BETWEEN):
         fleet.ask("a", prompts.text(), "salt-b")
     time.sleep(WAIT_SECONDS)
@@ -293,9 +297,9 @@ def kept_phrase(fleet: Fleet) -> tuple[bool, str]:
     return bool(copies or places), where + also
 
 
-def open_administration(fleet: Fleet) -> tuple[bool, str]:
+def open_administration(fleet: RoutedWorkers) -> tuple[bool, str]:
     """Without any credential: a list of workers, what each has to do, and another worker."""
-    stranger = Worker("stranger")
+    stranger = RecorderServer("stranger")
     for path in ("/workers", "/list_workers", "/get_loads"):
         told = call(fleet.url + path)
         if told.status == 200 and any(worker.url in told.body for worker in fleet.workers):
@@ -303,7 +307,7 @@ def open_administration(fleet: Fleet) -> tuple[bool, str]:
                 call(fleet.url + "/workers", {"url": stranger.url}),
                 call(f"{fleet.url}/add_worker?url={stranger.url}", {}),
             ]
-            prompts, until = Prompts(17), time.monotonic() + 15
+            prompts, until = RandomPrompts(17), time.monotonic() + 15
             while any(one.status in (200, 201, 202) for one in added) and time.monotonic() < until:
                 fleet.ask("a", prompts.text())
                 if stranger.bodies:
