@@ -17,9 +17,9 @@ from typing import Any
 
 from kvcustody.policies.document.model import (
     SCHEMA,
+    UNSAID_DEATH,
     ErasureDuty,
     Offload,
-    OnWorkerDeath,
     Policy,
     TenantPolicy,
 )
@@ -72,7 +72,7 @@ def canonical(policy: Policy) -> bytes:
         del form["issuers"]
     if not policy.placement:
         del form["placement"]
-    if set(policy.on_worker_death) <= {OnWorkerDeath.RECOMPUTE}:
+    if set(policy.on_worker_death) <= {UNSAID_DEATH}:
         del form["on_worker_death"]
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 

@@ -150,6 +150,9 @@ class OnWorkerDeath(IntEnum):
     FAIL = 2
 
 
+UNSAID_DEATH: Final = OnWorkerDeath.RESTORE
+
+
 class OnRunning(StrEnum):
     """What an erasure does to requests that run when it arrives."""
 
@@ -417,7 +420,7 @@ class Policy:
         IntegrityPolicy, ...
     ] = ()  # none: the policy does not speak of it, and nothing is compared
     placement: tuple[PlacementRule, ...] = ()
-    on_worker_death: tuple[OnWorkerDeath, ...] = ()  # none: recompute everywhere
+    on_worker_death: tuple[OnWorkerDeath, ...] = ()  # none: `UNSAID_DEATH` everywhere
     issuers: tuple[
         str, ...
     ] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
@@ -427,7 +430,7 @@ class Policy:
 
     def after_death(self, level: int) -> OnWorkerDeath:
         """What becomes of a dead worker's copies of a classification."""
-        return self.on_worker_death[level] if self.on_worker_death else OnWorkerDeath.RECOMPUTE
+        return self.on_worker_death[level] if self.on_worker_death else UNSAID_DEATH
 
     @property
     def checks_integrity(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvcustody.policies.document.model import (
+    UNSAID_DEATH,
     IntegrityPolicy,
     Offload,
     OnOutage,
@@ -254,8 +255,7 @@ def after_deaths(names: DeclaredNames, document: PolicyDocument) -> tuple[OnWork
     said = names.by_level(keys, document.on_worker_death, "`on_worker_death`", ("default",))
     if not said:
         return ()
-    recompute = OnWorkerDeath.RECOMPUTE
-    default = said["default"][1] if "default" in said else recompute
+    default = said["default"][1] if "default" in said else UNSAID_DEATH
     return tuple(said[name][1] if name in said else default for name in names.levels)
 
 

@@ -545,7 +545,7 @@ class PolicyDocument(DocumentPart):
     on_worker_death: Annotated[
         dict[str, Annotated[model.OnWorkerDeath, _DEATH]], by_name(names=_LEVEL_OR_DEFAULT)
     ] = told(
-        "By classification, or `default`: what becomes of a dead worker's copies; recompute if left out", {}
+        "By classification, or `default`: what becomes of a dead worker's copies; restore if left out", {}
     )
     audit: AuditSection
     eviction: EvictionSection | None = None
