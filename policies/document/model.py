@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
 from fractions import Fraction
+from typing import Final
 
 from kvcustody.policies.document.problems import SourceMark
 from kvcustody.tenants import issuers_of

@@ -176,7 +176,7 @@ LINT_CODES: dict[str, Code] = {
     ),
     "KVP772": Code("group dedicated twice", "list the tenants of both in one rule, or give each a group"),
     "KVP773": Code(
-        "restore without a tier that outlives its worker",
+        "recompute without a tier that outlives its worker",
         "offload the classification to `nvme`, or remove it",
     ),
 }

@@ -319,11 +319,12 @@ def _lint_placement(table: DecisionTable) -> Iterator[Finding]:
                 )
     for level, name in enumerate(policy.classifications):
         outlives = any(tier.must_encrypt for tier in policy.offload[level].tiers)
-        if policy.on_worker_death and policy.after_death(level) is OnWorkerDeath.RESTORE and not outlives:
+        is_said = len({*policy.on_worker_death}) > 1  # of single classifications
+        if is_said and policy.after_death(level) is OnWorkerDeath.RECOMPUTE and not outlives:
             yield (
                 policy.mark,
                 "KVP773",
-                f"`on_worker_death` of {quote(name)} is `restore`, and no tier keeps copies past a worker's death",
+                f"`on_worker_death` of {quote(name)} is `recompute`, and no tier keeps copies past a worker's death",
             )
 
 

@@ -116,9 +116,9 @@ def test_another_group_is_wider_and_one_less_narrower() -> None:
     assert moved.verdict is DiffVerdict.INCOMPARABLE
     assert all(duty.loosens is None for duty in moved.duties), "what is closed to others moves with it"
     assert diff(own, table(OWN.replace("acme-own", "own-acme"))).verdict is DiffVerdict.EQUIVALENT
-    restore, fail = (table(more=f"on_worker_death: {{low: {said}}}\n") for said in ("restore", "fail"))
-    assert diff(none, restore).verdict is DiffVerdict.WIDER
-    assert diff(restore, fail).verdict is DiffVerdict.NARROWER
+    ends, fail = (table(more=f"on_worker_death: {{low: {said}}}\n") for said in ("recompute", "fail"))
+    assert diff(ends, none).verdict is DiffVerdict.WIDER
+    assert diff(ends, fail).verdict is DiffVerdict.NARROWER
 
 
 def test_lint_tells_of_requests_that_nobody_may_serve() -> None:
@@ -129,8 +129,8 @@ def test_lint_tells_of_requests_that_nobody_may_serve() -> None:
     assert codes(table(OWN, "{id: elsewhere, groups: [s], classification: [high]}")) == {"KVP771"}
     twice = "{id: labs-own, groups: [a-2], tenants: [labs], dedicated: true}"
     assert codes(table(OWN, twice)) == {"KVP771", "KVP772"}
-    assert codes(table(more="on_worker_death: {mid: restore}\n")) == {"KVP773"}
-    assert codes(table(more="on_worker_death: {low: restore}\n")) == set(), "it goes to nvme"
+    assert codes(table(more="on_worker_death: {mid: recompute}\n")) == {"KVP773"}
+    assert codes(table(more="on_worker_death: {low: recompute}\n")) == set(), "it goes to nvme"
 
 
 def test_explain_says_which_workers_and_why(tmp_path: Path) -> None:
