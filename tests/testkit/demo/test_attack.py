@@ -23,8 +23,8 @@ from kvcustody.kernels.host import HostRows
 from kvcustody.testkit.demo import run as demonstration
 from kvcustody.testkit.demo.attacks import Attack, AttackOutcome, own_reuse, probe, residual_read
 from kvcustody.testkit.demo.codebook import Codebook
-from kvcustody.testkit.demo.command import app as demo
-from kvcustody.testkit.demo.command import print_report
+from kvcustody.testkit.demo.command import EPILOG, print_report
+from kvcustody.testkit.demo.command import attack as attack_command
 from kvcustody.testkit.demo.deployment import Deployment
 from kvcustody.testkit.demo.engine import ATTACKER, VICTIM
 from kvcustody.testkit.demo.run import AttackReport
@@ -35,6 +35,9 @@ pytestmark = pytest.mark.system
 
 SECRET = draw_secret(Random(3))
 app = typer.Typer(cls=CustodyGroup)
+demo = typer.Typer(cls=CustodyGroup)
+demo.callback()(lambda: None)
+demo.command("attack", epilog=EPILOG)(attack_command)
 app.add_typer(demo, name="demo")  # as `kvcustody` does where the testkit is installed
 
 
