@@ -5,15 +5,9 @@
 2. The router is a model of prefix-aware ones (SMG's and vllm-router's `cache_aware`): it remembers which worker it
    last sent each prefix of a name to. It sends a request there if enough of its prompt is known and no worker is
    overloaded; else to the worker with the least to do. A part may stand in its place (`Placing`).
-<<<<<<< HEAD
-3. A worker keeps `blocks_max` blocks by owner, the least recently used let go. It computes one prompt at a time,
-   as fast as `ComputeCost` says; answers of all its requests are decoded beside each other. So the time to the first
-   token is what waits before a prompt, and what of it was not found.
-=======
 3. A worker keeps `blocks_max` blocks by owner, the least recently used let go. It computes one prompt at a time, as
    `ComputeCost` says; answers of all its requests are decoded beside each other. So the time to the first token is what
    waits before a prompt, and what of it was not found.
->>>>>>> h3
 4. The oracle finds whatever any worker has computed for this owner and nobody erased, wherever it is.
 """
 
