@@ -86,7 +86,7 @@ def _row(name: str, command: Any) -> CommandRow:
         "--ledger" in flags,
         "--server" in flags,
         choices,
-        name in ("serve", "witness serve", "audit ship", "door serve", "door proxy"),
+        name in ("serve", "witness serve", "audit ship", "door serve", "door proxy", "events keep"),
     )
 
 

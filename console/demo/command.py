@@ -87,7 +87,10 @@ def fleet(
     programs: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A folder to look in for `smg`, `vllm-router` and `envoy` first.", metavar="FOLDER"
+            exists=True,
+            file_okay=False,
+            help="A folder to look in for `smg`, `vllm-router` and `envoy` first.",
+            metavar="FOLDER",
         ),
     ] = None,
     envoy: Annotated[

@@ -14,7 +14,7 @@ import re
 import threading
 import zlib
 from collections.abc import Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -120,7 +120,8 @@ class ModellessEngine:
         self._decoded_us = 0
         self._numbered = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvcustody-modelless", daemon=True)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvcustody-fleet-worker")
+        self._served: Future[None] | None = None
         self.error: BaseException | None = None
         self.serving = threading.Event()
 
@@ -131,13 +132,14 @@ class ModellessEngine:
 
     def start(self) -> None:
         """Open it and serve; `serving` is set once it does, or has failed."""
-        self._thread.start()
+        self._served = self._thread.submit(self._run)
 
     def stop(self) -> None:
         """End in order: what runs is released, scrubbed and on record."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_SECONDS)
+        if self._served is not None:
+            wait([self._served], _CLOSE_SECONDS)
+        self._thread.shutdown(wait=False)
 
     def ask(self, asked: Asked) -> Future[ServedRequest]:
         """Hand a request over; any thread."""

@@ -15,7 +15,7 @@ import typer
 
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
-from kvcustody.files import PRIVATE, READABLE, write_file
+from kvcustody.files import PRIVATE, write_file
 from kvcustody.governance.control_plane.epoch_feed import EpochFeed
 from kvcustody.governance.control_plane.opening import connect
 from kvcustody.governance.edge.custody_lease import lease_seconds
@@ -35,7 +35,9 @@ app = typer.Typer(
     help="KV events over NATS JetStream: its server's accounts, credentials, and the keeper of the stream.",
     epilog="docs/operate/events.md says what NATS is for, what it sees, and what happens without it.",
 )
-_Folder = Annotated[Path, typer.Option(help="The folder of the server's keys.", metavar="FOLDER")]
+_Folder = Annotated[
+    Path, typer.Option(file_okay=False, help="The folder of the server's keys.", metavar="FOLDER")
+]
 _FOLDER = Path("kvcustody-nats")
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 CONFIGURATION = "nats-server.conf"
@@ -85,7 +87,7 @@ def nats_config(
     keys = FleetKeys.create(folder) if is_new else FleetKeys.read(folder)
     plan = ServerPlan(listen, monitor, memory_mib << 20, certificate=tls.tls_certificate, key=tls.tls_key)
     file = folder / CONFIGURATION
-    write_file(file, server_configuration(keys, plan, issued=int(time.time())).encode(), mode=READABLE)
+    write_file(file, server_configuration(keys, plan, issued=int(time.time())).encode(), mode=PRIVATE)
     if as_json:
         _print_json({"configuration": str(file), "account": keys.fleet.public, "is_new": is_new})
     else:

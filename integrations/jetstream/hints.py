@@ -23,9 +23,7 @@ def hear_hints(place: NatsPlace, stack: ExitStack) -> None:
     """Until `stack` ends. Raises `ConfigError` as `NatsPlace.check`."""
     place.check()
     loop, ending = asyncio.new_event_loop(), asyncio.Event()
-    thread = GuardingThread(
-        lambda: loop.run_until_complete(_hear(place, ending)), name="kvcustody-nats-hints"
-    )
+    thread = GuardingThread(_run, name="kvcustody-nats-hints", args=(loop, place, ending))
 
     def end() -> None:
         with suppress(RuntimeError):
@@ -34,6 +32,10 @@ def hear_hints(place: NatsPlace, stack: ExitStack) -> None:
 
     thread.start()
     stack.callback(end)
+
+
+def _run(loop: asyncio.AbstractEventLoop, place: NatsPlace, ending: asyncio.Event) -> None:
+    loop.run_until_complete(_hear(place, ending))
 
 
 async def _hear(place: NatsPlace, ending: asyncio.Event) -> None:

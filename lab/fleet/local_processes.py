@@ -21,11 +21,16 @@ from types import TracebackType
 import httpx
 
 from kvcustody.errors import ConfigError
+from kvcustody.files import PRIVATE
 from kvcustody.http_exchange import read_bounded
 
 _END_SECONDS = 40.0
 _ANSWER_SECONDS, _ANSWER_BYTES_MAX = 5.0, 1 << 20
 _SAID_MAX = 400
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE)
 
 
 class LocalProcesses:
@@ -57,7 +62,7 @@ class LocalProcesses:
         Raises `ConfigError` where the program does not start.
         """
         try:
-            with self.log(name).open("wb") as log:
+            with open(self.log(name), "wb", opener=_private) as log:
                 made = subprocess.Popen(  # noqa: S603 - programs that this package or its user names
                     [*command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env=environment, cwd=folder, start_new_session=True,

@@ -32,7 +32,8 @@ MOMENTS = frozenset({
 """Fields of answers that are moments, in UTC microseconds."""
 LENGTHS = frozenset({
     "actual_us", "age_us", "ahead_us", "behind_us", "column_us", "measured_us", "net_us", "offset_us",
-    "predicted_us", "predicted_actual_us", "recompute_us", "saved_us", "transfer_us", "unwitnessed_us",
+    "predicted_us", "predicted_actual_us", "recompute_us", "saved_us", "shortest_ceiling_us", "transfer_us",
+    "unwitnessed_us",
 })  # fmt: skip
 """Fields of answers that are lengths of time."""
 _OF_COMMANDS = frozenset({"signed_us"})  # moments that commands print, and no answer has

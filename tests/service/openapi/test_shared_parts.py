@@ -9,7 +9,7 @@ import pytest
 
 from kvcustody.governance.api.openapi_document import document, share, whole_document
 
-BYTES_MAX = 420_000
+BYTES_MAX = 430_000
 
 
 @pytest.fixture(scope="module")
