@@ -164,6 +164,7 @@ def test_an_option_of_one_value_is_not_given_twice() -> None:
     assert repeated.exit_code == 2 and "takes one value" not in repeated.stderr
 
 
+@pytest.mark.system("a help page cuts an option at 80 columns")
 def test_help_shows_every_option_in_80_columns(all_commands: dict[str, Any]) -> None:
     """Each by its whole name, with how its text begins, however many values it offers."""
     cut = {}

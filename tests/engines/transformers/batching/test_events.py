@@ -146,6 +146,7 @@ def test_nothing_is_recorded_where_nobody_listens() -> None:
         assert [manager.tree.changes for manager in engine.governor.managers] == [None]
 
 
+@pytest.mark.system("settings open another stream of events")
 def test_settings_open_a_stream_with_scopes_and_without_tokens(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path / 'events'}"
     chosen = settings(tmp_path).model_copy(update={"kv_events_endpoint": endpoint})
