@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 
 from bench import Bench
 
-from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
+from kvcustody.audit.evidence.routes.route_measures import measure
 from kvcustody.audit.evidence.routes.route_receipts import (
     JoinedRoutes,
     ReceiptProblem,
@@ -31,28 +31,10 @@ from kvcustody.audit.evidence.routes.route_receipts import (
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.migrations.upgrade import upgrade
 from standins.integrations.door_world import make_signers
-from standins.integrations.routed_fleet import RoutedFleet, Truth, truth_of
+from standins.integrations.routed_fleet import RoutedFleet, Truth, figures_of, truth_of
 from standins.redteam.two_worlds import model
 
 EVER = RoutePeriod(0, 1 << 60)
-
-
-def figures(made: RouteMeasures) -> Truth:
-    """What follows from the ledger, as the recorder has it."""
-    return Truth(
-        made.requests,
-        made.prompt_tokens,
-        made.found_tokens,
-        made.promised_tokens,
-        made.stale_misses,
-        made.stale_tokens,
-        made.queue_deltas,
-        made.queue_delta_mean,
-        made.queue_delta_most,
-        made.imbalance or 0,
-        {one.worker: one[1:4] for one in made.workers},
-        {one.tenant: one[1:4] for one in made.tenants},
-    )
 
 
 def run(folder: Path, requests: int, workers: int, lost: int) -> dict[str, Any]:
@@ -80,7 +62,7 @@ def run(folder: Path, requests: int, workers: int, lost: int) -> dict[str, Any]:
     names = {one.receipt for seen in muted.values() for one in seen if one is not None}
     made = measure(one for one in found.receipts if one.receipt not in names)
     problems = by_problem(found.findings)
-    seen = figures(made)
+    seen = figures_of(made)
     differing = [name for name in Truth._fields if getattr(seen, name) != getattr(whole, name)]
     problems_of_run = {name: number for name, number in problems.items() if number}
     store.dispose()

@@ -129,6 +129,12 @@ class ClientOptions(ParameterGroup):
         list[str] | None,
         typer.Option(help="A header that goes on besides those that are listed.", metavar="NAME"),
     ] = None
+    return_header: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A header of answers that goes back besides those that are listed.", metavar="NAME"
+        ),
+    ] = None
     hint_priority: Annotated[
         str, typer.Option(help="The range that `priority` is clipped to.", metavar="MIN:MAX")
     ] = "0:0"
@@ -308,7 +314,9 @@ def _run(
             receipts=receipts,
             metrics=metrics,
             record_hints=(lambda _: None) if record is None else record.hints,
-            passed=PassedFields(clients.pass_field or (), clients.pass_header or ()),
+            passed=PassedFields(
+                clients.pass_field or (), clients.pass_header or (), clients.return_header or ()
+            ),
             hints=HintBounds(
                 _range(clients.hint_priority),
                 clients.hint_retain_seconds,

@@ -68,8 +68,6 @@ from kvcustody.integrations.identity.request_headers import REQUEST_ID, RequestH
 from kvcustody.integrations.identity.routes import VLLM_SERVER, Body, EngineServer
 from kvcustody.logger import get_logger
 
-# Prefixes of response headers that say which worker answered.
-TOPOLOGY_HEADERS: Final = ("x-smg-", "x-llm-d-", "x-worker-", "x-gateway-destination-", "x-kvcustody-")
 RETRIES_MAX: Final = 16
 _LOG = get_logger("kvcustody.door")
 
@@ -152,7 +150,6 @@ class EdgeGate:
         self._hints = HintBounds() if hints is None else hints
         self._record_hints = record_hints
         self._receipts = receipts
-        self._hidden = frozenset() if receipts is None else receipts.headers.all()
 
     def is_open(self, path: str) -> bool:
         """Whether `path` needs no identity."""
@@ -168,9 +165,9 @@ class EdgeGate:
             return ()
         return ("the scopes of a policy: until it knows them, it names each session apart",)
 
-    def hides(self, header: str) -> bool:
-        """Whether a header of an answer says where the request went, and ends here."""
-        return header.startswith(TOPOLOGY_HEADERS) or header in self._hidden
+    def is_returned(self, header: str) -> bool:
+        """Whether a header of an answer goes back to the client."""
+        return self._passed.is_returned(header)
 
     def passes(self, header: str) -> bool:
         """Whether a client's header goes on to the router."""

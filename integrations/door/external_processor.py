@@ -155,7 +155,8 @@ class ExternalProcessor(service.ExternalProcessorServicer):  # type: ignore[misc
         status = dict(headers).get(":status", b"")
         for receipt in receipts:
             receipt.answered(int(status) if status.isdigit() else 0, headers)
-        removed = sorted({name for name, _ in headers if self._gate.hides(name)})
+        ended = {name for name, _ in headers if not self._gate.is_returned(name)}
+        removed = sorted(name for name in ended - HOP_HEADERS if not name.startswith(":"))
         change = messages.CommonResponse(header_mutation=messages.HeaderMutation(remove_headers=removed))
         return messages.ProcessingResponse(response_headers=messages.HeadersResponse(response=change))
 

@@ -1,9 +1,10 @@
-"""Which fields of bodies and which headers of clients go on to a router: those that are listed here.
+"""Which fields and headers of clients go on to a router, and which headers of answers go back: those listed here.
 
 1. A field that is not listed is refused by its name: a client learns that the engine never saw it. Fields of OpenAI's
    API that engines ignore are dropped, and so is a field that is null.
 2. A header that is not listed goes no further.
-3. An operator may list more of both, but no name by which routers or engines place, share, keep or reach blocks.
+3. An operator may list more of each, but no name by which routers or engines place, share, keep or reach blocks.
+4. A header of an answer that is not listed ends at the door: it may say which worker answered.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ PASSED_HEADERS: Final = frozenset(
     (
         *("accept", "accept-encoding", "accept-language", "content-type", "user-agent"),
         *("traceparent", "tracestate", "anthropic-version"),
+    )
+)
+RETURNED_HEADERS: Final = frozenset(
+    (
+        *(
+            "content-type",
+            "content-length",
+            "content-encoding",
+            "content-language",
+            "cache-control",
+            "date",
+            "vary",
+        ),
+        *("allow", "retry-after", "www-authenticate", "x-request-id"),
     )
 )
 # Headers of one connection, which the door's own server and client write. A proxy writes `host` anew as well.
@@ -184,15 +199,18 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class PassedFields:
     """What goes on: the lists above, and the names that an operator added."""
 
-    def __init__(self, fields: Iterable[str] = (), headers: Iterable[str] = ()) -> None:
+    def __init__(
+        self, fields: Iterable[str] = (), headers: Iterable[str] = (), returned: Iterable[str] = ()
+    ) -> None:
         """Raises `ConfigError` for a name that may not be added (rule 3)."""
         self._fields = frozenset(fields)
         self._headers = frozenset(_normal(header) for header in headers)
+        self._returned = frozenset(_normal(header) for header in returned)
         for field in self._fields & ACTED_ON_FIELDS:
             raise ConfigError(
                 f"field `{field}`: routers or engines act on it; clients may not set it", field=field
             )
-        for header in self._headers:
+        for header in self._headers | self._returned:
             if _is_acted_on(header):
                 raise ConfigError(
                     f"header `{header}`: routers or engines act on it; clients may not set it", header=header
@@ -202,6 +220,11 @@ class PassedFields:
         """Whether a client's header goes on. `_` counts as `-`, as some servers read it, so none with `_` does."""
         name = name.lower()
         return name in PASSED_HEADERS or name in self._headers
+
+    def is_returned(self, name: str) -> bool:
+        """Whether a header of an answer goes back to the client."""
+        name = name.lower()
+        return name in RETURNED_HEADERS or name in self._returned
 
     def check(self, kind: Body, body: dict[str, Any]) -> None:
         """Remove what is dropped of a body; `RequestRefused` for a field that is not listed."""

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 import httpx
 
 from kvcustody.integrations.door.edge_gate import EdgeGate, Forwarded
-from kvcustody.integrations.door.passed_fields import HOP_HEADERS
 from kvcustody.integrations.door.route_receipts import OpenReceipt
 from kvcustody.integrations.identity.middleware import RequestCutError, read_body, refuse_socket
 from kvcustody.integrations.identity.refusal import Receive, RequestRefused, Scope, Send
@@ -126,7 +125,7 @@ class ReverseProxy:
             if receipt is not None:
                 receipt.answered(response.status_code, came)
             headers = [
-                (name.encode("latin-1"), value) for name, value in came if not self._is_kept_here(name)
+                (name.encode("latin-1"), value) for name, value in came if self._gate.is_returned(name)
             ]
             status = response.status_code
             await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -135,10 +134,6 @@ class ReverseProxy:
             await send({"type": "http.response.body", "body": b""})
         finally:
             await response.aclose()
-
-    def _is_kept_here(self, header: str) -> bool:
-        """Whether a header of an answer is of the router's connection, or about its workers."""
-        return (header in HOP_HEADERS and header != "content-length") or self._gate.hides(header)
 
 
 async def _client_left(receive: Receive) -> None:

@@ -148,6 +148,15 @@ def test_an_operator_lists_more(tmp_path: Path, signers: Signers) -> None:
             PassedFields([field])
 
 
+def test_an_operator_lists_more_of_answers() -> None:
+    assert not PassedFields().is_returned("x-house") and PassedFields(returned=["X-House"]).is_returned(
+        "x-house"
+    )
+    for header in ("x-smg-routed-worker-id", "x-gateway-destination-endpoint", "x-kvcustody-worker"):
+        with pytest.raises(ConfigError, match=header):
+            PassedFields(returned=[header])
+
+
 def test_what_the_routers_probes_send_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks/fleet/routers"))
     import router_probes

@@ -61,7 +61,8 @@ class StandInRouter:
     async def _complete(self, request: Request) -> Response:
         self.received.append((dict(request.headers), await request.body()))
         return JSONResponse(
-            {"query": request.url.query}, headers={"x-smg-routed-worker-id": "w1", "x-kept": "1"}
+            {"query": request.url.query},
+            headers={"x-smg-routed-worker-id": "w1", "x-kept": "1", "retry-after": "1"},
         )
 
     async def _stream(self, request: Request) -> Response:
@@ -144,8 +145,8 @@ def test_a_request_goes_on_with_namespace_and_token(fleet: FleetEdge) -> None:
         sent = {"prompt": "p", "cache_salt": "s", "nvext": {}, "user": "ann"}
         headers = bearer(fleet.clients.alice, **{"x-tenant-id": "victim", "accept": "a/b", "te": "trailers"})
         answer = await world.client.post("/v1/completions?q=%2F1", json=sent, headers=headers)
-        assert answer.json() == {"query": "q=%2F1"} and answer.headers["x-kept"] == "1"
-        assert "x-smg-routed-worker-id" not in answer.headers
+        assert answer.json() == {"query": "q=%2F1"} and answer.headers["retry-after"] == "1"
+        assert answer.headers.keys().isdisjoint({"x-smg-routed-worker-id", "x-kept"})
         received, body = world.router.received[0]
         assert received["accept"] == "a/b" and not {"x-tenant-id", "te"} & received.keys()
         assert json.loads(body).keys() == {"prompt", "cache_salt"}

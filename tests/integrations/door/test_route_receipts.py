@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
+from kvcustody.audit.evidence.routes.route_measures import measure
 from kvcustody.audit.evidence.routes.route_receipts import (
     GRACE_US,
     JoinedRoutes,
@@ -19,7 +19,7 @@ from kvcustody.audit.evidence.routes.route_receipts import (
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.edge.route_receipt import request_digest
 from standins.integrations.door_world import Signers, make_signers
-from standins.integrations.routed_fleet import RoutedFleet, Truth, truth_of
+from standins.integrations.routed_fleet import RoutedFleet, figures_of, truth_of
 from standins.redteam.two_worlds import model as make_model
 
 EVER = RoutePeriod(0, 1 << 60)
@@ -36,36 +36,18 @@ def joined(store: Engine, period: RoutePeriod = EVER, now_us: int = LATER_US) ->
         return read_routes(connection, period, now_us=now_us)
 
 
-def figures(made: RouteMeasures) -> Truth:
-    """Those that the recorder has, too."""
-    return Truth(
-        made.requests,
-        made.prompt_tokens,
-        made.found_tokens,
-        made.promised_tokens,
-        made.stale_misses,
-        made.stale_tokens,
-        made.queue_deltas,
-        made.queue_delta_mean,
-        made.queue_delta_most,
-        made.imbalance or 0,
-        {one.worker: one[1:4] for one in made.workers},
-        {one.tenant: one[1:4] for one in made.tenants},
-    )
-
-
 def test_every_figure_is_what_the_recorder_saw(store: Engine, tmp_path: Path, signers: Signers) -> None:
     fleet = RoutedFleet(tmp_path, signers, store, make_model())
     fleet.run(150)
     fleet.close()
     found = joined(store)
     measures = measure(found.receipts)
-    assert figures(measures) == truth_of(fleet.seen)
+    assert figures_of(measures) == truth_of(fleet.seen)
     assert measures.stale_misses > 0 and measures.scores and measures.promises == 150, "control"
     misses = by_problem(found.findings)
     assert misses.pop(ReceiptProblem.NOT_FOUND) == measures.stale_misses and not any(misses.values())
     of_acme = joined(store, EVER._replace(tenant="acme")).receipts
-    assert figures(measure(of_acme)) == truth_of([one for one in fleet.seen if one.tenant == "acme"])
+    assert figures_of(measure(of_acme)) == truth_of([one for one in fleet.seen if one.tenant == "acme"])
     with store.connect() as connection:
         assert fsck(connection).problems == []
 
@@ -105,5 +87,7 @@ def test_of_requests_that_are_not_drawn_nothing_is_written(
     found = joined(store)
     assert 10 < len(found.receipts) < 50
     drawn = {one.receipt for one in found.receipts}
-    assert figures(measure(found.receipts)) == truth_of([one for one in fleet.seen if one.receipt in drawn])
+    assert figures_of(measure(found.receipts)) == truth_of(
+        [one for one in fleet.seen if one.receipt in drawn]
+    )
     assert all(one.problem is ReceiptProblem.NOT_FOUND for one in found.findings)

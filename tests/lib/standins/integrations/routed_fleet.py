@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.audit.evidence.routes.route_measures import RouteMeasures
 from kvcustody.audit.kinds import IssuerAssigned
 from kvcustody.audit.write.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
@@ -38,6 +39,8 @@ BLOCK = 16
 SHARED_TOKENS = 64
 PROMISED, SCORE = "x-kvcustody-promised-tokens", "x-kvcustody-score"
 Rule = Callable[[str, int], int]
+
+_DIGITS = 9  # of a quotient: its last bit depends on the order of the arithmetic
 
 
 class Seen(NamedTuple):
@@ -206,6 +209,24 @@ class Truth(NamedTuple):
     by_tenant: dict[str, tuple[int, int, int]]
 
 
+def figures_of(made: RouteMeasures) -> Truth:
+    """Those that the recorder has, too, as they follow from the ledger."""
+    return Truth(
+        made.requests,
+        made.prompt_tokens,
+        made.found_tokens,
+        made.promised_tokens,
+        made.stale_misses,
+        made.stale_tokens,
+        made.queue_deltas,
+        made.queue_delta_mean,
+        made.queue_delta_most,
+        round(made.imbalance or 0, _DIGITS),
+        {one.worker: one[1:4] for one in made.workers},
+        {one.tenant: one[1:4] for one in made.tenants},
+    )
+
+
 def truth_of(seen: list[Seen]) -> Truth:
     """What routing was, as the recorder saw it."""
     short = [(one.promised or 0) - one.found_tokens for one in seen if one.found_tokens < (one.promised or 0)]
@@ -238,7 +259,7 @@ def truth_of(seen: list[Seen]) -> Truth:
         len(deltas),
         sum(deltas) / len(deltas) if deltas else None,
         max(deltas, default=None),
-        max(counts) / (sum(counts) / len(counts)),
+        round(max(counts) * len(counts) / sum(counts), _DIGITS),
         by_worker,
         sums("tenant"),
     )
