@@ -15,7 +15,7 @@ import hashlib
 from typing import Final, NamedTuple, Self
 
 NONCE_BYTES: Final = 8
-SHARE: Final = 0.1  # where neither policy nor control plane says otherwise
+SHARE: Final = 0.1  # where the control plane says nothing else
 _DIGEST_BYTES: Final = 8
 RECEIPT_OF_REQUEST: Final = 2 * _DIGEST_BYTES  # characters of a name that follow from the request id
 _SHARE_BITS: Final = 32
