@@ -434,7 +434,9 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
             healed = time.monotonic()
         recovered = await until_reused(bystander, healed)
         asked, acknowledged = await erasing
-        await asyncio.sleep(max(2.0, min(SPREAD * world.lease + 1.0, 30.0) if fault == "killed" else 2.0))
+        await asyncio.sleep(
+            min(SPREAD * world.lease + 1.0, 30.0)
+        )  # past the lease, however late it was acknowledged
         over.set()
         await asyncio.gather(asking, later)
     of_fault = [one for one in world.answers if one.subject == bystander and one.asked >= began]
@@ -457,7 +459,7 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         "recovered_after_seconds": round(recovered, 2),
         "erasure_acknowledged_after_seconds": round(acknowledged - asked, 2),
         "asked_after_erasure": sum(
-            one.subject == subject and one.asked > acknowledged for one in world.answers
+            one.subject == subject and one.asked > acknowledged and one.status == 200 for one in world.answers
         ),
         "reused_within_lease": sum(after <= bound for after in found),
         "reused_past_lease": sum(after > bound for after in found),
@@ -573,6 +575,9 @@ def main() -> None:
         }
     )
     bad = sum(row["reused_past_lease"] for row in rows) + lost["durable_leaves_lost"] + lost["erasures_lost"]
+    is_void = not lost["durable_leaves_of_workers"] or lost["erasures_acknowledged"] != len(rows)
+    if is_void:
+        raise SystemExit("void: no leaf was durable, or an erasure was not acknowledged")
     if bad or lost["gaps"]:
         raise SystemExit("something acknowledged was lost, or reused past a lease")
 

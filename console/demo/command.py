@@ -195,6 +195,7 @@ def _start(
     said = Progress()
     before = "Envoy and a door" if plan.envoy else "a door"
     said(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
+    from kvcustody.audit.store.database.database_place import database_place
     from kvcustody.audit.tlog.signing_key import read_signing_key
     from kvcustody.console.demo.fleet_processes import LocalFleet
     from kvcustody.console.demo.fleet_traffic import FleetTraffic
@@ -244,7 +245,13 @@ def _start(
         said("serving tenants")
         stack.push(opened.pop_all())
     return _Running(
-        service, running, traffic, f"http://{settings.listen}", place, str(settings.database_url), said
+        service,
+        running,
+        traffic,
+        f"http://{settings.listen}",
+        place,
+        database_place(str(settings.database_url)).masked(),
+        said,
     )
 
 

@@ -136,7 +136,7 @@ class FleetTraffic:
         status, body = self._post(url, headers, prompt, more)
         with self._lock:
             figures = self.figures
-            if status != 200:
+            if status != 200 or "usage" not in body:
                 figures.failures[status] += 1
                 return -1
             usage = body["usage"]
@@ -158,9 +158,9 @@ class FleetTraffic:
             answer = read_bounded(
                 self._client, request, deadline_seconds=_ANSWER_SECONDS, bytes_max=_ANSWER_BYTES_MAX
             )
-        except httpx.HTTPError:
+            return answer.status_code, answer.json() if answer.status_code == 200 else {}
+        except (httpx.HTTPError, OSError, ValueError):  # no answer, or none that is one
             return 0, {}
-        return answer.status_code, answer.json() if answer.status_code == 200 else {}
 
     # -- what people try (rule 2) -------------------------------------------------------------------------------------
 
@@ -178,10 +178,12 @@ class FleetTraffic:
         self._ask(owner, prompt, cache_salt=salt)
         own = self._ask(owner, prompt, cache_salt=salt)
         foreign = self._ask(reader, prompt, cache_salt=salt)
+        if own < 0 or foreign < 0:
+            return
         with self._lock:
             self.figures.tries += 1
-            self.figures.own_found_tokens += max(0, own)
-            self.figures.foreign_found_tokens += max(0, foreign)
+            self.figures.own_found_tokens += own
+            self.figures.foreign_found_tokens += foreign
 
     def _try_to_get_in(self) -> None:
         """Past the doors with a client's key, and through one with nobody's."""

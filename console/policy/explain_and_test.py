@@ -189,6 +189,8 @@ def _explain_route(
         groups = read_placement(placed.placement).groups
         workers = {name: tuple(group.workers) for name, group in groups.items()}
     tenant, claim = table.policy.named(access.reader), access.classification
+    if table.tenant(tenant) is None:
+        raise ConfigError(f"tenant `{tenant}` is not in the policy: no worker serves it", tenant=tenant)
     found = explain_route(table, tenant, route=route, claim=claim, hint=placed.hint, workers=workers)
     if as_json:
         print_json(found.data())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Body = dict[str, Any]
-GRACE_US = 300_000_000
+GRACE_US, CLOCKS_APART_US = 300_000_000, 1_000_000
 SUMS = ("requests", "prompt_tokens", "found_tokens", "promises", "stale_misses")
 
 
@@ -34,16 +34,17 @@ def routes(
         if not since_us <= at_us < until_us:
             continue
         receipts += 1
-        lacks = _lacks(sent, found)
+        own = _own(sent, found, names)
+        lacks = _lacks(sent, found, own)
         awaited += bool(lacks) and now_us - at_us < GRACE_US
         problems.update([lacks] if lacks and now_us - at_us >= GRACE_US else [])
-        problems.update(_wrong(sent, found, names))
-        served = _served(sent, found, names)
-        if served is None:
+        problems.update(_wrong(sent, found, own))
+        served = _served(sent, own)
+        if not served:
             continue
         figures = _figures(sent, served)
         whole.update(figures)
-        by[0][names.get(served["incarnation"], "")].update(figures)
+        by[0][names.get(served[-1]["incarnation"], "")].update(figures)
         by[1][log.removeprefix("tenant/")].update(figures)
         problems["promise-not-found"] += figures["stale_misses"]
     return {
@@ -73,15 +74,22 @@ def _rows(counts: Mapping[str, Counter[str]]) -> list[Body]:
     return [{"name": name} | {key: counts[name][key] for key in SUMS} for name in sorted(counts)]
 
 
-def _lacks(sent: list[Body], found: list[Body]) -> str:
+def _own(sent: list[Body], found: list[Body], names: Mapping[str, str]) -> list[Body]:
+    """The halves of who answered: of the worker that the answer names, else all."""
+    if not sent or not sent[0]["worker"]:
+        return found
+    return [body for body in found if names.get(body["incarnation"], "") == sent[0]["worker"]]
+
+
+def _lacks(sent: list[Body], found: list[Body], own: list[Body]) -> str:
     """The half that is missing."""
     if not sent:
         return "no-door-half" if any(body["asked"] for body in found) else ""
     answered = 0 < int(sent[0]["status"]) < 300
-    return "no-worker-half" if answered and len(found) < int(sent[0]["requests"]) else ""
+    return "no-worker-half" if answered and len(own) < int(sent[0]["requests"]) else ""
 
 
-def _wrong(sent: list[Body], found: list[Body], names: Mapping[str, str]) -> Iterator[str]:
+def _wrong(sent: list[Body], found: list[Body], own: list[Body]) -> Iterator[str]:
     """What the halves that are there say against each other, but for the promise."""
     if len(sent) > 1:
         yield "two-door-halves"
@@ -92,12 +100,10 @@ def _wrong(sent: list[Body], found: list[Body], names: Mapping[str, str]) -> Ite
         return
     if len(found) > int(sent[0]["uses"]):
         yield "more-than-allowed"
-    if who := sent[0]["worker"]:
-        own = [int(body["at_us"]) for body in found if names.get(body["incarnation"], "") == who]
-        for body in found:
-            is_other = names.get(body["incarnation"], "") != who
-            if is_other and not (own and int(body["at_us"]) <= max(own)):
-                yield "sent-elsewhere"
+    if own:
+        last_us = max(int(body["at_us"]) for body in own)
+        others = [int(body["at_us"]) for body in found if not any(body is one for one in own)]
+        yield from ["sent-elsewhere" for at_us in others if at_us > last_us + CLOCKS_APART_US]
 
 
 def _is_possible(body: Body) -> bool:
@@ -105,15 +111,14 @@ def _is_possible(body: Body) -> bool:
     return figures and int(body["queue"]) >= 0 and int(body["free_blocks"]) >= 0
 
 
-def _served(sent: list[Body], found: list[Body], names: Mapping[str, str]) -> Body | None:
-    """The half of who answered."""
-    named = [body for body in found if sent and names.get(body["incarnation"], "") == sent[0]["worker"]]
-    halves = [body for body in named or found if _is_possible(body)]
-    return halves[-1] if halves else None
+def _served(sent: list[Body], own: list[Body]) -> list[Body]:
+    """The halves of who answered, one of each request of the engine."""
+    requests = max(1, int(sent[0]["requests"])) if sent else 1
+    return [body for body in own if _is_possible(body)][-requests:]
 
 
-def _figures(sent: list[Body], served: Body) -> Counter[str]:
-    prompt, found = int(served["prompt_tokens"]), int(served["found_tokens"])
+def _figures(sent: list[Body], served: list[Body]) -> Counter[str]:
+    prompt, found = (sum(int(body[name]) for body in served) for name in ("prompt_tokens", "found_tokens"))
     made = Counter({"requests": 1, "prompt_tokens": prompt, "found_tokens": found})
     if sent and int(sent[0]["promised_tokens"]) >= 0:
         promised = int(sent[0]["promised_tokens"])

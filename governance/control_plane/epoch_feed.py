@@ -48,10 +48,11 @@ def ask_at_once() -> None:
 
 
 class _Heard(NamedTuple):
-    """A snapshot, under which key it is, and the end of its lease in boot time (µs)."""
+    """A snapshot, under which key it is, when it was asked for, and the end of its lease, in boot time (µs)."""
 
     known: KnownEpochs
     key: bytes
+    sent_us: int
     until_us: int
 
 
@@ -145,6 +146,8 @@ class EpochFeed:
             if now is not None and now is not last and not heard.known.follows(now.known):
                 return  # a later question was answered first
             if now is not None and now.known.epochs.digest == heard.known.epochs.digest:
+                if heard.sent_us < now.sent_us:
+                    return  # the same epochs, and what comes with them is older
                 heard = heard._replace(until_us=max(heard.until_us, now.until_us))
             self._heard = heard
             self._on_known(heard.known, heard.until_us)
@@ -155,7 +158,7 @@ class EpochFeed:
 
         `lost`: a version that is known, and that was not in what the control plane gave.
         """
-        sent_us, acted_by = self._clock.now_us(), self._acted_by
+        sent_us, acted_by, last = self._clock.now_us(), self._acted_by, self._heard
         key, epochs = (b"", EraseEpochs()) if start is None else (start.key, start.known.epochs)
         while True:
             answer = self._connection.get(
@@ -163,7 +166,7 @@ class EpochFeed:
                 known=acted_by if self._acknowledges else None,
                 after=epochs.version,
                 floor=epochs.floor,
-                scopes=None if self._heard is None else self._heard.known.scopes.digest,
+                scopes=None if last is None else last.known.scopes.digest,
                 lost=lost or None,
                 wait=wait_seconds or None,
             )
@@ -188,13 +191,13 @@ class EpochFeed:
             epochs,
             EpochTags(key),
             int(answer["namespace_days"]),
-            _scopes(answer, self._heard),
+            _scopes(answer, last),
             _rule_of(answer.get("receipts")),
             answer.get("shortest_ceiling_us"),
         )
         if start is not None and start.known.epochs is epochs and start.known[2:] == known[2:]:
             known = start.known  # the same object says that nothing is new
-        return _Heard(known, key, sent_us + self.lease_us)
+        return _Heard(known, key, sent_us, sent_us + self.lease_us)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -231,9 +231,9 @@ class Authority(ABC, Generic[PoolT_co]):
             return True
         claim = key[0].classification
         return all(
-            table.placement.demand(plan.tenant, key[2], claim, key[3]).allows(self.placement_group)
+            table.demand(plan.tenant, key[2], claim, key[3]).allows(self.placement_group)
             for table in self.tables
-            if table is not None and table.policy.placement
+            if table is not None
         )
 
     def _new_plan(self, key: PlanKey, moment: Moment) -> Plan[PoolT_co] | None:

@@ -17,11 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError
-from kvcustody.policies.document.model import Grant, Labels, Policy, Profile, SegmentRule, TenantPolicy
+from kvcustody.policies.document.model import (
+    Grant,
+    Labels,
+    OnWorkerDeath,
+    Policy,
+    Profile,
+    SegmentRule,
+    TenantPolicy,
+)
 from kvcustody.policies.table.batch_decide import BatchTable
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessColumns, AccessRequest, Decision
 from kvcustody.policies.table.obligations import Obligations, TierDuty
+from kvcustody.policies.table.placement import Demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,15 @@ class StagedTable(DecisionTable):
     def batch(self) -> BatchTable:
         """There is no dense form of two revisions at once."""
         raise ConfigError("a staged revision has no dense table; ask `decide_many`")
+
+    def demand(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> Demand:
+        """What both revisions allow: doors, too, hold both."""
+        base = self.base.demand(tenant, route, claim, hint)
+        return base.together(self.candidate.demand(tenant, route, claim, hint))
+
+    def after_death(self, tenant: str, level: int) -> OnWorkerDeath:
+        """As the tenant's revision says."""
+        return self.of(tenant).after_death(tenant, level)
 
     def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
         """As the tenant's revision says."""

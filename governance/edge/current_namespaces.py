@@ -94,7 +94,7 @@ class FollowedNamespaces:
 
     @property
     def last_known(self) -> KnownEpochs | None:
-        """What was known when a name was last made, whether or not the lease is over; None before."""
+        """What was known when something was last asked, whether or not the lease is over; None before."""
         return self._last
 
     @property
@@ -106,8 +106,8 @@ class FollowedNamespaces:
         """Which placement groups may serve a request, as last known; None: nobody said yet."""
         if self._source is None and self._scopes is None:
             return ANYWHERE
-        known = None if self._source is None else self._source() or self._last
-        return self._scopes_by(known).demand(principal, hint)
+        self._heard()
+        return self._scopes_by(self._last).demand(principal, hint)
 
     def tenant(self, issuer: str, tenant: str) -> Named:
         """The name of a tenant."""
@@ -124,8 +124,7 @@ class FollowedNamespaces:
         whose: tuple[str, str] | tuple[str, str, str | None, str | None],
         requester: Callable[[KnownEpochs | None], NamedRequester | None],
     ) -> Named:
-        known = None if self._source is None else self._source()
-        self._last = known or self._last
+        known = self._heard()
         epochs = NO_EPOCHS if self._last is None else self._last.of(*whose)
         if self._source is not None and known is None:
             return Named(_own_name(), epochs, _REQUEST, is_past_lease=True)
@@ -133,6 +132,12 @@ class FollowedNamespaces:
         if by is None:
             return Named(_own_name(), epochs, _REQUEST)
         return Named(self._names.of(*by, known=known), epochs, by.scope.value)
+
+    def _heard(self) -> KnownEpochs | None:
+        """What is known now; None past the lease."""
+        known = None if self._source is None else self._source()
+        self._last = known or self._last
+        return known
 
     def _scope_of(self, principal: Principal, known: KnownEpochs | None) -> ScopeKind:
         return self._scopes_by(known).of(principal.issuer, principal.tenant)

@@ -102,6 +102,10 @@ class NameScopes:
         """Whether any policy says something."""
         return self._default is not None or bool(self._tenants)
 
+    def without_names(self) -> NameScopes:
+        """Where requests may go alone: no scope is known."""
+        return NameScopes(placement=self._placement)
+
     def demand(self, principal: Principal, hint: str | None) -> Demand | None:
         """Which placement groups may serve a request with this classification hint; None: no policy is known."""
         if self._placement is None:

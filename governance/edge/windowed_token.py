@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -113,6 +114,7 @@ class WindowedTokens:
         self._seconds = check_window(window_seconds)
         self._group = group
         self._latest_us = 0
+        self._lock = threading.Lock()
 
     def verify(self, cache_salt: str) -> VerifiedToken | Rejected:
         """Who a request is from."""
@@ -131,7 +133,8 @@ class WindowedTokens:
         except InvalidSignature:
             return Rejected("forged")
         _, _, flags, seconds, number, *epochs = _HEAD.unpack_from(record)
-        self._latest_us = now_us = max(self._latest_us, self._clock.utc_us())  # a stepped clock revives none
+        with self._lock:  # a stepped clock revives none
+            self._latest_us = now_us = max(self._latest_us, self._clock.utc_us())
         window_us = self._seconds * SECOND_US
         if seconds != self._seconds or number < now_us // window_us - 1:
             return Rejected("expired")

@@ -231,7 +231,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("route_promised_tokens", "gauge", "Tokens that routers promised."),
     Measure("route_promised_found_tokens", "gauge", "Of these, those that were found."),
     Measure("route_queue_delta", "gauge", "Queue at the worker chosen less the shortest elsewhere, on average."),
-    Measure("route_imbalance", "gauge", "Requests of the busiest worker over the mean of all."),
+    Measure("route_imbalance", "gauge", "Requests of the busiest worker over the mean of those that answered any."),
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),
     Measure("worker_lease_seconds", "gauge", "How long a worker may reuse without further word, by lease: `policy` for "

@@ -46,7 +46,7 @@ def death_before(written: bytes, holder: TierHolder) -> WorkerDeath | None:
         before = TierHolder(*(str(said[name]) for name in TierHolder._fields))
         if said["stopped"] is True:
             return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         before = UNKNOWN
     same_worker = bool(before.worker) and before.worker == holder.worker
     same_group = before.group not in ("", GROUP) and before.group == holder.group

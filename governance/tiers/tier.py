@@ -1026,6 +1026,9 @@ class SealedTier:
         return death_before(read(), holder)
 
     def _write_holder(self, *, is_stopped: bool) -> None:
+        """Say who has the tier; while a copy that must end is still there, the mark stays the one before."""
+        if self._waiting:
+            return
         holder = self._terms.holder
         write: Callable[[bytes], None] | None = getattr(self._store, "write_holder", None)
         if holder is not None and write is not None and self._store.outlives:

@@ -73,7 +73,7 @@ class TierRules:
             permitted = self._authorize(Action.OFFLOAD, OwnData(tenant, level, classification)).permitted
         except LedgerUnavailable:
             return NOT_HERE
-        restores = table.policy.after_death(level) is OnWorkerDeath.RESTORE
+        restores = table.after_death(tenant, level) is OnWorkerDeath.RESTORE
         limit = CopyLimit(duty.absolute_us, duty.bucket_us, duty.within_us, restores)
         return limit if permitted else NOT_HERE
 

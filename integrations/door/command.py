@@ -398,11 +398,15 @@ def _scopes(path: Path | None, clock: SystemClock, *, is_told: bool) -> Callable
 
     watched = WatchedFile(path, lambda file: NameScopes.of_policies([_policy(file)]), clock)
 
+    last = NameScopes()
+
     def scopes() -> NameScopes:
+        nonlocal last
         try:
-            return watched.content()
-        except IdentityError:  # unreadable: nothing is known
-            return NameScopes()
+            last = watched.content()
+        except IdentityError:  # unreadable: where requests may go stays as it was last said
+            last = last.without_names()
+        return last
 
     return scopes
 

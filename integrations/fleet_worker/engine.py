@@ -144,6 +144,10 @@ class ModellessEngine:
     def ask(self, asked: Asked) -> Future[ServedRequest]:
         """Hand a request over; any thread."""
         answer: Future[ServedRequest] = Future()
+        answer.set_running_or_notify_cancel()  # who asked may go; nobody takes the answer from the engine
+        if self._served is None or self._served.done():
+            answer.set_result(ServedRequest(503, len(asked.tokens), reason="the engine has ended"))
+            return answer
         now_us = self._clock.now_us()
         self._asked.put(_Waiting(asked, answer, now_us, now_us, 0))
         return answer

@@ -56,7 +56,9 @@ def _read(path: Path) -> NatsKey:
     try:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
-        raise ConfigError(f"`{path}` cannot be read; `kvcustody events nats` makes it", path=path) from None
+        raise ConfigError(
+            f"`{path}` cannot be read; `kvcustody events nats-config` makes it", path=path
+        ) from None
     return NatsKey.from_seed(text)
 
 
@@ -88,7 +90,10 @@ def server_configuration(keys: FleetKeys, plan: ServerPlan, *, issued: int) -> s
         'write_deadline: "10s"',
         f"jetstream {{ max_memory_store: {plan.memory_bytes}, max_file_store: 0 }}",
         *(
-            [f"tls {{ cert_file: {_quoted(plan.certificate)}, key_file: {_quoted(plan.key)} }}"]
+            [
+                f"tls {{ cert_file: {_quoted(plan.certificate)}, key_file: {_quoted(plan.key)}",
+                "  handshake_first: true }",
+            ]
             if plan.certificate
             else []
         ),
@@ -132,7 +137,7 @@ def read_credentials(path: Path) -> Credentials:
         body = token.split(".")[1]
         claims = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
         return Credentials(token, NatsKey.from_seed(seed), str(claims["name"]))
-    except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError):
+    except (OSError, ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError):
         raise ConfigError(f"`{path}` holds no NATS credentials", path=path) from None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import ssl
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -37,12 +36,16 @@ class NatsPlace(NamedTuple):
 
     def check(self) -> Credentials:
         """The credentials; raises `ConfigError` for an address that is none, or one in clear to another machine."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("nats", "tls") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            name = parts.hostname
+        except ValueError:
+            raise ConfigError(f"`{self.url}` is no NATS server: its address is malformed") from None
+        if parts.scheme not in ("nats", "tls") or not name:
             raise ConfigError(
                 f"`{self.url}` is no NATS server; write `nats://HOST:PORT` or `tls://HOST:PORT`"
             )
-        if parts.scheme == "nats" and self.authority is None and not is_loopback(parts.hostname):
+        if parts.scheme == "nats" and not is_loopback(name):
             raise ConfigError(f"`{self.url}` would be spoken to in clear over a network; write `tls://`")
         return read_credentials(self.credentials)
 
@@ -64,12 +67,10 @@ class _Shown:
         return self.last.token.encode()
 
 
-async def open_connection(
-    place: NatsPlace, *, on_connected: Callable[[], Awaitable[None]] | None = None
-) -> Client:
+async def open_connection(place: NatsPlace) -> Client:
     """A connection. Raises `ConfigError` where nats-py is not installed, `OSError` and errors of nats otherwise.
 
-    `on_connected` is called each time that it was made anew.
+    With `tls://` the handshake comes before the server says anything: nobody in between can talk it away.
     """
     try:
         import nats
@@ -92,8 +93,8 @@ async def open_connection(
         signature_cb=shown.sign,
         inbox_prefix=inbox(name_in_subject(shown.last.name)),
         tls=tls,
+        tls_handshake_first=tls is not None,
         error_cb=say,
-        reconnected_cb=on_connected,
         connect_timeout=_CONNECT_SECONDS,
         reconnect_time_wait=_RECONNECT_SECONDS,
         max_reconnect_attempts=1,  # a first connection that tries for ever cannot be cancelled

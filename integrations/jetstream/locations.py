@@ -109,7 +109,7 @@ class WorkerStreams:
             self._begin(key, stream, life, is_whole=number == 0)
         if number == stream.expected and stream.is_whole:
             stream.expected += 1
-            self._index.apply(*key, payload)
+            self._apply(key, stream, payload)
             return
         if number > stream.expected and stream.is_whole:
             self._lose(stream)
@@ -212,20 +212,33 @@ class WorkerStreams:
     def _close_gap(self, key: tuple[str, str], stream: _Stream, number: int) -> None:
         """A snapshot is whole: it stands for every number below `number`, and what was kept goes on from there."""
         self._index.forget(*key)
-        for part in sorted(stream.parts):
-            self._index.apply(*key, stream.parts[part])
-        self.counts["snapshots"] += 1
-        kept = stream.kept
+        parts, kept = stream.parts, stream.kept
         stream.question, stream.parts, stream.kept = "", {}, {}
         stream.expected, stream.is_whole = number, True
+        for part in sorted(parts):
+            if not self._apply(key, stream, parts[part]):
+                return
+        self.counts["snapshots"] += 1
         while stream.expected in kept:
-            self._index.apply(*key, kept[stream.expected])
             stream.expected += 1
+            if not self._apply(key, stream, kept[stream.expected - 1]):
+                return
         later = {at: payload for at, payload in kept.items() if at > stream.expected}
         if later:
             stream.kept = later
             self._lose(stream)
         stream.promised_at = self._now()
+
+    def _apply(self, key: tuple[str, str], stream: _Stream, payload: bytes) -> bool:
+        """Take what one worker said; where it says nothing that can be read, its locations are not usable."""
+        try:
+            self._index.apply(*key, payload)
+        except Exception:  # a worker's own words: another's are not lost for them
+            self.counts["malformed"] += 1
+            self._index.forget(*key)
+            self._lose(stream)
+            return False
+        return True
 
     def _is_behind(self, stream: _Stream) -> bool:
         return stream.expected < stream.promised and self._now() - stream.promised_at > GRACE_SECONDS

@@ -259,6 +259,7 @@ class StreamPublisher:
         self._is_lost = False  # something did not fit the queue (rule 3)
         self._lost_batches = self._lost_messages = 0
         self._closing = False
+        self._closing_until = float("inf")
         self._client: Client | None = None
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
@@ -318,6 +319,7 @@ class StreamPublisher:
             if self._closing:
                 return
             self._closing = True
+            self._closing_until = time.monotonic() + self._limits.close_seconds
         self._ring()
         self._thread.join()
         self._loop.close()
@@ -410,11 +412,13 @@ class StreamPublisher:
     async def _send(self, messages: Sequence[Message]) -> None:
         for one in messages:
             client = self._client
-            if client is None or client.is_closed:
+            patience = min(self._limits.close_seconds, self._closing_until - time.monotonic())
+            if client is None or client.is_closed or patience <= 0:
                 self._lost_messages += 1
                 continue
             try:
-                await client.publish(one.subject, one.payload, headers=dict(one.headers))
+                sending = client.publish(one.subject, one.payload, headers=dict(one.headers))
+                await asyncio.wait_for(sending, patience)  # it waits where the server does not read
             except Exception:  # what is kept for a connection is full, or the message is too large
                 self._lost_messages += 1
 

@@ -145,6 +145,9 @@ class _Doors:
         self._coming: list[tuple[int, int, RaisedEpoch]] = []
         self._chance = random.Random(seed)  # noqa: S311
         self._raised = 0
+        self._due_us = [
+            0
+        ] * shape.doors  # when each hears of the last one: in order, as a door's feed gives them
         self._names: list[dict[tuple[str, str | None], str]] = [{} for _ in range(shape.doors)]
 
     def name(self, at_us: int, number: int, tenant: str, subject: str) -> str:
@@ -169,7 +172,8 @@ class _Doors:
         raised = RaisedEpoch(self._raised, self._tags.of(scope))
         for door in range(self._shape.doors):
             late = self._chance.randrange(self._shape.door_delay_us + 1)
-            heapq.heappush(self._coming, (at_us + late, door, raised))
+            self._due_us[door] = due_us = max(self._due_us[door], at_us + late)
+            heapq.heappush(self._coming, (due_us, door, raised))
 
 
 def simulate(

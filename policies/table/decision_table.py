@@ -33,6 +33,7 @@ from kvcustody.policies.document.model import (
     Effect,
     Grant,
     Labels,
+    OnWorkerDeath,
     Policy,
     Scope,
     SegmentRule,
@@ -55,7 +56,7 @@ from kvcustody.policies.table.model import (
     Unlisted,
 )
 from kvcustody.policies.table.obligations import Obligations, TierDuty
-from kvcustody.policies.table.placement import PlacementTable
+from kvcustody.policies.table.placement import Demand, PlacementTable
 
 Places = Mapping[int, Mapping[int, Mapping[int, int]]]
 """The index in a row, by action, level and scope."""
@@ -182,6 +183,14 @@ class DecisionTable:
         if self._batch is None:
             self._batch = BatchTable(self._tables, len(self.policy.classifications))
         return self._batch
+
+    def demand(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> Demand:
+        """Which placement groups may serve a request of a tenant."""
+        return self.placement.demand(tenant, route, claim, hint)
+
+    def after_death(self, tenant: str, level: int) -> OnWorkerDeath:
+        """What becomes of a tenant's copies of a classification when their worker died."""
+        return self.policy.after_death(level)
 
     def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
         """The effective level of a request: the highest of tenant or route default, claim and hint."""

@@ -135,17 +135,20 @@ class PlacementTable:
 
     def demand_of(self, tenant: str, level: int, labels: Iterable[tuple[str, str]]) -> Demand:
         """The same of a request whose level and labels are known."""
-        has, found = set(labels), ANYWHERE
         deaths = self.policy.on_worker_death
-        if deaths and deaths[level] is OnWorkerDeath.FAIL:
-            found = found._replace(is_retried=False)
+        is_retried = not deaths or deaths[level] is not OnWorkerDeath.FAIL
+        if not self.policy.placement:
+            return ANYWHERE if is_retried else ANYWHERE._replace(is_retried=False)
+        has, barred, by = set(labels), set[str](), list[str]()
+        only: frozenset[str] | None = None
         for rule in self.policy.placement:
             listed = rule.tenants is None or tenant in rule.tenants
             if rule.dedicated and not listed:
-                found = found.together(Demand(barred=frozenset(rule.groups)))
+                barred.update(rule.groups)
             if listed and has.issuperset(rule.labels) and (rule.levels is None or level in rule.levels):
-                found = found.together(Demand(frozenset(rule.groups), by=(rule.id,)))
-        return found
+                only = frozenset(rule.groups) if only is None else only.intersection(rule.groups)
+                by.append(rule.id)
+        return Demand(only, frozenset(barred), tuple(by), is_retried)
 
     def data(self) -> dict[str, Any]:
         """As JSON data."""
@@ -200,8 +203,13 @@ class PlacementTable:
                 ),
                 tuple(OnWorkerDeath[name.upper()] for name in data["on_worker_death"]),
             )
-            if len(policy.on_worker_death) not in (0, len(policy.classifications)):
+            below = len(policy.classifications)
+            levels = [rule.level for rule in policy.classify if rule.level is not None]
+            levels += [level for rule in policy.placement for level in rule.levels or ()]
+            if len(policy.on_worker_death) not in (0, below):
                 raise ValueError("one entry a classification")
+            if any(type(level) is not int or not 0 <= level < below for level in levels):
+                raise ValueError("a level that is none")
             return cls(policy)
         except (KeyError, AttributeError, TypeError, ValueError):
             raise ServiceError("the placement rules of a policy are malformed") from None

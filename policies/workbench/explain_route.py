@@ -90,7 +90,7 @@ def explain_route(
 ) -> RouteExplanation:
     """Where a request of a tenant may go; `workers`: of each group of a deployment."""
     level, labels = table.classify(tenant, route, claim, hint), table.labels(tenant, route)
-    demand = table.placement.demand(tenant, route, claim, hint)
+    demand = table.demand(tenant, route, claim, hint)
     groups = (*table.placement.groups(), OTHERS) if workers is None else tuple(workers)
     return RouteExplanation(
         tenant,

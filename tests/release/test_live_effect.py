@@ -25,7 +25,7 @@ from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.governance.release.signer import FileSigner
 from kvcustody.policies.bundle.trust import KeyRole, TrustedKey
-from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.document.model import Action, OnWorkerDeath, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.model import AccessRequest
@@ -272,6 +272,25 @@ def test_a_tenant_in_the_stage_has_the_new_revision_for_itself(release: Release)
     assert (own("third"), own("holder")) == (False, True)
     assert both.obligations("third", 0).idle_us == 60 * MICROSECONDS
     assert both.obligations("holder", 0).idle_us == 3600 * MICROSECONDS
+
+
+def test_a_stage_places_by_both_revisions_and_ends_copies_by_the_tenants_own(release: Release) -> None:
+    ruled = "placement: [{id: own, groups: [east], tenants: [holder], dedicated: true}]\n"
+    both = StagedTable(
+        table(1, rules=f"{ruled}on_worker_death: {{default: recompute}}\n"),
+        table(2),
+        Stage(frozenset({"third"})),
+    )
+
+    def groups(name: str) -> list[str]:
+        return both.demand(name, None, None, None).among(("east", "west"))
+
+    assert (groups("holder"), groups("reader")) == (["east"], ["west"])
+    assert both.candidate.demand("holder", None, None, None).among(("east", "west")) == ["east", "west"], (
+        "control"
+    )
+    deaths = {name: both.after_death(name, 0) for name in ("holder", "third")}
+    assert deaths == {"holder": OnWorkerDeath.RECOMPUTE, "third": OnWorkerDeath.RESTORE}
 
 
 def test_random_staged_tables_permit_across_only_what_both_do() -> None:

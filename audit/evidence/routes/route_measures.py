@@ -149,7 +149,7 @@ def measure(receipts: Iterable[Receipt]) -> RouteMeasures:
         len(deltas),
         sum(deltas) / len(deltas) if deltas else None,
         max(deltas, default=None),
-        max(counts.values()) * len(counts) / counts.total() if counts else None,
+        max(counts.values()) * len(counts) / counts.total() if len(counts) > 1 else None,
         tuple(_worker(worker, of_it) for worker, of_it in sorted(by_worker.items())),
         tuple(_tenant(tenant, of_it) for tenant, of_it in sorted(by_tenant.items())),
         _scores(served),

@@ -6,10 +6,11 @@
 1. Halves belong together by the name of their receipt and the log that they are in. A receipt is of the period of its
    door's half; a worker's half without one, of its own.
 2. A half that is missing is a finding, never a zero. It may be late by `GRACE_US`: until then the receipt is `awaited`.
-   No worker's half is missing where the request was not answered with a status below 300.
-3. A router may present a request again, at another worker too. So a worker's half from elsewhere than where the answer
-   came from is a finding unless it is earlier than one from there, and there are no more halves than the token had
-   uses.
+   No worker's half is missing where the request was not answered with a status below 300. Where the answer names its
+   worker, the half of another stands in for none.
+3. A router may present a request again, at another worker too. So a worker's half from elsewhere is a finding where it
+   is later than those of the worker that answered, by more than clocks may be apart. There are no more halves than the
+   token had uses. When a half was written is its worker's own word.
 4. What a half says of itself may be wrong: figures that cannot be are a finding, and measure nothing.
 5. What is told to who asks for the record of one tenant is of that tenant's log alone.
 """
@@ -31,6 +32,7 @@ from kvcustody.audit.store.schema.ledger import incarnations, logs, workers
 from kvcustody.times import SECOND_US
 
 GRACE_US: Final = 300 * SECOND_US
+CLOCKS_APART_US: Final = SECOND_US
 _ANSWERED_BELOW: Final = 300
 _RECEIPT_DIGITS: Final = 32
 
@@ -97,11 +99,25 @@ class Receipt(NamedTuple):
         return self.found[0].at_us if self.sent is None else self.sent.at_us
 
     @property
+    def own(self) -> tuple[FoundHalf, ...]:
+        """The halves of who answered: of the worker that the answer names, else all."""
+        if self.sent is None or not self.sent.worker:
+            return self.found
+        return tuple(half for half in self.found if half.worker == self.sent.worker)
+
+    @property
     def served(self) -> FoundHalf | None:
-        """The half of who answered: the last one of the worker that the answer names, else the last one."""
-        named = [half for half in self.found if self.sent is not None and half.worker == self.sent.worker]
-        halves = [half for half in (named or self.found) if half.is_possible]
-        return halves[-1] if halves else None
+        """What who answered found, of all the engine's requests that it stands for; None where nobody says it."""
+        requests = 1 if self.sent is None else max(1, self.sent.requests)
+        halves = [half for half in self.own if half.is_possible][-requests:]
+        if not halves:
+            return None
+        return halves[-1]._replace(
+            prompt_tokens=sum(half.prompt_tokens for half in halves),
+            found_tokens=sum(half.found_tokens for half in halves),
+            crosses=any(half.crosses for half in halves),
+            agrees=all(half.agrees for half in halves),
+        )
 
     @property
     def promised_tokens(self) -> int | None:
@@ -216,11 +232,11 @@ def _lacks(receipt: Receipt) -> RouteFinding | None:
         if not any(half.asked for half in receipt.found):
             return None
         return _finding(ReceiptProblem.NO_DOOR, receipt, receipt.found[0].worker, "")
-    if not 0 < sent.status < _ANSWERED_BELOW or len(receipt.found) >= sent.requests:
+    if not 0 < sent.status < _ANSWERED_BELOW or len(receipt.own) >= sent.requests:
         return None
     where = sent.worker or sent.target
     return _finding(
-        ReceiptProblem.NO_WORKER, receipt, where, f"{len(receipt.found)} of {sent.requests} halves are there"
+        ReceiptProblem.NO_WORKER, receipt, where, f"{len(receipt.own)} of {sent.requests} halves are there"
     )
 
 
@@ -234,14 +250,12 @@ def _wrong(receipt: Receipt) -> Iterator[RouteFinding]:
         return
     if len(found) > sent.uses:
         yield _finding(ReceiptProblem.MORE, receipt, "", f"{len(found)} halves, {sent.uses} uses")
-    if sent.worker:
-        own = [half.at_us for half in found if half.worker == sent.worker]
+    if receipt.own:
+        last_us = max(half.at_us for half in receipt.own)
         for half in found:
-            is_earlier_try = bool(own) and half.at_us <= max(own)
-            if half.worker != sent.worker and not is_earlier_try:
-                yield _finding(
-                    ReceiptProblem.ELSEWHERE, receipt, half.worker, f"it was sent to {sent.worker}"
-                )
+            if half not in receipt.own and half.at_us > last_us + CLOCKS_APART_US:
+                detail = f"it was sent to {sent.worker}"
+                yield _finding(ReceiptProblem.ELSEWHERE, receipt, half.worker, detail)
     served, promised = receipt.served, receipt.promised_tokens
     if served is not None and promised is not None and served.found_tokens < promised:
         detail = f"{served.found_tokens} of {promised} tokens"

@@ -286,6 +286,11 @@ class EpochBook:
                 due.append(bytes(shared))
         return due
 
+    def _note(self, made: Sequence[Event]) -> None:
+        """Keep leaves until who answers hands them over."""
+        with self._lock:
+            self._unrecorded += made
+
     def _taken_events(self) -> list[Event]:
         with self._lock:
             taken, self._unrecorded = self._unrecorded, []
@@ -334,13 +339,13 @@ class EpochBook:
             is_behind = self._has_foreign(connection)
             is_broken = self._checked < 0 and self._has_break(connection)
         if is_broken:
-            self._unrecorded += self.raise_above(None, self._clock.now_us())
+            self._note(self.raise_above(None, self._clock.now_us()))
         if is_behind and not is_broken:
             ends_us = self._end_us()
             with self._writing() as connection:
                 if self._has_foreign(connection):
                     at_us = self._clock.now_us()
-                    self._unrecorded += self._raise_fleet(connection, _KEY_CHANGED, ends_us, at_us)
+                    self._note(self._raise_fleet(connection, _KEY_CHANGED, ends_us, at_us))
                     _log.warning(
                         "erase epochs were raised under another key: every router's name ends. Processes of one ledger "
                         "share one `service.key`"

@@ -14,7 +14,7 @@ _SECONDS: Final = 2.0
 
 
 class ScopesInEffect:
-    """Thread-safe. Nothing is known where one of the policies is known by its digest alone."""
+    """Thread-safe. Where one of the policies is known by its digest alone no scope is known; the others place still."""
 
     def __init__(self, policies: Callable[[], PoliciesInEffect]) -> None:
         self._policies = policies
@@ -28,7 +28,8 @@ class ScopesInEffect:
             if time.monotonic() - self._read >= _SECONDS:
                 effect = self._policies()
                 known = [one.policy for one in effect.policies if one.policy is not None]
-                found = NameScopes() if effect.unknown else NameScopes.of_policies(known)
+                found = NameScopes.of_policies(known)
+                found = found.without_names() if effect.unknown else found
                 self._found = self._found if found.digest == self._found.digest else found
                 self._read = time.monotonic()
             return self._found

@@ -88,8 +88,8 @@ HEIRS = [
     ("restore", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-2"}, "ended"),
     ("recompute", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "ended"),
     pytest.param("fail", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "ended", marks=_slow),
-    pytest.param("", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "restored", marks=_slow),
-    ("", False, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, ""),  # the control: nobody died
+    ("", True, {"worker_name": "gpu-1"}, {"worker_name": "gpu-1"}, "restored"),
+    ("recompute", False, {"worker_name": "gpu-1"}, {"worker_name": "gpu-2"}, ""),  # the control: nobody died
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs
 from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.governance.edge.placement_document import PlacementDocument
 from kvcustody.integrations.door.placement_groups import PLACEMENT_HEADER
@@ -47,7 +48,7 @@ Edge = Callable[..., FleetEdge]
 @pytest.fixture
 def edge(tmp_path: Path, signers: Signers) -> Edge:
     def make(said: NameScopes, **more: object) -> FleetEdge:
-        return FleetEdge(tmp_path, signers, scopes=lambda: said, **more)
+        return FleetEdge(tmp_path, signers, **{"scopes": lambda: said, **more})
 
     return make
 
@@ -119,3 +120,25 @@ def test_a_group_behind_a_shared_router_has_its_taints_in_the_body(edge: Edge) -
     theirs = {"prompt": "p", "nvext": {"routing_constraints": {"required_taints": ["west"]}}}
     with pytest.raises(RequestRefused, match="nvext"):
         fleet.send(fleet.clients.acme, theirs)
+
+
+def status_of(fleet: FleetEdge, headers: dict[str, str] | None = None) -> int:
+    with pytest.raises(RequestRefused) as refused:
+        fleet.send(fleet.clients.acme, headers=headers)
+    return refused.value.status
+
+
+@pytest.mark.parametrize("has_named", [True, False])
+def test_past_its_lease_a_door_acts_by_the_last_rules_that_it_heard(edge: Edge, has_named: bool) -> None:
+    """Whether or not it has named anybody by them. The control: one that heard none sends nobody anywhere."""
+    said: list[KnownEpochs | None] = [KnownEpochs(EraseEpochs(), EpochTags(bytes(32)), None, scopes())]
+    fleet, deaf = (
+        edge(NameScopes(), placement=FOUR, scopes=None, epochs=epochs)
+        for epochs in (lambda: said[0], lambda: None)
+    )
+    assert status_of(fleet, HIGH) == 403
+    if has_named:
+        fleet.send(fleet.clients.acme)
+    said[0] = None
+    assert fleet.send(fleet.clients.acme).forwarded.group == "g1" and status_of(fleet, HIGH) == 403
+    assert status_of(deaf) == 503

@@ -21,6 +21,7 @@ from kvcustody.integrations.jetstream.keeper import StreamBounds, StreamKeeper
 from kvcustody.integrations.jetstream.publisher import StreamPublisher
 from kvcustody.integrations.jetstream.reader import StreamReader
 from kvcustody.integrations.jetstream.subjects import EventSubject
+from standins.certificates import Authority
 from standins.integrations.jetstream.nats_server import ABSENT, BINARY, NatsServer
 from standins.integrations.jetstream.told_world import (
     ACME,
@@ -240,6 +241,51 @@ def test_credentials_end_and_a_strangers_are_refused(server: NatsServer, tmp_pat
         assert not await connects(other.worker("gpu-1")._replace(url=server.url))
         with pytest.raises(Exception):  # noqa: B017 - whatever the client calls it
             await nats.connect(server.url, allow_reconnect=False)
+
+    asyncio.run(run())
+
+
+@pytest.mark.system("what is shown to a server goes over a network in clear")
+def test_tls_cannot_be_talked_away(server: NatsServer, tmp_path: Path) -> None:
+    async def run() -> None:
+        authority = Authority(tmp_path, "fleet")
+        (tmp_path / "tls").mkdir()
+        pair = authority.issue("localhost", server=True)
+        behind = NatsServer(tmp_path / "tls", tls=(pair.certificate, pair.key))
+        try:
+            place = behind.worker("gpu-1")._replace(
+                url=f"tls://127.0.0.1:{behind.port}", authority=authority.pem
+            )
+            client = await open_connection(place)
+            assert client.is_connected
+            await client.close()
+            strangers = place._replace(authority=None)
+            clear = server.worker("gpu-1")._replace(
+                url=f"tls://127.0.0.1:{server.port}", authority=authority.pem
+            )
+            for other in (strangers, clear):
+                with pytest.raises(Exception):  # noqa: B017 - whatever the client calls it
+                    await asyncio.wait_for(open_connection(other), 10)
+        finally:
+            behind.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.system("a publisher waits for a server that reads nothing")
+def test_a_stopped_server_keeps_no_publisher(server: NatsServer) -> None:
+    async def run() -> None:
+        told = await publisher(server)
+        told.take_epochs(epochs())
+        server.signal(signal.SIGSTOP)
+        try:
+            for place in range(1_000):
+                told.publish([store(ANN, place * 256, 256)])
+            closing = asyncio.ensure_future(asyncio.to_thread(told.close))
+            done, _ = await asyncio.wait({closing}, timeout=20)
+            assert done, "it waits until the server goes on"
+        finally:
+            server.signal(signal.SIGCONT)
 
     asyncio.run(run())
 

@@ -227,6 +227,20 @@ def test_malformed_messages_change_nothing(subject: str, headers: dict[str, str]
     assert line.found() == before and line.usable()
 
 
+def test_what_one_worker_says_wrongly_makes_its_own_locations_unusable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With its right number. What another says is taken still."""
+    line = Line()
+    line.arrive(*line.tell(store(ANN, 0)))
+    (said,) = line.tell(store(ANN, 1))
+    line.streams.told(said.subject, said.headers, b"\xff")
+    assert not line.usable() and line.found() == set() and line.streams.counts["malformed"] == 1
+    good = Line()
+    good.arrive(*good.tell(store(ANN, 0)), *good.tell(store(ANN, 1)))
+    assert good.usable() and good.found() == {key(ANN, 0), key(ANN, 1)}, "the control"
+
+
 def test_a_snapshot_that_nobody_asked_for_changes_nothing() -> None:
     line = Line()
     line.arrive(*line.tell(store(ANN, 0)))

@@ -46,7 +46,7 @@ def test_operators_see_measures_receipts_and_findings(client: Any, people: Any, 
     made = client("GET", f"/v1/routes?{ever}", people["operator"]).json()
     assert (made["receipts"], made["requests"], made["locality"], made["hit_length"]) == (2, 1, 0.75, 96.0)
     assert (made["promised_tokens"], made["kept_tokens"], made["stale_misses"]) == (112, 96, 1)
-    assert made["queue_delta_mean"] is None and made["imbalance"] == 1.0, (
+    assert made["queue_delta_mean"] is None and made["imbalance"] is None, (
         "one worker has nobody to compare with"
     )
     assert made["scores"] == [{"score_from": 0.81, "requests": 1, "prompt_tokens": 128, "found_tokens": 96}]

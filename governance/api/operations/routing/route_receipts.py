@@ -5,6 +5,9 @@ A tenant's own viewers see its halves as leaves of its log; what a fleet's worke
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -168,14 +171,21 @@ def _page(
     asked = {"tenant": period.tenant, "prefix": period.prefix, "since": since, "until": until}
     question = CursorBinding(operation, caller.name, asked)
     position = desk.cursors.read(question, cursor)
+    keys = _keys(items)
+    first = 0
     if position is not None:
-        last = int(position[0]), str(position[1]), str(position[2])
-        items = [one for one in items if _key(one) > last]
-    more = len(items) > limit
-    following = desk.cursors.write(question, list(_key(items[limit - 1]))) if more else None
-    return items[:limit], following
+        first = bisect_right(keys, (int(position[0]), str(position[1]), str(position[2]), int(position[3])))
+    shown = items[first : first + limit]
+    more = first + limit < len(items)
+    return shown, desk.cursors.write(question, list(keys[first + limit - 1])) if more else None
 
 
-def _key(one: dict[str, Any]) -> tuple[int, str, str]:
-    """What items are in the order of; no two are alike but for equal findings of one receipt."""
-    return one["at_us"], one["receipt"], f"{one.get('problem', '')} {one.get('worker', '')}"
+def _keys(items: Sequence[dict[str, Any]]) -> list[tuple[int, str, str, int]]:
+    """What items are in the order of; equal findings of one receipt are numbered."""
+    equal = Counter[tuple[int, str, str]]()
+    keys = []
+    for item in items:
+        key = item["at_us"], item["receipt"], f"{item.get('problem', '')} {item.get('worker', '')}"
+        equal[key] += 1
+        keys.append((*key, equal[key]))
+    return keys

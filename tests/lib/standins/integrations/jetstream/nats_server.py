@@ -34,11 +34,16 @@ def free_port() -> int:
 class NatsServer:
     """Started when it is made; close it at the end."""
 
-    def __init__(self, folder: Path, *, memory_bytes: int = 256 << 20) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(
+        self, folder: Path, *, memory_bytes: int = 256 << 20, tls: tuple[Path, Path] | None = None
+    ) -> None:
+        """`tls`: certificate and key."""
+        self.folder, self.port, self._has_tls = folder, free_port(), tls is not None
         self.keys = FleetKeys.create(folder / "keys")
         self.file = folder / "nats.conf"
         plan = ServerPlan(f"127.0.0.1:{self.port}", memory_bytes=memory_bytes)
+        if tls is not None:
+            plan = plan._replace(certificate=str(tls[0]), key=str(tls[1]))
         self.file.write_text(server_configuration(self.keys, plan, issued=int(time.time())))
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -61,7 +66,7 @@ class NatsServer:
         assert self._process.poll() is None, (self.folder / "nats.log").read_text()
         try:
             with socket.create_connection(("127.0.0.1", self.port), 1) as one:
-                return one.recv(4) == b"INFO"
+                return self._has_tls or one.recv(4) == b"INFO"
         except OSError:
             return False
 

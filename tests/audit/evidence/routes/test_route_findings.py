@@ -1,0 +1,114 @@
+"""Each thing that may be wrong with a route receipt is found, and its pair without the fault is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+import routes_oracle
+from sqlalchemy import Engine, select
+
+from kvcustody.audit.evidence.routes.route_measures import measure
+from kvcustody.audit.evidence.routes.route_receipts import Receipt, RoutePeriod, read_routes
+from kvcustody.audit.kinds import RouteFound, RouteSent
+from kvcustody.audit.store.schema.ledger import events, incarnations, workers
+from kvcustody.clock import MICROSECONDS, VirtualClock
+from standins import builders
+
+SECOND = MICROSECONDS
+
+
+class Half(NamedTuple):
+    """A worker's half, so many seconds after the first."""
+
+    worker: str
+    after: float = 0.0
+    found: int = 96
+    prompt: int = 128
+
+
+class Case(NamedTuple):
+    """The door's halves (worker that answered, requests, uses), workers' halves, and what is found."""
+
+    doors: tuple[tuple[str, int, int], ...]
+    found: tuple[Half, ...]
+    problems: tuple[str, ...] = ()
+
+
+W1, W2 = Half("w1"), Half("w2", 3)
+CASES = {
+    "as it should be": Case((("w1", 1, 3),), (W1,)),
+    "a retry elsewhere first": Case((("w2", 1, 3),), (W1, W2)),
+    "a retry under clocks that are apart": Case((("w2", 1, 3),), (Half("w1", 3.5), W2)),
+    "elsewhere after it was answered": Case((("w1", 1, 3),), (W1, W2), ("sent-elsewhere",)),
+    "the one that answered says nothing": Case((("w2", 1, 3),), (W1,), ("no-worker-half",)),
+    "nobody is named, somebody says so": Case((("", 1, 3),), (W1,)),
+    "nobody is named, nobody says so": Case((("", 1, 3),), (), ("no-worker-half",)),
+    "as many as the token had uses": Case((("w1", 1, 2),), (W1, W1)),
+    "one more": Case((("w1", 1, 1),), (W1, W1), ("more-than-allowed",)),
+    "two of a name": Case((("w1", 1, 3), ("w1", 1, 3)), (W1,), ("two-door-halves",)),
+    "more found than asked for": Case((("w1", 1, 3),), (Half("w1", found=129),), ("impossible-figures",)),
+    "without its door's": Case((), (W1,), ("no-door-half",)),
+}
+
+
+@pytest.fixture
+def halves(store: Engine, tmp_path: Path) -> dict[str, str]:
+    """The receipt of each case."""
+    clock = VirtualClock()
+    names = {name: f"{number:032x}" for number, name in enumerate(CASES)}
+    written: dict[str, list[Any]] = {"door": [], "w1": [], "w2": []}
+    for name, case in CASES.items():
+        at = clock.now_us()
+        for worker, requests, uses in case.doors:
+            written["door"].append(
+                RouteSent(
+                    at, "acme", names[name], "subject", 0, 0, 0, worker, "", 200, 4, requests, uses, -1, -1
+                )
+            )
+        for half in case.found:
+            when = at + int(half.after * SECOND)
+            written[half.worker].append(
+                RouteFound(when, "acme", names[name], True, half.prompt, half.found, 2, 40, False, True)
+            )
+    for process, events_of_it in written.items():
+        writer = builders.writer(store, tmp_path / process, worker=process, clock=clock)
+        writer.submit(events_of_it)
+        assert writer.flush(60)
+        writer.close(60)
+    return names
+
+
+def test_each_fault_is_found_and_nothing_else(store: Engine, halves: dict[str, str]) -> None:
+    with store.connect() as connection:
+        joined = read_routes(connection, RoutePeriod(0, 1 << 60), now_us=1 << 60)
+        leaves = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(select(events.c.leaf))]
+        join = incarnations.join(workers, workers.c.id == incarnations.c.worker)
+        query = select(incarnations.c.uuid, workers.c.name).select_from(join)
+        names = {uuid: name for uuid, name in connection.execute(query)}  # noqa: C416 - rows are no pairs
+    found = {
+        name: tuple(sorted(one.problem for one in joined.findings if one.receipt == halves[name]))
+        for name in CASES
+    }
+    assert found == {name: case.problems for name, case in CASES.items()}
+    again = routes_oracle.routes(leaves, names, 1 << 60, 0, 1 << 60)
+    assert {row["problem"]: row["findings"] for row in again["problems"]} == {
+        problem: sum(problem in case.problems for case in CASES.values())
+        for problem in sorted({problem for case in CASES.values() for problem in case.problems})
+    }
+
+
+def test_a_request_with_several_prompts_is_measured_as_a_whole(store: Engine, halves: dict[str, str]) -> None:
+    with store.connect() as connection:
+        joined = read_routes(connection, RoutePeriod(0, 1 << 60), now_us=1 << 60)
+    whole = next(one for one in joined.receipts if one.receipt == halves["as many as the token had uses"])
+    assert whole.sent is not None
+
+    def tokens(requests: int) -> tuple[int, int]:
+        made = measure([Receipt(*whole[:2], whole.sent._replace(requests=requests), whole.found)])  # type: ignore[union-attr]
+        return made.prompt_tokens, made.found_tokens
+
+    assert tokens(2) == (256, 192)
+    assert tokens(1) == (128, 96), "the control: two presentations of one request"
