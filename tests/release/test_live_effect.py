@@ -275,7 +275,7 @@ def test_a_tenant_in_the_stage_has_the_new_revision_for_itself(release: Release)
 
 
 def test_a_stage_places_by_both_revisions_and_ends_copies_by_the_tenants_own(release: Release) -> None:
-    ruled = "placement: [{id: own, groups: [east], tenants: [holder], dedicated: true}]\n"
+    ruled = "placement: [{id: holders-own, groups: [east], tenants: [holder], dedicated: true}]\n"
     both = StagedTable(
         table(1, rules=f"{ruled}on_worker_death: {{default: recompute}}\n"),
         table(2),

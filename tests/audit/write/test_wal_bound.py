@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,29 +24,28 @@ COMMITS, COMMIT_BYTES = 60, 1 << 20
 
 @contextmanager
 def reading_without_a_pause(path: Path) -> Iterator[None]:
-    """Two readers, of whom one begins before the other ends, as long as the block lasts."""
-    engine, stop = open_store(path, read_only=True), threading.Event()
-    hand_over = threading.Barrier(2)
+    """Reads of which each begins before the one before it ends, as long as the block lasts."""
+    engine, stop, begun = open_store(path, read_only=True), threading.Event(), threading.Event()
 
     def read() -> None:
-        while not stop.is_set():
-            with engine.connect() as connection:
+        with ExitStack() as before:
+            while not stop.is_set():
+                reading = ExitStack()
+                connection = reading.enter_context(engine.connect())
                 connection.execute(text("SELECT count(*) FROM filled")).scalar()
-                try:
-                    hand_over.wait(0.02)  # the other has begun as well
-                except threading.BrokenBarrierError:
-                    hand_over.reset()
+                before.close()
+                before.push(reading)
+                begun.set()
                 stop.wait(0.02)
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=read)
+    thread.start()
     try:
+        assert begun.wait(60)
         yield
     finally:
         stop.set()
-        for thread in threads:
-            thread.join()
+        thread.join()
         engine.dispose()
 
 

@@ -225,12 +225,20 @@ def together(
         for _ in range(PAIRS):
             prompt = prompts.text()
             load()
-            worker = first(prompt).worker
+            worker = answered(first(prompt)).worker
             time.sleep(SLOW_SECONDS)
             load()
-            count += bool(worker) and second(prompt if same else prompts.text()).worker == worker
+            other = answered(second(prompt if same else prompts.text()))
+            count += bool(worker) and other.worker == worker
             time.sleep(SLOW_SECONDS)
     return count
+
+
+def answered(answer: HttpAnswer) -> HttpAnswer:
+    """The same, if the router or a worker said something of the request: a refusal, too, is an answer."""
+    if not answer.status or answer.status == 401 or answer.status >= 500:
+        raise RuntimeError(f"void: a request was answered with {answer.status or 'nothing'}")
+    return answer
 
 
 def _placed(fleet: RoutedWorkers, first: str | None, second: str | None) -> tuple[bool, str]:
@@ -265,11 +273,14 @@ def chosen_worker(fleet: RoutedWorkers) -> tuple[bool, str]:
         values = ["0", "1"] if header == "x-smg-target-worker" else ["key-1", "key-2"]
         seen = []
         for value in values:
-            asked = [fleet.ask("a", prompts.text(), None, headers={header: value}).worker for _ in range(16)]
+            asked = [
+                answered(fleet.ask("a", prompts.text(), None, headers={header: value})).worker
+                for _ in range(16)
+            ]
             seen.append(set(asked) - {""})
         if all(len(each) == 1 for each in seen) and seen[0] != seen[1]:
             return True, f"`{header}` chose the worker of 32 requests"
-    names = [name for name in fleet.ask("a", prompts.text()).headers if "worker" in name]
+    names = [name for name in answered(fleet.ask("a", prompts.text())).headers if "worker" in name]
     if names:
         return True, f"the answer names its worker in `{names[0]}`"
     return False, "no header of a client chose a worker, and no answer named one"
@@ -278,7 +289,9 @@ def chosen_worker(fleet: RoutedWorkers) -> tuple[bool, str]:
 def kept_phrase(fleet: RoutedWorkers) -> tuple[bool, str]:
     """A phrase that nobody asks for again: in the router's memory, its log and its metrics."""
     phrase = f"phrase-of-one-person-{time.time_ns():x}-"
-    fleet.ask("a", phrase * 30, "salt-a")
+    answered(fleet.ask("a", phrase * 30, "salt-a"))
+    if not any(phrase in body for worker in fleet.workers for body in worker.bodies):
+        raise RuntimeError("void: the phrase reached no worker")
     prompts = RandomPrompts(13)
     for _ in range(BETWEEN):
         fleet.ask("a", prompts.text(), "salt-b")
@@ -302,6 +315,8 @@ def open_administration(fleet: RoutedWorkers) -> tuple[bool, str]:
     stranger = RecorderServer("stranger")
     for path in ("/workers", "/list_workers", "/get_loads"):
         told = call(fleet.url + path)
+        if not told.status:
+            raise RuntimeError(f"void: {path} was not answered")
         if told.status == 200 and any(worker.url in told.body for worker in fleet.workers):
             added = [
                 call(fleet.url + "/workers", {"url": stranger.url}),
