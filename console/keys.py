@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from kvcustody.clock import SystemClock
 from kvcustody.console.api.group import OperationGroup
-from kvcustody.console.command import Json, make_table, print_json, say, stdout
-from kvcustody.errors import KeyringError
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
+from kvcustody.errors import ConfigError, KeyringError
+from kvcustody.extensions import KEY_WRAPPING, PREFIX, load
 from kvcustody.governance.keys.key_hierarchy import (
     BUCKET_ENDS,
     EPOCH_ENDS,
@@ -22,12 +23,17 @@ from kvcustody.governance.keys.key_hierarchy import (
 )
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, create_root_key, read_root_key
+from kvcustody.governance.keys.root_key_wrapping import (
+    RootKeyWrapping,
+    WrappingPort,
+    create_root_key,
+    read_root_key,
+)
 from kvcustody.governance.keys.shred_keys import rewrap_shred_keys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
 from kvcustody.plurals import several
-from kvcustody.times import readable
+from kvcustody.times import iso, readable
 
 DEFAULT = Path("kvcustody-root.key")
 _File = Annotated[Path, typer.Argument(help="The root key file.", metavar="FILE")]
@@ -66,42 +72,108 @@ def check(file: _File = DEFAULT, *, as_json: Json = False) -> None:
 
 @app.command(
     epilog="Examples:\n\n    kvcustody keys init new.key\n\n"
-    "    kvcustody keys rewrap kvcustody-keys.json --from kvcustody-root.key --to new.key"
+    "    kvcustody keys rewrap kvcustody-keys.json --from kvcustody-root.key --to new.key\n\n"
+    "    kvcustody keys rewrap kvcustody-keys.json --from kvcustody-root.key --to root.wrapped "
+    "--to-service kvcustody-key-service.yaml --shred-keys kvcustody-shred.keys --end-old"
 )
 def rewrap(
     store: Annotated[
         Path, typer.Argument(help="The store of wrapped epoch secrets (`keyring_path`).", metavar="STORE")
     ],
-    old: Annotated[Path, typer.Option("--from", help="The root key file they are wrapped by now.")],
-    new: Annotated[Path, typer.Option("--to", help="The root key file that wraps them from now on.")],
+    old: Annotated[
+        Path, typer.Option("--from", help="The root key file, or wrapped root key, that wraps them now.")
+    ],
+    new: Annotated[
+        Path,
+        typer.Option(
+            "--to",
+            help="The root key file that wraps them from now on; with --to-service it is made where it is absent.",
+        ),
+    ],
     shred: Annotated[
         Path | None,
         typer.Option("--shred-keys", help="Where workers have tiers: their file of shred keys, moved first."),
     ] = None,
+    old_service: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-service", help="Where a key service wraps them now: the document that names it."
+        ),
+    ] = None,
+    new_service: Annotated[
+        Path | None,
+        typer.Option(
+            "--to-service", help="Where a key service wraps them from now on: the document that names it."
+        ),
+    ] = None,
+    end_old: Annotated[
+        bool,
+        typer.Option(
+            "--end-old",
+            help="Then destroy the old root key, and a key service's old keys: no backup from before opens any more.",
+        ),
+    ] = False,
     *,
     as_json: Json = False,
 ) -> None:
-    """Move every epoch secret under another root key, in one durable save; then the old key may be destroyed.
+    """Move every epoch secret under another root key or key service; then the old key may be destroyed.
 
     Stop the workers first: one that runs on holds the old key, and cannot open the store again. Shred keys that are
-    left behind are lost with the old key, and with them every copy in every tier: give their file too.
+    left behind are lost with the old key, and with them every copy in every tier: give their file too. A call that was
+    cut short is made again, and goes on.
     """
     if not store.is_file():
         raise KeyringError(f"key store `{store}`: no such file", path=store)
-    ports = [RootKeyWrapping(read_root_key(file)) for file in (old, new)]
+    if end_old and shred is None and load_settings().shred_keys_path.exists():
+        raise ConfigError(
+            f"shred keys `{load_settings().shred_keys_path}` would be lost with the old root key; give --shred-keys"
+        )
+    ports = _port(old, old_service), _port(new, new_service)
     shreds = 0 if shred is None else rewrap_shred_keys(shred, *ports)
     keyring = Keyring(FileKeyStore(store), ports[0], SystemClock())
     try:
-        moved = len(keyring.rewrap(ports[1]))
+        with progress_bar() as bar:
+            task = bar.add_task("rewrapping epochs", total=None)
+            moved = len(keyring.rewrap(ports[1], lambda done, of: bar.update(task, completed=done, total=of)))
+        pending_us = _end_old(keyring, ports[0]) if end_old else 0
     finally:
         keyring.close()
+    pending = iso(pending_us) if pending_us else None
     if as_json:
-        print_json({"path": str(store), "status": "rewrapped", "epochs": moved, "shred_keys": shreds})
-    else:
-        what = f"{several(moved, 'epoch')} of {store}" + (
-            f" and {several(shreds, 'key')} of {shred}" if shred else ""
+        counts = {"epochs": moved, "shred_keys": shreds}
+        print_json(
+            {
+                "path": str(store),
+                "status": "rewrapped",
+                **counts,
+                "old_ended": end_old,
+                "old_pending_until": pending,
+            }
         )
-        say(f"rewrapped: {what} are under {new}; {old} opens none of them")
+        return
+    what = f"{several(moved, 'epoch')} of {store}" + (
+        f" and {several(shreds, 'key')} of {shred}" if shred else ""
+    )
+    say(f"rewrapped: {what} are under {new}; {old} opens none of them")
+    if end_old:
+        say(f"the old keys are {f'destroyed by their service at {pending}' if pending else 'destroyed'}")
+
+
+def _port(root: Path, service: Path | None) -> WrappingPort:
+    if service is None:
+        return RootKeyWrapping(read_root_key(root), root)
+    named = load_settings().model_copy(update={"key_service_path": service, "root_key_path": root})
+    return cast(WrappingPort, load(KEY_WRAPPING, f"{PREFIX}key-service").make(WrappingPort, named))
+
+
+def _end_old(keyring: Keyring, port: WrappingPort) -> int:
+    """Destroy what wrapped the keyring's epochs before; when the last of it goes (UTC µs), 0: it is gone."""
+    until_us = 0
+    if port.ends_epochs:
+        for owner in keyring.owners():
+            for epoch in keyring.epochs(owner):
+                until_us = max(until_us, port.end_epoch(owner, epoch).until_us)
+    return max(until_us, port.destroy().until_us)
 
 
 @app.command(

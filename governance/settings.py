@@ -230,13 +230,19 @@ class Settings(LayeredSettings):
     )
     root_key_source: str = Field(
         "generated",
-        pattern=r"^(file|environment|generated|plugin:.+)$",
+        pattern=r"^(file|environment|generated|key-service|plugin:.+)$",
         description="Where the root key comes from: an existing `file`, the variable `KVCUSTODY_ROOT_KEY` "
-        "(`environment`, refused in strict), a file made at first start (`generated`), or an extension that holds it: "
-        "`plugin:NAME` (docs/build/extending.md).",
+        "(`environment`, refused in strict), a file made at first start (`generated`), a `key-service` whose keys wrap "
+        "every epoch (docs/operate/key-services.md), or an extension that holds it: `plugin:NAME` "
+        "(docs/build/extending.md).",
     )
     root_key_path: Path = Field(
-        Path("kvcustody-root.key"), description="The root key file: 32 bytes, mode 0600."
+        Path("kvcustody-root.key"),
+        description="The root key file: 32 bytes, mode 0600. With a key service: the local root key, wrapped by it.",
+    )
+    key_service_path: Path = Field(
+        Path("kvcustody-key-service.yaml"),
+        description="The document that names the key service (`root_key_source: key-service`).",
     )
     keyring_path: Path = Field(Path("kvcustody-keys.json"), description="The store of wrapped epoch secrets.")
     identity_path: Path = Field(

@@ -481,13 +481,29 @@ class IssuerAssigned(GuardingOrder, frozen=True, tag="issuer-assigned"):
 
 
 class KeyEvent(WorkersGuardingEvent, frozen=True, tag="key-event"):
-    """A key epoch was made, rotated, revoked or destroyed (class A). Never the key."""
+    """A key epoch was made, rotated, revoked or destroyed (class A). Never the key.
+
+    `in_service`: what the key service does with the key that wraps the epoch alone: `owed`, `pending` until
+    `ends_utc` (µs), `gone`.
+    """
 
     tenant: MaybeServed
     action: Words
     epoch: int
     actor: Actor
     trace: Trace = ""
+    in_service: Words = ""
+    ends_utc: int = 0
+
+
+class KeysDropped(WorkersGuardingEvent, frozen=True, tag="keys-dropped"):
+    """A process holds no secret any more of the epochs that an order of the moment `ordered_utc` (µs) ended (class A).
+
+    `epochs`: of how many it destroyed the wrapped copy; 0 where another process of these keys was quicker.
+    """
+
+    ordered_utc: int
+    epochs: int
 
 
 class KeysOrdered(GuardingOrder, frozen=True, tag="keys-ordered"):

@@ -33,13 +33,15 @@ _FIELDS: dict[str, Any] = {
     **dict.fromkeys(("copies_destroyed", "copies_ended", "copies_stored", "objects"), (4,)),
     **dict.fromkeys(("epoch", "first", "launch", "of", "revision", "scan", "number"), 1),
     **dict.fromkeys(("first_batch", "first_sequence", "sequence"), 17),
-    **dict.fromkeys(("from_us", "retired_us", "started_us", "at_us"), _BEGUN_US),
+    **dict.fromkeys(("from_us", "retired_us", "started_us", "at_us", "ordered_utc"), _BEGUN_US),
     **dict.fromkeys(("last_batch", "last_sequence"), 20),
     **dict.fromkeys(("owner", "reader", "tenant", "of_tenant"), "acme"),
     **dict.fromkeys(
         ("previous", "pool", "duplicates", "late", "nonzero", "changed", "remaining", "shard"), 0
     ),
-    **dict.fromkeys(("absolute_us", "ceiling_us", "deadline_us", "due_us"), _BEGUN_US + 60 * _MINUTE_US),
+    **dict.fromkeys(
+        ("absolute_us", "ceiling_us", "deadline_us", "due_us", "ends_utc"), _BEGUN_US + 60 * _MINUTE_US
+    ),
     **dict.fromkeys(("actual_us", "recompute_us", "transfer_us"), 900),
     **dict.fromkeys(("runs", "written"), (_RUN,)),
     **dict.fromkeys(("scrub_within_us", "within_us"), _MINUTE_US),
@@ -232,7 +234,8 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "hit-counted": {"owner": "labs"},
     "hit-counters": {"owner": "labs"},
     "issuer-assigned": {"tenants": "acme"},
-    "key-event": {"action": "created"},
+    "key-event": {"action": "destroyed", "in_service": "pending"},
+    "keys-dropped": {"epochs": 1},
     "keys-ordered": {"reason": "quarterly rotation"},
     "legal-hold": {"action": "placed", "reason": "litigation"},
     "log-broken": {"reason": "failover of 3 May"},

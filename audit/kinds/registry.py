@@ -67,7 +67,14 @@ COPIES = (
 COPY_MOMENTS = ("due_boot_us", "stored_boot_us", "ended_boot_us", "destroyed_boot_us")
 TRACE, SIGNATURE = "trace", "signature"
 EARLIER = "earlier_blocks"
-SPARSE = (TRACE, SIGNATURE, "orders", EARLIER)  # keys that a leaf lacks where its event has nothing to say
+SPARSE = (
+    TRACE,
+    SIGNATURE,
+    "orders",
+    EARLIER,
+    "in_service",
+    "ends_utc",
+)  # keys that a leaf lacks where its event has nothing to say
 
 
 _LOGS_KEPT = 4096  # names, each one text for all leaves of its log

@@ -52,6 +52,7 @@ TABLE: dict[str, OcsfClass] = {
     "release-step": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "grants-revoked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "key-event": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "keys-dropped": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "keys-ordered": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "attempts-refused": OcsfClass(API, OTHER, "Refuse", MEDIUM),
     "issuer-assigned": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),

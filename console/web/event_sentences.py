@@ -262,7 +262,12 @@ def _started(body: Body) -> str:
 
 
 def _key_event(body: Body) -> str:
-    return f"key epoch {body['epoch']} of {_whose(body)}: {body['action']}, by {body['actor']}"
+    service = {
+        "owed": "; its key service is to destroy the key that wraps it",
+        "pending": "; its key service destroys the key that wraps it later",
+        "gone": "; its key service has destroyed the key that wraps it",
+    }.get(body.get("in_service", ""), "")
+    return f"key epoch {body['epoch']} of {_whose(body)}: {body['action']}, by {body['actor']}{service}"
 
 
 def _restricted(body: Body) -> str:
@@ -344,6 +349,9 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"tenants of the issuer {body['issuer']} are named as {body['tenants']} ids"
     ),
     "key-event": _key_event,
+    "keys-dropped": lambda body: (
+        f"a worker holds no secret any more that an order on keys ended ({_many(body['epochs'], 'epoch')} by itself)"
+    ),
     "keys-ordered": lambda body: (
         f"{body['actor']} ordered every worker to {body['action']} the keys of {body['of_tenant']}{_why(body)}"
     ),

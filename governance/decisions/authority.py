@@ -29,12 +29,14 @@ from weakref import WeakValueDictionary
 
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
+from kvcustody.audit.evidence.query.key_orders import DESTROY
 from kvcustody.audit.kinds import (
     GOVERNOR,
     EnforcementChanged,
     Event,
     GrantsRevoked,
     KeyEvent,
+    KeysDropped,
     PolicyActivated,
     PolicyStaged,
     ProcessingRestricted,
@@ -101,6 +103,7 @@ NO_ROOM = "there is no room for another tenant now; try again later"
 _log = get_logger(__name__)
 MISPLACED = "policy lets other workers serve this request, and not this one"
 _MISPLACED = "misplaced"
+_CLOCKS_DIFFER_US = 3_600 * MICROSECONDS  # at most, of two machines
 TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 
@@ -127,6 +130,10 @@ class Authority(ABC, Generic[PoolT_co]):
         self.on_command = _stays_asleep
         self._outbox: list[Event] = []
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
+        self._began_utc = self._clock.utc_us()
+        self._dropped: dict[
+            str, int
+        ] = {}  # by tenant: the last order to destroy that is on record as followed
         self._first_uses = FirstUseLog(ledger, self._clock)
         self.attempts = Attempts("engine", self._clock)
         self._export_again_us = 0  # until then no permit of an export can be recorded
@@ -330,7 +337,15 @@ class Authority(ABC, Generic[PoolT_co]):
         while waiting:
             fact = waiting[0]
             tenant = self._names.named(owner) if owner.kind == "tenant" else None
-            event = KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, GOVERNOR)
+            event = KeyEvent(
+                self._clock.now_us(),
+                tenant,
+                fact.kind,
+                fact.epoch,
+                GOVERNOR,
+                in_service=fact.in_service,
+                ends_utc=fact.ends_utc,
+            )
             self._ledger.submit_durable(event)
             del waiting[0]
         self._unrecorded.pop(owner, None)
@@ -692,14 +707,42 @@ class Authority(ABC, Generic[PoolT_co]):
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""
-        changes = self._keyring.changes
+        changes, orders = self._keyring.changes, tuple(orders)
         done = apply_key_orders(self._keyring, orders, self._names.named)
         if done or self._keyring.changes != changes:
             self.reload_keys()
-        for owner, facts in done.items():
-            with suppress(LedgerUnavailable):
-                self._record_keys(owner, tuple(facts))
+        self._record_key_facts(done)
+        for order in orders:
+            self._record_dropped(order, done)
         return sum(map(len, done.values()))
+
+    def end_keys_in_service(self) -> None:
+        """On any thread but the owning one: have the key service destroy the keys of destroyed epochs, on record."""
+        ended: dict[KeyOwner, list[KeyFact]] = {}
+        for fact in self._keyring.end_in_service():
+            ended.setdefault(fact.owner, []).append(fact)
+        if ended:
+            self.call(lambda authority: authority._record_key_facts(ended))
+
+    def _record_key_facts(self, facts: Mapping[KeyOwner, list[KeyFact]]) -> None:
+        for owner, of_owner in facts.items():
+            with suppress(LedgerUnavailable):
+                self._record_keys(owner, tuple(of_owner))
+
+    def _record_dropped(self, order: OrderedKeys, done: Mapping[KeyOwner, list[KeyFact]]) -> None:
+        """That an order to destroy is followed here, once: what was unwrapped is wiped, whoever removed the wrap.
+
+        A process that began after the order never had anything of it.
+        """
+        last_us = self._dropped.get(order.tenant, self._began_utc - _CLOCKS_DIFFER_US)
+        if order.action != DESTROY or last_us >= order.before_us:
+            return
+        facts = [
+            fact for owner, each in done.items() if self._names.named(owner) == order.tenant for fact in each
+        ]
+        ended = sum(fact.kind == "destroyed" for fact in facts)
+        self._ledger.submit_durable(KeysDropped(self._clock.now_us(), order.before_us, ended))
+        self._dropped[order.tenant] = order.before_us
 
     def forget_closed_plans(self) -> None:
         """After domains were closed: whoever asks for one next gets a fresh one."""

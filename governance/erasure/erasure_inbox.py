@@ -61,6 +61,9 @@ class ErasureTarget(Protocol):
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered."""
 
+    def end_keys_in_service(self) -> None:
+        """Have the key service destroy the keys of destroyed epochs; on any thread but the owning one."""
+
     def order_enforcement(self, ordered: Enforcement) -> None:
         """Enforce for whom is ordered, and monitor the others."""
 
@@ -154,6 +157,7 @@ class ErasureInbox:
             facade.call(_Command(selector, order))
         self._hand_over_keys(facade, heard.keys)
         self._hand_over_enforcement(facade, heard.enforcement)
+        facade.end_keys_in_service()
         if heard.restricted.orders != self._restricted.orders:
             self._restricted = heard.restricted
             facade.call(_RestrictionCommand(heard.restricted))

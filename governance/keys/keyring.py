@@ -16,27 +16,35 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError
+from kvcustody.errors import KeyringError, KeyServiceUnavailable
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.domain_key_cache import DomainKeys
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer, derive
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort
 from kvcustody.governance.keys.wrapped_key_store import KeyDocument, KeyStore, WrappedEpoch
+from kvcustody.logger import get_logger
 
+REWRAP_BATCH = 100
+_log = get_logger(__name__)
 _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 
 
 class KeyFact(NamedTuple):
-    """One durable change to the keyring."""
+    """One durable change to the keyring. `in_service`: what a key service does with the epoch's own key, if it has one.
+
+    `owed`: it is to be asked; `pending`: it destroys the key at `ends_utc` (µs); `gone`.
+    """
 
     kind: Literal["created", "rotated", "destroyed", "rewrapped"]
     owner: KeyOwner
     epoch: int
     utc_us: int
+    in_service: Literal["", "owed", "pending", "gone"] = ""
+    ends_utc: int = 0
 
 
 class DestroyReceipt(NamedTuple):
@@ -153,22 +161,80 @@ class Keyring:
             del document.epochs[owner, epoch]
             at = self._clock.utc_us()
             document.destroyed[owner, epoch] = at
+            if self._port.ends_epochs:
+                document.ending[owner, epoch] = 0
             self._save(document)
-        fact = KeyFact("destroyed", owner, epoch, at)
+        fact = KeyFact("destroyed", owner, epoch, at, "owed" if self._port.ends_epochs else "")
         return DestroyReceipt(fact, 1, buffers, states, "wrapped copy removed from the store, memory wiped")
 
-    def rewrap(self, port: WrappingPort) -> tuple[KeyFact, ...]:
-        """Move every epoch under another root key, in one durable save; then the old one may be destroyed."""
+    def end_in_service(self) -> tuple[KeyFact, ...]:
+        """Have the key service destroy the keys of destroyed epochs, and look again at those it had put off.
+
+        On any thread: the service is asked outside the lock. One that does not answer is asked again by the next call.
+        """
+        facts = []
+        for (owner, epoch), until_us in list(self._document.ending.items()):
+            if until_us > self._clock.utc_us():
+                continue
+            try:
+                end = self._port.end_epoch(owner, epoch)
+            except KeyServiceUnavailable as error:
+                _log.warning("a destroyed epoch's key is in its key service still", why=error.message)
+                break
+            with self._lock, self._store.exclusive():
+                document = self._reload()
+                if document.ending.get((owner, epoch)) != until_us or end.until_us == until_us > 0:
+                    continue  # another process has seen it, or there is nothing new
+                if end.until_us:
+                    document.ending[owner, epoch] = end.until_us
+                else:
+                    del document.ending[owner, epoch]
+                self._save(document)
+            state: Literal["pending", "gone"] = "pending" if end.until_us else "gone"
+            facts.append(KeyFact("destroyed", owner, epoch, self._clock.utc_us(), state, end.until_us))
+        return tuple(facts)
+
+    @property
+    def may_seal(self) -> bool:
+        """Whether tiers may use what is derived here: not while a key service is away for too long. Never waits."""
+        return self._port.may_seal()
+
+    def rewrap(
+        self, port: WrappingPort, progress: Callable[[int, int], object] = lambda done, of: None
+    ) -> tuple[KeyFact, ...]:
+        """Move every epoch under another root key or key service; then the old one may be destroyed.
+
+        Saved after every `REWRAP_BATCH` epochs, so that a call that was cut short is made again and goes on: an epoch
+        that only the new one opens stays as it is. `progress(done, of)` is called after each save. Facts are of those
+        that were moved. Raises `KeyringError` for an epoch that neither opens.
+        """
+        facts = []
         with self._lock, self._store.exclusive():
             document = self._reload()
-            at = self._clock.utc_us()
-            for (owner, epoch), stored in list(document.epochs.items()):
-                with self._port.unwrap(stored.wrapped, owner=owner, epoch=epoch) as secret:
-                    wrapped = port.wrap(secret, owner=owner, epoch=epoch)
-                document.epochs[owner, epoch] = stored._replace(wrapped=wrapped)
-            self._save(document)
+            every = sorted(document.epochs)
+            for start in range(0, len(every), REWRAP_BATCH):
+                batch = every[start : start + REWRAP_BATCH]
+                for owner, epoch in batch:
+                    if self._moved(document, port, owner, epoch):
+                        facts.append(KeyFact("rewrapped", owner, epoch, self._clock.utc_us()))
+                self._save(document)
+                progress(start + len(batch), len(every))
             self._port = port
-        return tuple(KeyFact("rewrapped", owner, epoch, at) for owner, epoch in sorted(document.epochs))
+        return tuple(facts)
+
+    def _moved(self, document: KeyDocument, port: WrappingPort, owner: KeyOwner, epoch: int) -> bool:
+        stored = document.epochs[owner, epoch]
+        try:
+            secret = self._port.unwrap(stored.wrapped, owner=owner, epoch=epoch)
+        except KeyServiceUnavailable:
+            raise
+        except KeyringError:
+            port.unwrap(stored.wrapped, owner=owner, epoch=epoch).wipe()
+            return False
+        with secret:
+            wrapped = port.wrap(secret, owner=owner, epoch=epoch)
+        document.epochs[owner, epoch] = stored._replace(wrapped=wrapped)
+        return True
 
     def derive(self, owner: KeyOwner, epoch: int, info: bytes, into: KeyBuffer) -> None:
         """Fill `into` with the key for `info` under an owner's epoch. The caller wipes it."""

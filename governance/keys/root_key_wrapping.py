@@ -16,8 +16,9 @@ import binascii
 import os
 import stat
 from collections.abc import MutableMapping
+from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,8 +36,15 @@ ROOT_KEY_VARIABLE = "KVCUSTODY_ROOT_KEY"
 _FORMAT = b"\x01"
 _SALT_BYTES = 32
 _TAG_BYTES = 16
+_PRIVATE_BYTES_MAX = 65_536
 _NONCE = bytes(12)  # every key encrypts once
 WRAPPED_BYTES = 1 + _SALT_BYTES + KEY_BYTES + _TAG_BYTES
+
+
+class KeyEnd(NamedTuple):
+    """A key service's answer to a destruction. `until_us`: when the key goes (UTC µs); 0: it is gone."""
+
+    until_us: int = 0
 
 
 class WrappingPort(Protocol):
@@ -54,8 +62,21 @@ class WrappingPort(Protocol):
     def verification_key(self) -> bytes:
         """The 32-byte Ed25519 public key for `sign`."""
 
-    def destroy(self) -> None:
+    def destroy(self) -> KeyEnd:
         """Destroy the root key. Everything that it wrapped is lost for good."""
+
+    @property
+    def ends_epochs(self) -> bool:
+        """Whether each epoch is wrapped by a key of its own, which `end_epoch` destroys."""
+
+    def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
+        """Destroy the key that wraps this epoch alone, so that no copy of the wrap opens, in whatever backup.
+
+        A second call changes nothing. Only where `ends_epochs`. Raises `KeyServiceUnavailable`.
+        """
+
+    def may_seal(self) -> bool:
+        """Whether what tiers keep may be sealed and opened now; never waits. A holder that is away too long says no."""
 
 
 class RootKeyWrapping:
@@ -69,7 +90,7 @@ class RootKeyWrapping:
         """The secret sealed to (root key, owner, epoch): format ‖ salt ‖ AES-256-GCM ciphertext and tag."""
         salt = os.urandom(_SALT_BYTES)
         with self._wrapping_key(salt) as key:
-            sealed = AESGCM(key.view()).encrypt(_NONCE, secret.view(), _bound_to(owner, epoch))
+            sealed = AESGCM(key.view()).encrypt(_NONCE, secret.view(), bound_to(owner, epoch))
         return _FORMAT + salt + sealed
 
     def unwrap(self, wrapped: bytes, *, owner: KeyOwner, epoch: int) -> KeyBuffer:
@@ -80,7 +101,7 @@ class RootKeyWrapping:
         salt, sealed = wrapped[1 : 1 + _SALT_BYTES], wrapped[1 + _SALT_BYTES :]
         try:
             with self._wrapping_key(salt) as key:
-                secret.take(AESGCM(key.view()).decrypt(_NONCE, sealed, _bound_to(owner, epoch)))
+                secret.take(AESGCM(key.view()).decrypt(_NONCE, sealed, bound_to(owner, epoch)))
         except InvalidTag:
             secret.wipe()
             raise _unusable(owner, epoch, "the wrapped key does not open under this root key") from None
@@ -94,7 +115,7 @@ class RootKeyWrapping:
         """The 32-byte Ed25519 public key for `sign`."""
         return self._signing_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
-    def destroy(self) -> None:
+    def destroy(self) -> KeyEnd:
         """Wipe the root key in memory and on its file, then remove the file (media: docs/operate/keys.md)."""
         self._root.wipe()
         if self._path is not None and self._path.exists():
@@ -103,6 +124,20 @@ class RootKeyWrapping:
                 os.fsync(file.fileno())
             self._path.unlink()
             sync_path(self._path.parent)
+        return KeyEnd()
+
+    @property
+    def ends_epochs(self) -> bool:
+        """The root key wraps every epoch: none has a key of its own."""
+        return False
+
+    def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
+        """Raises `KeyringError`: there is no such key."""
+        raise _unusable(owner, epoch, "has no key of its own; rewrap the others, and destroy the root key")
+
+    def may_seal(self) -> bool:
+        """A root key in memory is always there."""
+        return True
 
     def _wrapping_key(self, salt: bytes) -> KeyBuffer:
         key = KeyBuffer()
@@ -146,6 +181,25 @@ def create_root_key(path: Path) -> None:
 
 def read_root_key(path: Path) -> KeyBuffer:
     """The root key in `path`, its owner and mode checked on the opened descriptor itself."""
+    root = KeyBuffer()
+    with _open_private(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != KEY_BYTES:
+            raise _refused(path, f"has `{size}` bytes, not {KEY_BYTES}", "give exactly 32 random bytes")
+        if file.readinto(root.writable()) != KEY_BYTES:
+            raise _refused(path, "ended early", "restore it from its backup")
+    return root
+
+
+def read_private(path: Path) -> bytes | None:
+    """The bytes of a file that is ours alone, as of a root key's; None where there is none."""
+    if not os.path.lexists(path):
+        return None
+    with _open_private(path) as file:
+        return file.read(_PRIVATE_BYTES_MAX)
+
+
+def _open_private(path: Path) -> FileIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -159,11 +213,7 @@ def read_root_key(path: Path) -> KeyBuffer:
     except KeyringError:
         os.close(descriptor)
         raise
-    root = KeyBuffer()
-    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-        if file.readinto(root.writable()) != KEY_BYTES:
-            raise _refused(path, "ended early", "restore it from its backup")
-    return root
+    return open(descriptor, "rb", buffering=0)  # noqa: PTH123 - a descriptor, closed by the caller
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
@@ -176,8 +226,6 @@ def _check_file(path: Path, status: os.stat_result) -> None:
         )
     if status.st_uid != os.geteuid():
         raise _refused(path, f"belongs to user `{status.st_uid}`", f"chown it to user {os.geteuid()}")
-    if status.st_size != KEY_BYTES:
-        raise _refused(path, f"has `{status.st_size}` bytes, not {KEY_BYTES}", "give exactly 32 random bytes")
 
 
 def _from_environment(environment: MutableMapping[str, str], strict: bool) -> KeyBuffer:
@@ -207,7 +255,8 @@ def _from_environment(environment: MutableMapping[str, str], strict: bool) -> Ke
     return root
 
 
-def _bound_to(owner: KeyOwner, epoch: int) -> bytes:
+def bound_to(owner: KeyOwner, epoch: int) -> bytes:
+    """What a wrap is sealed to, in canonical bytes."""
     return tlv.encode("kvcustody/wrapped-key", 1, {1: owner.kind, 2: owner.issuer, 3: owner.name, 4: epoch})
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError, ReturnedKeysError
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, ReturnedKeysError
 from kvcustody.files import discard_drafts, sync_path, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
@@ -425,6 +425,8 @@ def rewrap_shred_keys(path: Path, old: WrappingPort, new: WrappingPort) -> int:
         owner = _owner(kind, whose)
         try:
             secret = old.unwrap(wrapped, owner=owner, epoch=1)
+        except KeyServiceUnavailable:
+            raise
         except KeyringError:
             new.unwrap(wrapped, owner=owner, epoch=1).wipe()
             continue

@@ -38,15 +38,20 @@ class WrappedEpoch(NamedTuple):
 
 @dataclass(slots=True)
 class KeyDocument:
-    """A store's whole content. `latest` keeps the highest epoch ever given to an owner."""
+    """A store's whole content. `latest` keeps the highest epoch ever given to an owner.
+
+    `ending`: destroyed epochs whose own key in a key service is to go. 0: the service is to be asked; else when it
+    destroys the key (UTC µs).
+    """
 
     epochs: dict[tuple[KeyOwner, int], WrappedEpoch] = field(default_factory=dict)
     latest: dict[KeyOwner, int] = field(default_factory=dict)
     destroyed: dict[tuple[KeyOwner, int], int] = field(default_factory=dict)
+    ending: dict[tuple[KeyOwner, int], int] = field(default_factory=dict)
 
     def copy(self) -> KeyDocument:
         """A document to change without touching this one."""
-        return KeyDocument(dict(self.epochs), dict(self.latest), dict(self.destroyed))
+        return KeyDocument(dict(self.epochs), dict(self.latest), dict(self.destroyed), dict(self.ending))
 
 
 class KeyStore(Protocol):
@@ -157,6 +162,7 @@ def _render(document: KeyDocument) -> dict[str, Any]:
         ],
         "latest": [named(owner, epoch) for owner, epoch in sorted(document.latest.items())],
         "destroyed": [{**named(*key), "utc_us": at} for key, at in sorted(document.destroyed.items())],
+        "ending": [{**named(*key), "until_us": until} for key, until in sorted(document.ending.items())],
     }
 
 
@@ -171,6 +177,8 @@ def _parse(data: Any) -> KeyDocument:
         document.latest[_owner(row)] = int(row["epoch"])
     for row in data["destroyed"]:
         document.destroyed[_owner(row), int(row["epoch"])] = int(row["utc_us"])
+    for row in data.get("ending", ()):
+        document.ending[_owner(row), int(row["epoch"])] = int(row["until_us"])
     return document
 
 

@@ -7,7 +7,8 @@
 1. A key needs all of: the secret of the owner's epoch, the subject's shred key (where the domain has one), and the
    shred key of the bucket in which the object's ceiling falls. When one of them is destroyed, nobody can make it again.
 2. `look` drops what is cached of destroyed ones, and every call looks first: asking for such a key raises.
-3. Who does not have the domain's secret can neither make a name nor tell which names belong together.
+3. While a key service is away for too long nothing is sealed or opened, and object keys are forgotten.
+4. Who does not have the domain's secret can neither make a name nor tell which names belong together.
 """
 
 from __future__ import annotations
@@ -123,7 +124,15 @@ class SealKeys:
         return naming
 
     def look(self) -> None:
-        """Drop what is cached of epochs and shred keys that are destroyed, here or by another process."""
+        """Drop what is cached of epochs and shred keys that are destroyed, here or by another process.
+
+        Raises `SealError` while the key service is away for longer than it may be (rule 3).
+        """
+        if not self._keyring.may_seal:
+            self.close()
+            raise SealError(
+                "the key service is away for too long: nothing is sealed or opened before it answers"
+            )
         if self._keyring.changes != self._seen:
             self._seen = self._keyring.changes
             self.close()

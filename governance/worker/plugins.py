@@ -12,7 +12,15 @@ from typing import NamedTuple, cast
 from kvcustody._version import __version__
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.errors import ConfigError
-from kvcustody.extensions import EVICTION_POLICIES, KEY_WRAPPING, TIERS, Extension, load, names_extension
+from kvcustody.extensions import (
+    EVICTION_POLICIES,
+    KEY_WRAPPING,
+    PREFIX,
+    TIERS,
+    Extension,
+    load,
+    names_extension,
+)
 from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort, open_wrapping
 from kvcustody.governance.settings import Settings
@@ -65,6 +73,8 @@ def load_plugins(settings: Settings) -> WorkerPlugins:
 def open_root_key(settings: Settings) -> WrappingPort:
     """The holder of the root key that the settings name."""
     source = settings.root_key_source
+    if source == "key-service":
+        source = PREFIX + source
     if names_extension(source):
         return cast(WrappingPort, load(KEY_WRAPPING, source).make(WrappingPort, settings))
     return open_wrapping(source, settings.root_key_path, strict=settings.strict)

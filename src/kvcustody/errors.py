@@ -93,6 +93,12 @@ class ReturnedKeysError(KeyringError):
         )
 
 
+class KeyServiceUnavailable(KeyringError):
+    """The key service does not answer, or refuses this process: nothing that needs it can be opened now."""
+
+    code = "KVC330"
+
+
 class HandleError(CustodyError):
     """A (block, generation) handle is stale, or a request id is unknown."""
 

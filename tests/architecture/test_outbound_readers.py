@@ -26,6 +26,7 @@ READER = "src/kvcustody/http_exchange.py"
 MAY_HOLD_A_CLIENT = {  # connections that are kept; what they answer is read by `read_bounded`
     "governance/control_plane/connection.py",
     "console/up/vllm_worker.py",
+    "integrations/key_services/openbao.py",
     "console/demo/fleet_traffic.py",
     "lab/fleet/local_processes.py",
 }

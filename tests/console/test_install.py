@@ -95,7 +95,7 @@ def test_the_first_job_of_a_base_install_works(tmp_path: Path) -> None:
 
 def test_every_extra_says_what_it_gives() -> None:
     page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([a-z]+)` \| (.+) \|$", page, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.+) \|$", page, flags=re.MULTILINE))
     assert rows.keys() == EXTRAS.keys() - {"test", "dev"}
     whole = re.fullmatch(r"kvcustody\[(.+)\]", EXTRAS["all"][0])
     assert whole is not None and set(re.findall(r"`([a-z]+)`", rows["all"])) == set(whole[1].split(","))

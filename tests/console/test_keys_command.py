@@ -45,7 +45,12 @@ def test_rewrap_moves_every_epoch(tmp_path: Path) -> None:
         with pytest.raises(KeyringError):
             RootKeyWrapping(read_root_key(old)).unwrap(stored.wrapped, owner=owner, epoch=epoch)
     before = store.read_bytes()
-    assert cli("keys", "rewrap", store, "--from", old, "--to", new)[0] != 0  # the wrong key moves nothing
+    assert "rewrapped: 0 epochs" in cli("keys", "rewrap", store, "--from", old, "--to", new)[1], (
+        "moved already"
+    )
+    assert store.read_bytes() == before
+    assert cli("keys", "init", wrong := tmp_path / "wrong.key")[0] == 0
+    assert cli("keys", "rewrap", store, "--from", wrong, "--to", old)[0] != 0  # neither opens them
     assert store.read_bytes() == before
     assert cli("keys", "rewrap", tmp_path / "absent.json", "--from", old, "--to", new)[0] != 0
     assert not (tmp_path / "absent.json").exists()

@@ -44,6 +44,8 @@ class Heard:
     def call(self, command: Any) -> Any:
         return command(self)
 
+    def end_keys_in_service(self) -> None: ...
+
     def follow_keys(self, orders: object) -> int:
         return 0
 

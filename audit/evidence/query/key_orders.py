@@ -2,20 +2,28 @@
 
 1. An order names a tenant and a moment, never an epoch: whoever follows it twice, late, or beside another process on
    the same keys, does nothing more. What a worker did with its keys is on record by itself (`KeyEvent`).
+3. An order to destroy is complete when every process that was at work at its moment has said that it holds nothing of
+   it any more (`keys-dropped`) or has ended, and every key that a key service was to destroy is gone.
 2. Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from kvcustody.audit.evidence.processes.orders import order_leaves
+from kvcustody.audit.evidence.processes.work_periods import Body, WorkPeriod, read_work_periods
+from kvcustody.audit.kinds import SYSTEM, log_of
+from kvcustody.audit.store.schema.all_tables import has_leaf
+from kvcustody.audit.store.schema.ledger import events, logs
 
 ROTATE, DESTROY = "rotate", "destroy"
-_KIND = "keys-ordered"
+_KIND, _DROPPED_KIND, _EVENT_KIND = "keys-ordered", "keys-dropped", "key-event"
 
 
 class KeyOrder(NamedTuple):
@@ -32,6 +40,84 @@ class KeyOrder(NamedTuple):
 def key_orders(connection: Connection) -> list[KeyOrder]:
     """Every order, oldest first; `order` is its place in the system log."""
     return [_order(idx, at_us, orjson.loads(leaf)) for idx, at_us, leaf in order_leaves(connection, _KIND)]
+
+
+class KeyOrderStanding(NamedTuple):
+    """An order and how far it is (rule 3). Times are UTC µs.
+
+    `state`: `given` (a rotation), `open`, `pending` (a key service destroys keys at `pending_until_us`), `complete`.
+    `waiting`: workers of which a process has not answered. `in_service`: keys that a key service has not answered for.
+    """
+
+    order: int
+    at_us: int
+    tenant: str
+    action: str
+    actor: str
+    reason: str
+    state: str = "given"
+    waiting: tuple[str, ...] = ()
+    in_service: int = 0
+    pending_until_us: int | None = None
+
+
+def order_standings(connection: Connection) -> list[KeyOrderStanding]:
+    """Every order with its standing, oldest first, from leaves alone."""
+    orders = key_orders(connection)
+    destroying = {order.tenant for order in orders if order.action == DESTROY}
+    periods = read_work_periods(connection) if destroying else {}
+    dropped = [
+        (int(body["ordered_utc"]), str(body["incarnation"]))
+        for body in _bodies(connection, _DROPPED_KIND, [SYSTEM])
+    ]
+    ends: dict[str, list[Body]] = {}
+    for body in _bodies(connection, _EVENT_KIND, [log_of(tenant) for tenant in destroying]):
+        if body.get("in_service"):
+            ends.setdefault(str(body["tenant"]), []).append(body)
+    return [
+        _standing(order, periods, dropped, ends.get(order.tenant, []))
+        if order.action == DESTROY
+        else KeyOrderStanding(*order)
+        for order in orders
+    ]
+
+
+def _standing(
+    order: KeyOrder,
+    periods: Mapping[str, WorkPeriod],
+    dropped: Sequence[tuple[int, str]],
+    ends: Sequence[Body],
+) -> KeyOrderStanding:
+    answered = {life for at_us, life in dropped if at_us >= order.at_us}
+    waiting = {
+        one.worker
+        for life, one in periods.items()
+        if one.ended_us is None and one.started_us <= order.at_us and life not in answered
+    }
+    states = Counter((int(body["epoch"]), str(body["in_service"])) for body in ends)
+    left = {epoch: states[epoch, "owed"] - states[epoch, "gone"] for epoch, _ in states}
+    put_off = {
+        epoch: min(count, max(0, states[epoch, "pending"] - states[epoch, "gone"]))
+        for epoch, count in left.items()
+    }
+    owed = sum(left.values()) - sum(put_off.values())
+    until = [
+        int(body["ends_utc"])
+        for body in ends
+        if body["in_service"] == "pending" and put_off[int(body["epoch"])]
+    ]
+    state = "open" if waiting or owed else "pending" if until else "complete"
+    return KeyOrderStanding(*order, state, tuple(sorted(waiting)), owed, max(until, default=None))
+
+
+def _bodies(connection: Connection, kind: str, names: Collection[str]) -> list[Body]:
+    query = (
+        select(events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.kind == kind, logs.c.name.in_(names), has_leaf(events))
+        .order_by(events.c.log, events.c.idx)
+    )
+    return [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
 
 
 def _order(idx: int, at_us: int, body: dict[str, str]) -> KeyOrder:

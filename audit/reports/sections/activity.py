@@ -232,7 +232,7 @@ def _cases(reading: ReportReading) -> tuple[ReportedCase, ...]:
     return tuple(sorted(made, key=lambda one: (one.received_us, one.case_id)))
 
 
-KEY_EVENTS = ("key-event", "keys-ordered")
+KEY_EVENTS = ("key-event", "keys-dropped", "keys-ordered")
 
 
 def recorded_kinds(report: ReportFacts) -> set[str]:

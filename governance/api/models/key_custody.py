@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.audit.evidence.query.key_orders import KeyOrder
+from kvcustody.audit.evidence.query.key_orders import KeyOrderStanding
 from kvcustody.audit.keep.unlink_subject import UnlinkedSubject
 from kvcustody.governance.api.models.base import Model, Name, TenantName, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
@@ -14,11 +14,11 @@ from kvcustody.governance.api.models.shown import page_of, shown
 _PERIOD = {"key": "kvcustody.example/ledger+6b0f2c1e+Ab3…", "first_size": 0, "last_size": None}
 _EXAMPLE = {
     "order": 4711, "at_us": 1_780_000_000_000_000, "tenant": "acme", "action": "rotate", "actor": "carl",
-    "reason": "yearly",
+    "reason": "yearly", "state": "open", "waiting": ["gpu-2"], "in_service": 0, "pending_until_us": None,
 }  # fmt: skip
 Reason = Annotated[str, Field(min_length=1, max_length=200)]
 
-KeyOrderModel = shown(KeyOrder, "KeyOrder", _EXAMPLE)
+KeyOrderModel = shown(KeyOrderStanding, "KeyOrder", _EXAMPLE)
 KeyOrderPage = page_of(KeyOrderModel, "KeyOrders")
 UnlinkedModel = shown(UnlinkedSubject, "Unlinked", {"pseudonyms": 3, "keys": 1, "remains": []})
 

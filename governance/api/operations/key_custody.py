@@ -98,7 +98,11 @@ def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[st
 def orders(
     caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """Orders on tenants' keys, newest first; what each worker did is a `key-event` in the tenant's log."""
+    """Orders on tenants' keys, newest first, and how far each is; workers' acts are in the tenant's log.
+
+    An order to destroy is complete when every process that was at work then holds nothing of it any more, and every key
+    that a key service was to destroy is gone. Where no service wraps epochs, backups of key stores are not known here.
+    """
     items = [order._asdict() for order in reversed(custody.orders(service))]
     return page(service, CursorBinding("listKeyOrders", caller.name, {}), items, cursor, limit)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvcustody.audit.evidence.query.key_orders import DESTROY, KeyOrder, key_orders
+from kvcustody.audit.evidence.query.key_orders import DESTROY, KeyOrderStanding, order_standings
 from kvcustody.audit.keep.purge_and_legal_hold import RetentionError
 from kvcustody.audit.keep.unlink_subject import UnlinkedSubject, unlink_subject
 from kvcustody.audit.kinds import KeysOrdered
@@ -117,7 +117,7 @@ def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: s
             keys.close()
 
 
-def order(service: Service, tenant: str, action: str, *, actor: str, reason: str) -> KeyOrder:
+def order(service: Service, tenant: str, action: str, *, actor: str, reason: str) -> KeyOrderStanding:
     """Order that every worker rotate, or destroy, the epochs that a tenant's keys have now (rule 2)."""
     check_tenant_name(tenant)
     if action == DESTROY:
@@ -138,7 +138,7 @@ def _check_not_restricted(service: Service, tenant: str) -> None:
         raise ProblemError("conflict", error.message) from None
 
 
-def orders(service: Service) -> list[KeyOrder]:
-    """Every order on tenants' keys, oldest first."""
+def orders(service: Service) -> list[KeyOrderStanding]:
+    """Every order on tenants' keys and how far it is, oldest first."""
     with service.reading() as connection:
-        return key_orders(connection)
+        return order_standings(connection)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import pytest
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.audit.evidence.query.key_orders import KeyOrderStanding, order_standings
 from kvcustody.audit.kinds import KeysOrdered
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.record_operator_act import record_operator_act
@@ -22,6 +25,8 @@ from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.policies import library
 from kvcustody.tenants import Issuers
+from standins.integrations.key_services_world import BAO, BAO_ABSENT, OpenBao
+from standins.waiting import until
 
 ACME, ELSEWHERE, LABS, GROUP = (
     tenant_owner("idp", "acme"),
@@ -121,3 +126,130 @@ def test_a_worker_that_keeps_its_ledger_itself_follows_what_stands_in_it(tmp_pat
             worker.governor.step()
             time.sleep(0.01)
         assert ring.epochs(org) == (3,)
+
+
+class Fleet(NamedTuple):
+    """Two workers of one key store and one ledger, each with the tenant's epoch in use."""
+
+    folder: Path
+    settings: Settings
+
+    @classmethod
+    def create(cls, folder: Path, source: str = "generated") -> Self:
+        policy = folder / "policy.yaml"
+        policy.write_text(library.source("single-org"), encoding="utf-8")
+        settings = Settings(
+            policy_path=policy,
+            database_url=f"sqlite:///{folder / 'ledger.db'}",
+            spill_path=folder / "spill",
+            root_key_source=source,
+            root_key_path=folder / "root.key",
+            keyring_path=folder / "keys.json",
+            key_service_path=folder / "service.yaml",
+            erasure_poll_ms=10,
+        )
+        return cls(folder, settings)
+
+    def worker(self, name: str) -> Worker:
+        plan = MemoryPlan(lambda blocks: UnbackedMemory(blocks, 1, clock=SystemClock()), 64, 1, 1024)
+        own = {"worker_name": name, "spill_path": self.folder / f"spill-{name}"}
+        return open_worker(self.settings.model_copy(update=own), plan)
+
+    def order(self, action: str) -> None:
+        engine = open_store(self.folder / "ledger.db")
+        record_operator_act(engine, lambda at_us: KeysOrdered(at_us, "org", action, "carl", "test"))
+        engine.dispose()
+
+    def standing(self) -> KeyOrderStanding:
+        engine = open_store(self.folder / "ledger.db", read_only=True)
+        with engine.connect() as connection:
+            last = order_standings(connection)[-1]
+        engine.dispose()
+        return last
+
+    def until(self, state: str, *stepping: Worker) -> KeyOrderStanding:
+        def step() -> None:
+            for worker in stepping:
+                worker.governor.step()
+
+        return until(lambda: (last := self.standing()).state == state and last, meanwhile=step)
+
+
+ORG = tenant_owner("idp", "org")
+
+
+def test_an_order_to_destroy_is_complete_when_every_process_of_then_has_dropped_its_copies(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet.create(tmp_path)
+    with fleet.worker("one") as one, fleet.worker("two") as two:
+        one.governor._keyring.ensure([ORG])
+        fleet.order("destroy")
+        assert fleet.standing().waiting == ("one", "two")
+        held = two.governor._keyring
+        with KeyBuffer() as key:
+            held.refresh()
+            held.derive(ORG, 1, b"use", key)
+        last = until(
+            lambda: (said := fleet.standing()).waiting == ("two",) and said, meanwhile=one.governor.step
+        )
+        assert last.state == "open" and one.governor._keyring.epochs(ORG) == (2,)
+        assert held._secrets, "control: another process still has what the order ended"
+        fleet.until("complete", one, two)
+        assert (ORG, 1) not in held._secrets
+        with fleet.worker("three"):
+            assert fleet.standing().state == "complete", "who began later never had any of it"
+
+
+def test_a_process_that_ended_is_waited_for_no_more(tmp_path: Path) -> None:
+    fleet = Fleet.create(tmp_path)
+    with fleet.worker("one") as one:
+        one.governor._keyring.ensure([ORG])
+        with fleet.worker("two"):
+            fleet.order("destroy")
+            assert fleet.standing().waiting == ("one", "two")
+        fleet.until("complete", one)
+
+
+@pytest.mark.skipif(BAO is None, reason=BAO_ABSENT)
+def test_an_order_is_open_until_the_key_service_has_destroyed_the_epochs_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = OpenBao(tmp_path)
+    try:
+        server.document(tmp_path / "service.yaml", timeout_ms=300)
+        fleet = Fleet.create(tmp_path, "key-service")
+        with fleet.worker("one") as one:
+            one.governor._keyring.ensure([ORG])
+            keys = server.keys()
+            asked = threading.Event()
+            monkeypatch.setattr(
+                one.governor, "end_keys_in_service", asked.set
+            )  # the service is not asked yet
+            fleet.order("destroy")
+            last = until(lambda: (said := fleet.standing()).in_service and said, meanwhile=one.governor.step)
+            assert asked.wait(60) and (last.state, last.in_service) == ("open", 1)
+            monkeypatch.undo()
+            assert fleet.until("complete", one).in_service == 0
+            assert len(set(keys) - set(server.keys())) == 1
+    finally:
+        server.close()
+
+
+def test_a_service_that_destroys_later_leaves_the_order_pending_until_its_date(tmp_path: Path) -> None:
+    fleet = Fleet.create(tmp_path)
+    until_us = SystemClock().utc_us() + 7 * 86_400_000_000
+    with fleet.worker("one") as one:
+        governor = one.governor
+        governor._keyring.ensure([ORG])
+        fleet.order("destroy")
+        fleet.until("complete", one)
+        facts = [
+            KeyFact("destroyed", ORG, 1, 0, "owed"),
+            KeyFact("destroyed", ORG, 1, 0, "pending", until_us),
+        ]
+        governor._record_key_facts({ORG: facts})
+        last = fleet.standing()
+        assert (last.state, last.pending_until_us) == ("pending", until_us)
+        governor._record_key_facts({ORG: [KeyFact("destroyed", ORG, 1, 0, "gone")]})
+        assert fleet.standing().state == "complete"

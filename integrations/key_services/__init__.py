@@ -1,0 +1,1 @@
+"""Key services behind the wrapping port: one module each, over the service's own interface."""
