@@ -2,7 +2,7 @@
 
     python key_victim.py KEYS TIER SEED       # reads `[number, act, …]` as JSON, answers `[number, value]`
 
-Acts: `keep` and `bring` a prompt of a subject under an epoch, `rotate` and `destroy` a tenant's epoch, `erase` a subject,
+Acts: `keep` and `bring` a prompt of a subject under an epoch, `rotate` and `destroy` an epoch, `erase` a subject,
 `follow` what others did with the keys, `opens` whether an epoch's secret can be had at all.
 """
 
