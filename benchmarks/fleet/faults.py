@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 
 from bench import Bench
 from cut_line import CutLine
-from running_router import _command, _free_ports, environment_of, version_of
+from running_router import environment_of, version_of
 from sqlalchemy import func, select
 
 from kvcustody.audit.evidence.processes.sequence_gaps import gaps
@@ -47,6 +47,8 @@ from kvcustody.governance.service.access.local_administration import open_admini
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.integrations.jetstream.subjects import door_permissions
+from kvcustody.lab.fleet.local_processes import free_ports
+from kvcustody.lab.fleet.router_programs import ROUTERS, router_command
 from standins.integrations.jetstream.nats_server import NatsServer
 from standins.postgres import durable_server
 from standins.service.control_plane_world import ControlPlane
@@ -207,7 +209,7 @@ class FaultWorld:
         (folder / "nats").mkdir()
         self.nats = NatsServer(folder / "nats")
         stack.callback(self.nats.close)
-        ports = _free_ports(8)
+        ports = free_ports(8)
         self.to_nats = CutLine(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{self.nats.port}")
         self.door_to_plane = CutLine(f"{folder}/door.sock", self.plane.socket)
         self.worker_to_plane = {
@@ -225,7 +227,8 @@ class FaultWorld:
             self._wait(f"http://127.0.0.1:{port}/health")
         urls = [f"http://127.0.0.1:{port}" for port in places.values()]
         if router:
-            command = _command(router, environment_of(router), "cache_aware", ports[2], urls, ports[5])
+            program = environment_of(router) / "bin" / ROUTERS[router].program
+            command = router_command(router, program, urls, port=ports[2], metrics_port=ports[5])
             self.programs["router"] = self._program(command, dict(os.environ))
         else:  # none: the door is before one worker
             between = CutLine(f"127.0.0.1:{ports[2]}", f"127.0.0.1:{places['gpu-0']}")
@@ -234,7 +237,7 @@ class FaultWorld:
             "keeper", ports[0], "events", "keep", "--about", f"127.0.0.1:{ports[7]}"
         )
         self.url = f"http://127.0.0.1:{ports[6]}"
-        about = _free_ports(1)[0]
+        about = free_ports(1)[0]
         self.programs["door"] = self._kvcustody(
             "door-1", ports[0], "door", "proxy", "--listen", f"127.0.0.1:{ports[6]}", "--about", f"127.0.0.1:{about}",
             "--router", f"http://127.0.0.1:{ports[1]}", "--key", str(folder / "door.key"),

@@ -3,18 +3,17 @@
 1. One thread owns the Governor. Others hand requests over and wait for their answers.
 2. What a model would compute takes its time by a stated cost: `PREFILL_US` a token that was not found, `DECODE_US` a
    token of the answer. K/V is written into real memory, so what ends is scrubbed for real.
-3. Prompts are text. A word `b` and a number is a block of a recorded or generated trace; any other word is one token.
-4. Its leaves say `simulated`. Where it is asked to, a step of its device hangs now and then.
+3. Its leaves say `simulated`. Where it is asked to, a step of its device hangs now and then.
 """
 
 from __future__ import annotations
 
 import queue
-import re
 import threading
 import zlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,9 +29,11 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
+from kvcustody.integrations.fleet_worker.prompt_events import PromptBlockEvents
+from kvcustody.integrations.transformers.batching.kv_events import open_events
 from kvcustody.lab.replay.run.marked_tensors import PatternCache, ReplayCacheShape
 from kvcustody.lab.replay.run.model_identity import replay_model
-from kvcustody.lab.replay.traces.token_ids import VOCABULARY, expand
+from kvcustody.lab.replay.traces.token_ids import VOCABULARY
 from kvcustody.lab.traffic.device_hangs import DeviceHangs
 
 PREFILL_US: Final = 100
@@ -42,7 +43,6 @@ RETRIES_MAX: Final = 20
 STALLS_MAX: Final = 50
 HANG_SECONDS: Final = 50.0
 _TICK_SECONDS = 0.02
-_BLOCK = re.compile(r"b([0-9a-f]{1,8})")
 _CLOSE_SECONDS = 30.0
 
 
@@ -90,22 +90,6 @@ class _Waiting(NamedTuple):
     tries: int
 
 
-def tokens_of(text: str, block_tokens: int) -> NDArray[np.int32]:
-    """The tokens of a prompt (rule 3)."""
-    parts, words = list[NDArray[np.int32]](), list[int]()
-    for word in text.split():
-        block = _BLOCK.fullmatch(word)
-        if block is None:
-            words.append(zlib.crc32(word.encode()) % VOCABULARY)
-            continue
-        if words:
-            parts.append(np.array(words, dtype=np.int32))
-            words = []
-        parts.append(expand(np.array([int(block[1], 16)], dtype=np.int64), block_tokens))
-    parts.append(np.array(words, dtype=np.int32))
-    return np.concatenate(parts)
-
-
 class ModellessEngine:
     """A worker on a thread of its own; `error` is why it ended by itself, None where it runs or was told to end."""
 
@@ -115,10 +99,12 @@ class ModellessEngine:
         self._hangs = DeviceHangs(hangs_every, HANG_SECONDS)
         self._asked: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         self._running: list[_Running] = []
+        self._due: list[_Waiting] = []
         self._waiting: list[_Waiting] = []
         self._clock = SystemClock()
         self._decoded_us = 0
         self._numbered = 0
+        self._events: PromptBlockEvents | None = None
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvcustody-fleet-worker")
         self._served: Future[None] | None = None
@@ -130,9 +116,15 @@ class ModellessEngine:
         """Of its pool."""
         return self._settings.block_tokens
 
-    def start(self) -> None:
-        """Open it and serve; `serving` is set once it does, or has failed."""
+    def start(self, *, when_ended: Callable[[], object] = lambda: None) -> None:
+        """Open it and serve; `serving` is set once it does, or has failed. `when_ended` is called on any thread."""
         self._served = self._thread.submit(self._run)
+        self._served.add_done_callback(lambda _: when_ended())
+
+    @property
+    def is_running(self) -> bool:
+        """False before `start`, and once it has ended, whatever ended it."""
+        return self._served is not None and not self._served.done()
 
     def stop(self) -> None:
         """End in order: what runs is released, scrubbed and on record."""
@@ -145,7 +137,7 @@ class ModellessEngine:
         """Hand a request over; any thread."""
         answer: Future[ServedRequest] = Future()
         answer.set_running_or_notify_cancel()  # who asked may go; nobody takes the answer from the engine
-        if self._served is None or self._served.done():
+        if not self.is_running:
             answer.set_result(ServedRequest(503, len(asked.tokens), reason="the engine has ended"))
             return answer
         now_us = self._clock.now_us()
@@ -172,8 +164,11 @@ class ModellessEngine:
         )
         plan = MemoryPlan(lambda _: cache.memory, self._blocks, 1, cache.memory.bytes_per_block)
         self._model = replay_model(size)
-        with open_worker(self._settings, plan, origin=SIMULATED) as worker:
+        with open_worker(self._settings, plan, origin=SIMULATED) as worker, ExitStack() as told:
             self._governor, self._cache = worker.governor, cache
+            self._events = open_events(None, worker.governor, worker, self._settings, PromptBlockEvents)
+            if self._events is not None:
+                told.callback(self._events.close)
             self._decoded_us = self._clock.now_us()
             self.serving.set()
             began_us = self._decoded_us
@@ -182,6 +177,7 @@ class ModellessEngine:
                 self._decode()
                 self._hangs.look((self._clock.now_us() - began_us) / MICROSECONDS, self._governor)
                 self._governor.step()
+                self._tell()
                 self._drop()
             self._hangs.end(self._governor)
 
@@ -196,8 +192,10 @@ class ModellessEngine:
                 due.append(self._asked.get_nowait())
         except queue.Empty:
             pass
-        for one in due:
-            self._offer(one)
+        self._due = due
+        while self._due:
+            self._offer(self._due[0])
+            del self._due[0]
 
     def _offer(self, one: _Waiting) -> None:
         governor: Governor = self._governor
@@ -225,9 +223,20 @@ class ModellessEngine:
         mark = zlib.crc32(one.asked.principal.tenant.encode()) % 1000
         self._cache.check_handed_out(admission.blocks[hit // self.block_tokens :])
         self._cache.write(admission.blocks, tokens[hit:], hit, mark)
+        self._tell()
         self._governor.commit((admission.request_id,), (len(tokens),))
+        self._tell(tokens)
         begins_us = self._clock.now_us() + PREFILL_US * (len(tokens) - hit)
         self._running.append(_Running(admission.request_id, one.asked, one.answer, hit, begins_us))
+
+    def _tell(self, prompt: NDArray[np.int32] | None = None) -> None:
+        """Publish what was stored and what ended, where somebody listens; `prompt`: what was just committed."""
+        if self._events is None:
+            return
+        if prompt is None:
+            self._events.publish_pending()
+        else:
+            self._events.publish_prompt(prompt)
 
     def _decode(self) -> None:
         """One more token for each running request, every `DECODE_US`; those that are complete leave."""
@@ -264,8 +273,8 @@ class ModellessEngine:
     def _refuse_all(self) -> None:
         while not self._asked.empty():
             self._waiting.append(self._asked.get_nowait())
-        for waiting in self._waiting:
-            waiting.answer.set_result(ServedRequest(503, len(waiting.asked.tokens), reason="the worker ends"))
+        for waiting in (*self._due, *self._waiting):
+            waiting.answer.set_result(ServedRequest(503, 0, reason="the worker ends"))
         for running in self._running:
             running.answer.set_result(running.served(503, "the worker ends"))
-        self._waiting, self._running = [], []
+        self._due, self._waiting, self._running = [], [], []

@@ -7,6 +7,7 @@ Governor: a worker that a fleet has not put under custody yet.
 1. A request is for the engine only under a token that verifies; else it reuses nothing and leaves nothing, which here
    is a 403.
 2. SIGTERM ends what runs, releases and scrubs it, and puts the end on record.
+3. Where the engine ends by itself, so does the process, with a status other than 0. Meanwhile `/health` is a 503.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import argparse
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -28,11 +31,12 @@ from starlette.routing import Route
 from kvcustody.clock import SystemClock
 from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.governance.observability.logs import configure
-from kvcustody.governance.settings import load_settings
-from kvcustody.integrations.fleet_worker.engine import Asked, ModellessEngine, ServedRequest, tokens_of
+from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.integrations.fleet_worker.engine import Asked, ModellessEngine, ServedRequest
 from kvcustody.integrations.identity.from_settings import open_attempts, open_request_gate, open_verifier
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
+from kvcustody.lab.fleet.prompt_tokens import prompt_text, tokens_of
 
 CHAT: Final = "/v1/chat/completions"
 RENDER: Final = f"{CHAT}/render"
@@ -77,25 +81,21 @@ def completion(content: str, served: ServedRequest) -> dict[str, Any]:
 
 def rendered(body: dict[str, Any]) -> dict[str, Any]:
     """The answer to a router that asks for a prompt's tokens: one a character."""
-    tokens = [ord(character) for character in _text(body)]
+    tokens = [ord(character) for character in prompt_text(body)]
     made = {"request_id": "r1", "token_ids": tokens, "model": MODEL, "sampling_params": {}}
     return {**made, "features": None}
 
 
-def about_routes() -> list[Route]:
-    """What routers ask about a worker."""
+def about_routes(is_healthy: Callable[[], bool] = lambda: True) -> list[Route]:
+    """What routers ask about a worker; a 503 where it is not healthy."""
 
     async def about(_: Request) -> Response:
-        return JSONResponse(INFO)
+        return JSONResponse(INFO) if is_healthy() else _problem(503, "the engine has ended")
 
     async def models(_: Request) -> Response:
         return JSONResponse(MODELS)
 
     return [Route("/v1/models", models), *(Route(path, about) for path in ABOUT)]
-
-
-def _text(body: dict[str, Any]) -> str:
-    return " ".join(str(message.get("content")) for message in body.get("messages", []))
 
 
 class ModellessServer:
@@ -113,7 +113,7 @@ class ModellessServer:
             ]
         )
         inner: Any = served if door is None else door(served)
-        about = Starlette(routes=about_routes())
+        about = Starlette(routes=about_routes(self._is_healthy))
         open_paths = {"/v1/models", *ABOUT}
 
         async def chosen(scope: Any, receive: Any, send: Any) -> None:
@@ -122,17 +122,20 @@ class ModellessServer:
 
         return chosen  # type: ignore[return-value]
 
+    def _is_healthy(self) -> bool:
+        return self._engine is None or self._engine.is_running
+
     async def _chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
         wanted = min(int(body.get("max_tokens") or _ANSWER_TOKENS), _ANSWER_TOKENS_MAX)
         if self._engine is None or self._verify is None:
-            size = len(_text(body).split())
+            size = len(prompt_text(body).split())
             return JSONResponse(completion(self._name, ServedRequest(200, size, 0, wanted)))
         transfer = (body.get("kv_transfer_params") or {}).get(OUR_TRANSFER_FIELD)
         found = self._verify(body.get("cache_salt"), transfer)
         if not isinstance(found, VerifiedToken):
             return _problem(403, "no identity")
-        tokens = tokens_of(_text(body), self._engine.block_tokens)
+        tokens = tokens_of(prompt_text(body), self._engine.block_tokens)
         asked = Asked(found.principal, found.hints, tokens, wanted)
         served = await asyncio.wrap_future(self._engine.ask(asked))
         if served.status != 200:
@@ -147,11 +150,25 @@ def _problem(status: int, reason: str) -> Response:
     return JSONResponse({"error": {"message": reason, "code": status}}, status_code=status)
 
 
-def _serve(application: Callable[..., Awaitable[None]], port: int) -> None:
-    uvicorn.run(
-        application, host="127.0.0.1", port=port, log_level="error", access_log=False,
-        timeout_graceful_shutdown=5,
-    )  # fmt: skip
+class LocalServer(uvicorn.Server):
+    """Serves an application on loopback; `end` ends it in order, from any thread, before it began too."""
+
+    def __init__(self, application: Callable[..., Awaitable[None]], port: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application, host="127.0.0.1", port=port, log_level="error", access_log=False,
+                timeout_graceful_shutdown=5,
+            )
+        )  # fmt: skip
+
+    def end(self, *_: object) -> None:
+        """What runs is answered first, for five seconds at most."""
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: uvicorn raises them again at its end, before what it served has ended."""
+        yield
 
 
 def main() -> None:
@@ -169,27 +186,49 @@ def main() -> None:
     )
     given = parser.parse_args()
     if given.ungoverned:
-        _serve(ModellessServer(given.ungoverned, None, None).application(None), given.port)
+        plain = LocalServer(ModellessServer(given.ungoverned, None, None).application(None), given.port)
+        with ended_by_signals(plain):
+            plain.run()
         return
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
     engine = ModellessEngine(settings, blocks=given.blocks, hangs_every=given.hangs_every)
-    engine.start()
+    serve(engine, settings, given.port)
+
+
+@contextlib.contextmanager
+def ended_by_signals(server: LocalServer) -> Iterator[None]:
+    """SIGTERM and SIGINT end the server, and nothing else, while the block runs; in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, server.end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        engine.serving.wait()
-        if engine.error is not None:
-            raise engine.error
-        with ExitStack() as stack:
-            clock = SystemClock()
-            gate = open_request_gate(settings, clock, stack=stack)
-            attempts = open_attempts(settings, clock)
-            stack.callback(attempts.close)
-            server = ModellessServer(settings.worker_name, engine, open_verifier(settings, clock).verify)
-            door = server.application(lambda app: IdentityMiddleware(app, gate, refused=attempts.note))
-            with contextlib.suppress(KeyboardInterrupt):
-                _serve(door, given.port)
+        yield
     finally:
-        engine.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def serve(engine: ModellessEngine, settings: Settings, port: int) -> None:
+    """Serve until a signal ends it, or its engine ends: then raise what ended that (rule 3)."""
+    with ExitStack() as stack:
+        clock = SystemClock()
+        gate = open_request_gate(settings, clock, stack=stack)
+        attempts = open_attempts(settings, clock)
+        stack.callback(attempts.close)
+        handlers = ModellessServer(settings.worker_name, engine, open_verifier(settings, clock).verify)
+        server = LocalServer(
+            handlers.application(lambda app: IdentityMiddleware(app, gate, refused=attempts.note)), port
+        )
+        stack.enter_context(ended_by_signals(server))
+        stack.callback(engine.stop)
+        engine.start(when_ended=server.end)
+        engine.serving.wait()
+        if engine.error is None:
+            server.run()
+    if engine.error is not None:
+        raise engine.error
 
 
 if __name__ == "__main__":

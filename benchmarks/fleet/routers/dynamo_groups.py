@@ -20,6 +20,8 @@ from typing import Any
 import zmq
 from dynamo.llm import SelectionService
 
+from kvcustody.lab.fleet.dynamo_selection import MODEL, EventSource
+
 ASKED, WORKERS, IN_GROUP = 1000, 6, 4
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -37,24 +39,9 @@ FILTERS: dict[str, dict[str, Any]] = {
 async def probe() -> dict[str, Any]:
     """How often each worker was chosen, and how often none, by filter."""
     context, service = zmq.Context(), SelectionService(indexer_threads=1)
-    publishers = []
     for number in range(1, WORKERS + 1):
-        publisher = context.socket(zmq.PUB)
-        publishers.append(publisher)
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        worker = {
-            "worker_id": number,
-            "model_name": "toy",
-            "block_size": 16,
-            "endpoint": f"http://127.0.0.1:{20_000 + number}",
-            "kv_events_endpoint": f"tcp://127.0.0.1:{port}",
-            "data_parallel_start_rank": 0,
-            "data_parallel_size": 1,
-            "total_kv_blocks": 100_000,
-            "max_num_batched_tokens": 8192,
-            "taints": ["east-1" if number == 1 else "west-1"],
-        }
-        await service.upsert_worker(worker if number <= IN_GROUP else worker | {"routing_group": "east-1"})
+        record = EventSource(context, number).record | {"taints": ["east-1" if number == 1 else "west-1"]}
+        await service.upsert_worker(record if number <= IN_GROUP else record | {"routing_group": "east-1"})
     await asyncio.sleep(2)
     chance, found = random.Random(5), dict[str, dict[str, int]]()
     for name, more in FILTERS.items():
@@ -62,7 +49,7 @@ async def probe() -> dict[str, Any]:
         for _ in range(ASKED):
             tokens = [chance.randrange(50_000) for _ in range(64)]
             try:
-                answer = await service.select({"model_name": "toy", "token_ids": tokens, **more})
+                answer = await service.select({"model_name": MODEL, "token_ids": tokens, **more})
                 counts[str(answer["worker_id"])] += 1
             except Exception as error:
                 counts[f"refused: {error}"] += 1

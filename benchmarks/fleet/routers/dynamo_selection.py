@@ -13,73 +13,37 @@ import asyncio
 import json
 import random
 import statistics
-import struct
 import time
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
 import zmq
 from dynamo.llm import SelectionService
 
-BLOCK, BLOCKS, ASKED = 16, 64, 100
+from kvcustody.lab.fleet.dynamo_selection import BLOCK_TOKENS, MODEL, EventSource, overlap
 
-
-def overlap(answer: dict[str, Any]) -> int:
-    """The most blocks that any worker is said to have."""
-    scored = answer.get("scores") or answer.get("workers") or []
-    found = [
-        item.get("overlap_blocks", item.get("device_blocks", 0)) for item in scored if isinstance(item, dict)
-    ]
-    return max([0, *(value or 0 for value in found)])
+BLOCKS, ASKED = 64, 100
 
 
 async def probe(workers: int, chains: int) -> dict[str, Any]:
     """Publish chains under namespaces, then ask for each under its own, another, none, and in an unknown field."""
-    context, publishers = zmq.Context(), []
-    service = SelectionService(indexer_threads=1)
-    for place in range(workers):
-        publisher = context.socket(zmq.PUB)
-        publisher.set_hwm(0)
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        publishers.append(publisher)
-        worker = {
-            "worker_id": place + 1,
-            "model_name": "toy",
-            "block_size": BLOCK,
-            "endpoint": f"http://127.0.0.1:{20_000 + place}",
-            "kv_events_endpoint": f"tcp://127.0.0.1:{port}",
-            "data_parallel_start_rank": 0,
-            "data_parallel_size": 1,
-            "total_kv_blocks": 100_000,
-            "max_num_batched_tokens": 8192,
-        }
-        await service.upsert_worker(worker)
+    context, service = zmq.Context(), SelectionService(indexer_threads=1)
+    sources = [EventSource(context, number) for number in range(1, workers + 1)]
+    for source in sources:
+        await service.upsert_worker(source.record)
     await asyncio.sleep(2)
     chance, told = random.Random(3), []
     for number in range(chains):
-        place = number % workers
-        tokens = [chance.randrange(50_000) for _ in range(BLOCK * BLOCKS)]
+        tokens = [chance.randrange(50_000) for _ in range(BLOCK_TOKENS * BLOCKS)]
         namespace = f"namespace-{number % 128}"
         told.append((tokens, namespace))
-        event = {
-            "type": "BlockStored",
-            "block_hashes": [number * BLOCKS + block + 1 for block in range(BLOCKS)],
-            "parent_block_hash": None,
-            "token_ids": tokens,
-            "block_size": BLOCK,
-            "lora_id": None,
-            "medium": "GPU",
-            "lora_name": None,
-            "cache_salt": namespace,
-        }
-        batch = msgspec.msgpack.encode([time.time(), [event], 0])
-        publishers[place].send_multipart([b"", struct.pack(">Q", number // workers), batch])
+        hashes = range(number * BLOCKS + 1, (number + 1) * BLOCKS + 1)
+        sources[number % workers].store(hashes, tokens, namespace)
     await asyncio.sleep(4)
     asked = told[:ASKED]
     counts = {"own": 0, "foreign": 0, "none": 0, "unknown_field": 0}
     for tokens, namespace in asked:
-        question = {"model_name": "toy", "token_ids": tokens}
+        question = {"model_name": MODEL, "token_ids": tokens}
         for name, more in (
             ("own", {"cache_salt": namespace}),
             ("foreign", {"cache_salt": "another"}),
@@ -90,7 +54,7 @@ async def probe(workers: int, chains: int) -> dict[str, Any]:
     taken = []
     for tokens, namespace in asked * 5:
         began = time.perf_counter()
-        await service.select({"model_name": "toy", "token_ids": tokens, "cache_salt": namespace})
+        await service.select({"model_name": MODEL, "token_ids": tokens, "cache_salt": namespace})
         taken.append((time.perf_counter() - began) * 1e6)
     service.shutdown()
     return {

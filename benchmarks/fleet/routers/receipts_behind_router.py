@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests" / "lib"))
 
 from bench import Bench
 from recording_worker import CHAT, RecordingWorker
-from route_receipts import EVER, figures
+from route_receipts import EVER
 from running_router import environment_of, version_of
 
 from kvcustody.audit.evidence.routes.route_measures import measure
@@ -44,7 +44,7 @@ from kvcustody.lab.fleet.local_processes import free_ports
 from kvcustody.lab.fleet.router_programs import ROUTERS, router_command
 from kvcustody.migrations.upgrade import upgrade
 from standins.integrations.door_world import make_signers
-from standins.integrations.routed_fleet import RoutedFleet, Seen, Truth, Worker, truth_of
+from standins.integrations.routed_fleet import RoutedFleet, Seen, Truth, Worker, figures_of, truth_of
 from standins.redteam.two_worlds import model
 
 AT_ONCE, TENANTS = 8, ("acme", "globex")
@@ -169,7 +169,7 @@ def main() -> None:
             found = read_routes(connection, EVER, now_us=1 << 60)
         store.dispose()
     made, whole = measure(found.receipts), truth_of(fleet.seen)
-    seen = figures(made)
+    seen = figures_of(made)
     differing = [name for name in Truth._fields if getattr(seen, name) != getattr(whole, name)]
     targets = {one.sent.target for one in found.receipts if one.sent is not None}
     told = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
+from typing import TypeVar
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.hash_index import IndexChange
@@ -69,22 +70,29 @@ class BatchingBlockEvents(BlockEventFeed):
         )
 
 
+Feed = TypeVar("Feed", bound=BatchingBlockEvents)
+
+
 def open_events(
-    publisher: BlockEventPublisher | None, governor: Governor, worker: Worker | None, settings: object
-) -> BatchingBlockEvents | None:
+    publisher: BlockEventPublisher | None,
+    governor: Governor,
+    worker: Worker | None,
+    settings: object,
+    feed: type[Feed] = BatchingBlockEvents,  # type: ignore[assignment]
+) -> Feed | None:
     """Events to `publisher`, or to one that the settings of a worker ask for; None where nobody listens.
 
     Raises `ConfigError` where `kv_events_endpoint` cannot be bound.
     """
     if publisher is not None:
-        return BatchingBlockEvents(governor, publisher)
+        return feed(governor, publisher)
     if worker is None or not isinstance(settings, Settings) or not settings.publishes_kv_events:
         return None
     from kvcustody.integrations.events.publisher import open_publisher  # pyzmq only where it is asked for
 
     own = open_publisher(settings, revision=governor.table.revision, incarnation=worker.writer.incarnation)
     assert own is not None, "somebody is told"
-    return BatchingBlockEvents(governor, own, own.close)
+    return feed(governor, own, own.close)
 
 
 def _kind(change: IndexChange) -> tuple[Domain, str]:

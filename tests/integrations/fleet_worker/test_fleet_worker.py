@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
+import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
 pytest.importorskip("torch", reason="the worker's blocks are tensors")
 
+from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.fleet_worker.engine import ModellessEngine, tokens_of
-from kvcustody.integrations.fleet_worker.server import CHAT, ModellessServer
+from kvcustody.integrations.fleet_worker.engine import ModellessEngine
+from kvcustody.integrations.fleet_worker.server import CHAT, ModellessServer, serve
 from kvcustody.integrations.identity.from_settings import open_request_gate, open_verifier
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
+from kvcustody.lab.fleet.local_processes import LocalProcesses, free_ports
+from kvcustody.lab.fleet.prompt_tokens import tokens_of
 from kvcustody.lab.replay.traces.token_ids import expand
 from kvcustody.policies import library
+from standins.waiting import until
 
 PROMPT = " ".join(f"word-{number}" for number in range(80))
 WAIT_SECONDS = 60.0
@@ -29,20 +40,7 @@ WAIT_SECONDS = 60.0
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, dict[str, str]]]:
     """A governed worker with a client's key for each of two tenants, and its HTTP server."""
     folder = tmp_path_factory.mktemp("modelless")
-    (folder / "policy.yaml").write_text(library.source("regulated-saas"))
-    keys = {
-        name: add_key(folder / "keys.yaml", {"name": name, "tenant": name}) for name in ("acme", "globex")
-    }
-    (folder / "identity.yaml").write_text("schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n")
-    settings = Settings(
-        policy_path=folder / "policy.yaml",
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
-        identity_path=folder / "identity.yaml",
-        scope_token_key_path=folder / "scope.key",
-    )
+    settings, keys = settings_of(folder)
     engine = ModellessEngine(settings, blocks=256, hangs_every=2.0)
     engine.start()
     assert engine.serving.wait(WAIT_SECONDS) and engine.error is None, engine.error
@@ -52,6 +50,25 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient
         yield client, keys
     engine.stop()
     assert engine.error is None
+
+
+def settings_of(folder: Path) -> tuple[Settings, dict[str, str]]:
+    """A worker's settings in a folder, with a client's key for each of two tenants."""
+    (folder / "policy.yaml").write_text(library.source("regulated-saas"))
+    keys = {
+        name: add_key(folder / "keys.yaml", {"name": name, "tenant": name}) for name in ("acme", "globex")
+    }
+    (folder / "identity.yaml").write_text("schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n")
+    made = Settings(
+        policy_path=folder / "policy.yaml",
+        database_url=f"sqlite:///{folder / 'ledger.db'}",
+        spill_path=folder / "spill",
+        root_key_path=folder / "root.key",
+        keyring_path=folder / "keys.json",
+        identity_path=folder / "identity.yaml",
+        scope_token_key_path=folder / "scope.key",
+    )
+    return made, keys
 
 
 def ask(client: TestClient, key: str, prompt: str = PROMPT, **more: Any) -> tuple[int, int]:
@@ -67,9 +84,7 @@ def test_a_tenant_finds_its_own_prompt_and_no_other_one_does(
 ) -> None:
     client, keys = world
     assert ask(client, keys["acme"]) == (200, 0)
-    until = time.monotonic() + WAIT_SECONDS
-    while ask(client, keys["acme"])[1] == 0:
-        assert time.monotonic() < until, "its own prompt is never found"
+    until(lambda: ask(client, keys["acme"])[1] > 0, WAIT_SECONDS)
     assert ask(client, keys["globex"]) == (200, 0)
 
 
@@ -98,3 +113,62 @@ def test_a_worker_without_custody_says_its_name_and_finds_nothing() -> None:
         assert said["choices"][0]["message"]["content"] == "plain-1"
         assert said["usage"]["prompt_tokens"] == 3
         assert client.post(f"{CHAT}/render", json=body).json()["token_ids"] == [97, 32, 98, 32, 99]
+
+
+def served(folder: Path) -> tuple[ModellessEngine, str, Future[None], ThreadPoolExecutor]:
+    """One whose server runs, its address, and what comes of its end."""
+    settings, _ = settings_of(folder)
+    engine, [port] = ModellessEngine(settings, blocks=64), free_ports(1)
+    pool = ThreadPoolExecutor(1)
+    running = pool.submit(serve, engine, settings, port)
+    health = f"http://127.0.0.1:{port}/health"
+
+    def answers() -> bool:
+        assert not running.done(), running.exception()
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(health).status_code == 200
+        return False
+
+    until(answers, WAIT_SECONDS)
+    return engine, health, running, pool
+
+
+def test_a_server_ends_with_its_engine(tmp_path: Path) -> None:
+    """The control: until then it is healthy, and serves."""
+    engine, health, running, pool = served(tmp_path)
+    with pool:
+        refused = engine.ask(None)  # type: ignore[arg-type] - what ends the engine's thread as a bug would
+        assert isinstance(running.exception(WAIT_SECONDS), AttributeError) and not engine.is_running
+        assert refused.result(1).status == 503
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(health)
+
+
+def test_an_engine_that_ended_is_not_healthy(tmp_path: Path) -> None:
+    settings, _ = settings_of(tmp_path)
+    engine = ModellessEngine(settings, blocks=64)
+    with TestClient(ModellessServer("worker-0", engine, None).application(None)) as client:
+        engine.start()
+        assert engine.serving.wait(WAIT_SECONDS) and client.get("/health").status_code == 200
+        engine.stop()
+        assert client.get("/health").status_code == client.get("/get_load").status_code == 503
+
+
+@pytest.mark.system("a worker that is told to end leaves no end on record")
+def test_a_signal_ends_its_process_in_order(tmp_path: Path) -> None:
+    settings, _ = settings_of(tmp_path)
+    [port] = free_ports(1)
+    environment = dict(os.environ) | {
+        f"KVCUSTODY_{name.upper()}": str(value)
+        for name, value in settings.model_dump(include=settings.model_fields_set).items()
+    }
+    with LocalProcesses(tmp_path / "logs") as processes:
+        command = [sys.executable, "-m", "kvcustody.integrations.fleet_worker.server", "--port", str(port)]
+        processes.start("worker", [*command, "--blocks", "64"], environment=environment)
+        processes.wait_for("worker", f"http://127.0.0.1:{port}/health")
+        processes.end("worker")
+    store = open_store(tmp_path / "ledger.db")
+    with store.connect() as connection:
+        ends = connection.scalars(select(incarnations.c.ended_us)).all()
+    store.dispose()
+    assert len(ends) == 1 and ends[0] is not None

@@ -11,71 +11,41 @@ import asyncio
 import json
 import os
 import random
-import struct
 import sys
-import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-BLOCK, BLOCKS, CHAINS = 16, 16, 40
+BLOCKS, CHAINS = 16, 40
 os.environ |= {"DYN_LOG": "error"}
-
-
-def overlap(answer: dict[str, Any]) -> int:
-    """The most blocks that any worker is said to have."""
-    scored = answer.get("scores") or answer.get("workers") or []
-    found = [
-        each.get("overlap_blocks", each.get("device_blocks", 0)) for each in scored if isinstance(each, dict)
-    ]
-    return max([0, *(value or 0 for value in found)])
+if TYPE_CHECKING:
+    from kvcustody.lab.fleet import dynamo_selection
+else:  # beside this script, in the package or the repository: its environment need not have kvcustody
+    sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "lab" / "fleet"))
+    import dynamo_selection
 
 
 async def _asked(salts: dict[str, str | None]) -> dict[str, int]:
     """Of `CHAINS` prompts of one tenant, how many somebody with each salt is told of."""
-    import msgspec
     import zmq
     from dynamo.llm import SelectionService
 
     context = zmq.Context()
-    publisher = context.socket(zmq.PUB)
-    publisher.set_hwm(0)
-    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    source = dynamo_selection.EventSource(context, 1)
     service = SelectionService(indexer_threads=1)
-    worker = {
-        "worker_id": 1,
-        "model_name": "toy",
-        "block_size": BLOCK,
-        "endpoint": "http://127.0.0.1:20000",
-        "kv_events_endpoint": f"tcp://127.0.0.1:{port}",
-        "data_parallel_start_rank": 0,
-        "data_parallel_size": 1,
-        "total_kv_blocks": 100_000,
-        "max_num_batched_tokens": 8192,
-    }
-    await service.upsert_worker(worker)
+    await service.upsert_worker(source.record)
     await asyncio.sleep(2)
     chance, prompts = random.Random(3), []  # noqa: S311 - prompts are no secrets
     for number in range(CHAINS):
-        tokens = [chance.randrange(50_000) for _ in range(BLOCK * BLOCKS)]
+        tokens = [chance.randrange(50_000) for _ in range(dynamo_selection.BLOCK_TOKENS * BLOCKS)]
         prompts.append(tokens)
-        event = {
-            "type": "BlockStored",
-            "block_hashes": [number * BLOCKS + block + 1 for block in range(BLOCKS)],
-            "parent_block_hash": None,
-            "token_ids": tokens,
-            "block_size": BLOCK,
-            "lora_id": None,
-            "medium": "GPU",
-            "lora_name": None,
-            "cache_salt": "salt-of-acme",
-        }
-        batch = msgspec.msgpack.encode([time.time(), [event], 0])
-        publisher.send_multipart([b"", struct.pack(">Q", number), batch])
+        source.store(range(number * BLOCKS + 1, (number + 1) * BLOCKS + 1), tokens, "salt-of-acme")
     await asyncio.sleep(3)
     told = {}
     for name, salt in salts.items():
         scope = {} if salt is None else {"cache_salt": salt}
-        asked = [{"model_name": "toy", "token_ids": tokens, **scope} for tokens in prompts]
-        told[name] = sum([overlap(await service.overlap_scores(each)) > 0 for each in asked])
+        asked = [{"model_name": dynamo_selection.MODEL, "token_ids": tokens, **scope} for tokens in prompts]
+        answers = [await service.overlap_scores(each) for each in asked]
+        told[name] = sum(dynamo_selection.overlap(answer) > 0 for answer in answers)
     service.shutdown()
     context.destroy(linger=0)
     return told
