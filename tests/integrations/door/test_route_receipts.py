@@ -78,10 +78,25 @@ def test_a_half_that_is_lost_is_a_finding_and_never_a_zero(
     assert [one.receipt for one in joined(store, EVER._replace(prefix=prefix)).receipts] == [both.receipt]
 
 
+@pytest.mark.parametrize("opens", [True, False])
+def test_every_request_of_a_tenant_that_others_reach_has_a_receipt(
+    store: Engine, tmp_path: Path, signers: Signers, opens: bool
+) -> None:
+    grant = "{id: g, owner: acme, reader: initech, at_most: low, until: 2099-01-01, reason: a test}"
+    fleet = RoutedFleet(
+        tmp_path, signers, store, make_model(), share="none", more=f"grants: [{grant if opens else ''}]\n"
+    )
+    fleet.run(20)
+    fleet.close()
+    theirs = {one.receipt for one in fleet.seen if one.tenant == "acme"}
+    assert 0 < len(theirs) < 20
+    assert {one.receipt for one in joined(store).receipts} == (theirs if opens else set())
+
+
 def test_of_requests_that_are_not_drawn_nothing_is_written(
     store: Engine, tmp_path: Path, signers: Signers
 ) -> None:
-    fleet = RoutedFleet(tmp_path, signers, store, make_model(), share=0.5)
+    fleet = RoutedFleet(tmp_path, signers, store, make_model(), share="1/2")
     fleet.run(60)
     fleet.close()
     found = joined(store)
