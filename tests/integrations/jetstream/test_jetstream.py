@@ -17,6 +17,7 @@ from nats.aio.client import Client
 from nats.js import errors
 
 from kvcustody.governance.edge.erase_epochs import EpochScope
+from kvcustody.integrations.jetstream import keeper as keeper_module
 from kvcustody.integrations.jetstream import subjects
 from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
 from kvcustody.integrations.jetstream.keeper import StreamBounds, StreamKeeper
@@ -412,6 +413,32 @@ def test_the_stream_is_bounded_and_a_purge_takes_ended_subjects_alone(server: Na
             await kept(keeper)
             assert 0 < keeper.stats.bytes <= 1 << 20 and keeper.stats.messages < 300
             await until(lambda: (keeper._wake.set(), keeper.stats.messages == 0)[1])
+            await client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.system("a round of the keeper takes as long as erasures are many, or leaves what they ended")
+def test_rounds_are_bounded_and_leave_nothing_that_ended(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "PURGES_MAX", 3)
+    people = [ANN._replace(subject=f"s{number}") for number in range(8)]
+    after = epochs(*(EpochScope(ISSUER, "acme", one.subject) for one in people))
+
+    async def run() -> None:
+        keeper = StreamKeeper(server.keeper())
+        async with beside(keeper.run()):
+            await until(lambda: keeper.stats.rounds)
+            client = await open_connection(server.worker("gpu-1"))
+            for one in (*people, BOB, EVE):
+                await client.publish(str(EventSubject.of(one, epochs(), "gpu-1")), b"x")
+            await client.flush()
+            before = keeper.stats.rounds
+            keeper.take(after)
+            await until(lambda: keeper.stats.purged_subjects == 8, keeper_module.ROUND_SECONDS)
+            await kept(keeper)
+            assert keeper.stats.messages == 2 and keeper.stats.rounds - before >= 3
             await client.close()
 
     asyncio.run(run())
