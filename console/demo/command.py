@@ -213,9 +213,7 @@ def _start(
     with claimed(place), ExitStack() as opened:
         place = place.resolve()
         url = _database(postgres, opened)
-        more = {"route_receipts_share": 1.0} | (
-            {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"} if url else {}
-        )
+        more = {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"} if url else {}
         settings = plane_settings(place, port or free_port(_HOST), **more)
         go_on(stop)
         service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))

@@ -9,7 +9,7 @@ from kvcustody.plurals import several
 from kvcustody.times import readable
 
 NO_RECEIPT = (
-    "no route receipt is on record from {since} to {until}: a door writes them where its control plane says which "
+    "no route receipt is on record from {since} to {until}: doors write them of the requests that the policy says "
     "(docs/routers/receipts.md)"
 )
 UNKNOWN = "–"
@@ -17,7 +17,7 @@ UNKNOWN = "–"
 
 def print_routes(answer: dict[str, Any]) -> None:
     """What was measured: in all, by worker and by tenant."""
-    since, until = readable(answer["since_us"]), readable(answer["until_us"])
+    since, until = readable(answer["measured_since_us"]), readable(answer["until_us"])
     if not answer["receipts"]:
         say(NO_RECEIPT.format(since=since, until=until))
         return

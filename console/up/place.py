@@ -207,7 +207,8 @@ def policy_text(folder: Path, spec: WorkloadSpec) -> str:
         made = declare(keyring, owner, prompt, model=model.digest, block_tokens=model.block_tokens)
     finally:
         keyring.close()
-    return text.replace(_DIGEST, f"hmac:{made.digest}").replace("tokens: 512", f"tokens: {made.tokens}")
+    text = text.replace(_DIGEST, f"hmac:{made.digest}").replace("tokens: 512", f"tokens: {made.tokens}")
+    return text + "route_receipts: {default: all}\n"
 
 
 def _trust(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Body = dict[str, Any]
-GRACE_US, CLOCKS_APART_US = 300_000_000, 1_000_000
+GRACE_US, DOOR_GRACE_US, CLOCKS_APART_US = 300_000_000, 3_900_000_000, 1_000_000
 SUMS = ("requests", "prompt_tokens", "found_tokens", "promises", "stale_misses")
 
 
@@ -21,7 +21,7 @@ def routes(
     halves: dict[tuple[str, str], tuple[list[Body], list[Body]]] = defaultdict(lambda: ([], []))
     for body in leaves:
         if body["kind"] in ("route-sent", "route-found"):
-            is_near = since_us - GRACE_US <= int(body["at_us"]) < until_us + GRACE_US
+            is_near = since_us - DOOR_GRACE_US <= int(body["at_us"]) < until_us + DOOR_GRACE_US
             if is_near:
                 halves[body["log"], body["receipt"]][body["kind"] == "route-found"].append(body)
     receipts = awaited = 0
@@ -36,8 +36,9 @@ def routes(
         receipts += 1
         own = _own(sent, found, names)
         lacks = _lacks(sent, found, own)
-        awaited += bool(lacks) and now_us - at_us < GRACE_US
-        problems.update([lacks] if lacks and now_us - at_us >= GRACE_US else [])
+        is_late = now_us - at_us >= (GRACE_US if sent else DOOR_GRACE_US)
+        awaited += bool(lacks) and not is_late
+        problems.update([lacks] if lacks and is_late else [])
         problems.update(_wrong(sent, found, own))
         served = _served(sent, own)
         if not served:

@@ -9,7 +9,7 @@
 4. What was raised stays raised: a snapshot that lacks something that was known is not acted by, unless the fleet was
    raised above all that. So the feed says what a control plane has lost, as one whose database was restored, and takes
    what it then raises. Nothing is restarted, and no name comes back that an erasure ended.
-5. With the epochs comes by which scopes requests are named (`edge.name_scopes`), where it is news.
+5. With the epochs comes what policies say to doors (`edge.name_scopes`), where it is news.
 6. Somebody may hint that there is news (`ask_at_once`): then a further question is sent, one a second at most. A hint
    says nothing that is acted by: the answer alone does.
 """
@@ -28,7 +28,6 @@ from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.edge.custody_lease import spread
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs, RaisedEpoch
 from kvcustody.governance.edge.name_scopes import NameScopes
-from kvcustody.governance.edge.route_receipt import ReceiptRule
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
@@ -192,7 +191,6 @@ class EpochFeed:
             EpochTags(key),
             int(answer["namespace_days"]),
             _scopes(answer, last),
-            _rule_of(answer.get("receipts")),
             answer.get("shortest_ceiling_us"),
         )
         if start is not None and start.known.epochs is epochs and start.known[2:] == known[2:]:
@@ -228,12 +226,3 @@ class EpochFeed:
             return False
         self.problem = ""
         return True
-
-
-def _rule_of(said: dict[str, Any] | None) -> ReceiptRule:
-    """Which requests have a route receipt; the default where the control plane does not say."""
-    if said is None:
-        return ReceiptRule()
-    return ReceiptRule(
-        int(said["share_millionths"]) / 1_000_000, frozenset(map(bytes.fromhex, said["always"]))
-    )

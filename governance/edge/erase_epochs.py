@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from kvcustody.errors import ServiceError
 from kvcustody.governance.edge.name_scopes import NameScopes
-from kvcustody.governance.edge.route_receipt import ReceiptRule, is_drawn
 from kvcustody.governance.identity import tlv
 
 TAG_BYTES: Final = 16
@@ -179,7 +178,6 @@ class KnownEpochs(NamedTuple):
 
     `namespace_days`: after how many days names end, as long as the control plane keeps a raise; None: it did not say.
     `scopes`: whose names requests go by.
-    `receipts`: which requests have a route receipt of the door.
     `shortest_ceiling_us`: the shortest that any block may exist under the policies in effect; None: it was not said.
     """
 
@@ -187,7 +185,6 @@ class KnownEpochs(NamedTuple):
     tags: EpochTags
     namespace_days: int | None = None
     scopes: NameScopes = NameScopes()
-    receipts: ReceiptRule = ReceiptRule()
     shortest_ceiling_us: int | None = None
 
     def follows(self, before: KnownEpochs) -> bool:
@@ -206,12 +203,6 @@ class KnownEpochs(NamedTuple):
     def of(self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None) -> Epochs:
         """The epochs of a request of this subject, else this session, else of nobody in the tenant."""
         return Epochs(*map(self.epochs.epoch, self.tags_of(issuer, tenant, subject, session)))
-
-    def receipted(self, issuer: str, tenant: str, nonce: bytes) -> bool:
-        """Whether a request of this tenant, whose token has this nonce, has a route receipt of the door."""
-        rule = self.receipts
-        drawn = is_drawn(nonce, rule.share)
-        return drawn or (bool(rule.always) and self.tags.of(EpochScope(issuer, tenant)) in rule.always)
 
     def tags_of(
         self, issuer: str, tenant: str, subject: str | None = None, session: str | None = None

@@ -1,8 +1,8 @@
-"""What policies in effect say to doors: by which scope each tenant's requests are named, and which workers serve them.
+"""What policies in effect say to doors: how they name requests, which workers serve them, which have a receipt.
 
     scopes = NameScopes.of_policies([policy])
     scopes.of("corp", "acme")            # ScopeKind.SUBJECT
-    scopes.demand(principal, None)       # which placement groups may serve it; None: nobody said
+    scopes.demand(principal, None)       # placement groups, and the share with a receipt; None: nobody said
 
 1. Where several policies are in effect, the narrowest scope that one of them says holds for a tenant.
 2. What no policy says is named by session, the narrowest.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final
 
 import orjson
@@ -43,7 +43,7 @@ class NameScopes:
     ) -> None:
         """`default`: of tenants that are not among `tenants`, which are called as policies call them; None: rule 2.
 
-        `placement`: of the policies that say anything of it; None: no policy is known.
+        `placement`: of every policy, where one says anything of it; None: no policy is known.
         """
         self._placement = placement
         self._default = default
@@ -57,7 +57,7 @@ class NameScopes:
         every = tuple(policies)
         issuers = {policy.issuers for policy in every}
         tables = [PlacementTable.of(policy) for policy in every]
-        placement = tuple(table for table in tables if table.says_anything) if every else None
+        placement = None if not every else tuple(tables) if any(one.says_anything for one in tables) else ()
         if len(issuers) != 1:
             return cls(placement=placement)
         listed = [{entry.id: name_scope(entry) for entry in policy.tenants} for policy in every]
@@ -110,11 +110,16 @@ class NameScopes:
         """Which placement groups may serve a request with this classification hint; None: no policy is known."""
         if self._placement is None:
             return None
-        found = ANYWHERE
-        for table in self._placement:
-            tenant = table.name(principal.issuer, principal.tenant)
-            found = found.together(table.demand(tenant, principal.route, principal.classification, hint))
-        return found
+        demands = (
+            table.demand(
+                table.name(principal.issuer, principal.tenant),
+                principal.route,
+                principal.classification,
+                hint,
+            )
+            for table in self._placement
+        )
+        return reduce(Demand.together, demands) if self._placement else ANYWHERE
 
     def of(self, issuer: str, tenant: str) -> ScopeKind:
         """The scope of a tenant's names."""

@@ -5,17 +5,17 @@
 
 1. The first half of the name is a digest of the request id, so that who has the id finds its receipts. Clients choose
    ids, and may send one twice: the second half is the nonce of the door's token, which no other request has.
-2. The door chooses which requests have a receipt (`is_asked`). A worker records, besides, what finds another
-   tenant's blocks.
+2. The door chooses which requests have a receipt (`is_asked`), by the policy (`policies.table.receipts`). A worker
+   records, besides, what finds another tenant's blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
+from fractions import Fraction
 from typing import Final, NamedTuple, Self
 
 NONCE_BYTES: Final = 8
-SHARE: Final = 0.1  # where the control plane says nothing else
 _DIGEST_BYTES: Final = 8
 _SHARE_BITS: Final = 32
 RECEIPT_BYTES: Final = 1 + _DIGEST_BYTES + NONCE_BYTES
@@ -43,16 +43,6 @@ class RouteReceipt(NamedTuple):
         return cls(data[1:].hex(), bool(data[0]))
 
 
-class ReceiptRule(NamedTuple):
-    """Which requests have a receipt of the door: a share of all, and every one of tenants that may reach others.
-
-    `always`: the tags of those tenants (`erase_epochs.EpochTags`).
-    """
-
-    share: float = SHARE
-    always: frozenset[bytes] = frozenset()
-
-
 def request_digest(request_id: str) -> str:
     """What names of receipts of this request id begin with."""
     return hashlib.blake2b(
@@ -60,6 +50,6 @@ def request_digest(request_id: str) -> str:
     ).hexdigest()
 
 
-def is_drawn(nonce: bytes, share: float) -> bool:
+def is_drawn(nonce: bytes, share: Fraction) -> bool:
     """Whether a request with this nonce is among a share of all."""
     return int.from_bytes(nonce[: _SHARE_BITS // 8], "big") < share * (1 << _SHARE_BITS)

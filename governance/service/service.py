@@ -62,7 +62,6 @@ from kvcustody.migrations.upgrade import upgrade
 from kvcustody.times import SECOND_US
 
 if TYPE_CHECKING:
-    from kvcustody.governance.edge.route_receipt import ReceiptRule
     from kvcustody.governance.erasure.selector import Selector
     from kvcustody.governance.observability.attempts import AttemptsReporter
     from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
@@ -98,7 +97,7 @@ _MINUTE = 60
 _MARKED_SECONDS = 1.0
 _DATABASE_SECONDS = 5.0
 _COVER_SECONDS = 5.0
-_RULE_SECONDS = 5.0  # that a rule of receipts is told before policies are read again
+_CEILING_SECONDS = 5.0  # that a ceiling is told before policies are read again
 _PARTS = (
     "signer", "attempts", "principals", "sessions", "sign_in_links", "authenticator", "tracing", "rates", "answers",
     "dead_workers", "fleet", "ingest", "policy_work", "policies", "epochs", "epoch_turns", "claims", "figures",
@@ -160,7 +159,6 @@ class Service(LedgerReads):
         self.live_reads = LiveReads()
         self.cursors = Cursors(self.secret)
         self._issuers = RememberedIssuers()
-        self._receipt_rule: tuple[float, ReceiptRule] | None = None  # and when it was made
         self._shortest_ceiling: tuple[float, int | None] | None = None
 
     def open_parts(self) -> None:
@@ -407,25 +405,12 @@ class Service(LedgerReads):
     def shortest_ceiling_us(self) -> int | None:
         """The shortest that any block may exist under the policies in effect; None where one is unknown or none is."""
         now = time.monotonic()
-        if self._shortest_ceiling is None or now - self._shortest_ceiling[0] > _RULE_SECONDS:
+        if self._shortest_ceiling is None or now - self._shortest_ceiling[0] > _CEILING_SECONDS:
             effect = self.policies_in_effect()
             known = [one.policy.shortest_ceiling_us for one in effect.policies if one.policy is not None]
             is_unknown = bool(effect.unsaid) or len(known) < len(effect.policies)
             self._shortest_ceiling = now, None if is_unknown else min(known, default=None)
         return self._shortest_ceiling[1]
-
-    def receipt_rule(self) -> ReceiptRule:
-        """Which requests have a route receipt: those drawn, and all of tenants that the policies in effect open."""
-        from kvcustody.governance.service.epochs.receipt_rule import receipt_rule
-
-        now = time.monotonic()
-        if self._receipt_rule is None or now - self._receipt_rule[0] > _RULE_SECONDS:
-            with self.reading() as connection:
-                issuers = self._issuers.known(connection)
-            policies = [one.policy for one in self.policies_in_effect().policies if one.policy is not None]
-            share = self.settings.route_receipts_share
-            self._receipt_rule = now, receipt_rule(policies, issuers, self.epochs.key, share)
-        return self._receipt_rule[1]
 
     def record_erasure(self, asked: ErasureRequested, selector: Selector) -> None:
         """Put an erasure on record, once routers' names of what it narrows have ended; raises as `record`."""

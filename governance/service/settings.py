@@ -40,7 +40,6 @@ from kvcustody.governance.credentials.json_web_token import (
     Algorithm,
     LeewaySeconds,
 )
-from kvcustody.governance.edge.route_receipt import SHARE
 from kvcustody.governance.service.access.roles import ALONE, Role
 from kvcustody.governance.settings import (
     SERVICE_PREFIX,
@@ -341,13 +340,6 @@ class ServiceSettings(LayeredSettings):
         le=3650,
         description="Days after which doors and workers replace routers' names: a raised erase epoch is kept as long, "
         "and at least for the longest ceiling of the policies in effect.",
-    )
-    route_receipts_share: float = Field(
-        SHARE,
-        ge=0,
-        le=1,
-        description="Share of requests of which doors and workers put a route receipt on record. Of tenants that a "
-        "grant or a segment opens to others, it is every request.",
     )
     requests_per_second: float = Field(
         50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."

@@ -40,7 +40,7 @@ from kvcustody.governance.edge.current_namespaces import (
 )
 from kvcustody.governance.edge.door_token import GROUP, DoorClaims, DoorTokenIssuer
 from kvcustody.governance.edge.placement_document import PlacementDocument
-from kvcustody.governance.edge.route_receipt import NONCE_BYTES, RouteReceipt
+from kvcustody.governance.edge.route_receipt import NONCE_BYTES, RouteReceipt, is_drawn
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.edge.windowed_token import WindowedClaims, WindowedTokenIssuer
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
@@ -67,6 +67,7 @@ from kvcustody.integrations.identity.request_body import (
 from kvcustody.integrations.identity.request_headers import REQUEST_ID, RequestHeaders
 from kvcustody.integrations.identity.routes import VLLM_SERVER, Body, EngineServer
 from kvcustody.logger import get_logger
+from kvcustody.policies.table.placement import ANYWHERE, Demand
 
 RETRIES_MAX: Final = 16
 _LOG = get_logger("kvcustody.door")
@@ -86,10 +87,11 @@ class Forwarded(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """Where a request goes: the name that routers look for it under, and the group of its workers."""
+    """Where a request goes: the name that routers look for it under, the group of its workers, what policy demands."""
 
     named: Named
     group: str
+    demand: Demand
 
 
 class EdgeGate:
@@ -184,7 +186,7 @@ class EdgeGate:
 
     def placed_in(self, admitted: AdmittedRequest) -> Forwarded:
         """What says where an admitted request goes, before its body is there; nothing without placement groups."""
-        group = self._group_of(admitted)
+        group, _ = self._group_of(admitted)
         return Forwarded({}, None) if self._placement is None else self._forwarded(group, {}, None)
 
     def scope(self, admitted: AdmittedRequest, data: bytes) -> Forwarded:
@@ -203,8 +205,8 @@ class EdgeGate:
         if any(hint.is_less for hint in told):
             self._record_hints(told)
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
-        uses = min(requests * self._presentations_of(admitted), USES_MAX)
         placed = self._placed(admitted)
+        uses = min(requests * (self._presentations if placed.demand.is_retried else 1), USES_MAX)
         nonce = secrets.token_bytes(NONCE_BYTES)
         receipt = self._receipt(admitted, placed, request_id, nonce, requests, uses)
         headers = self._headers(
@@ -216,11 +218,6 @@ class EdgeGate:
             passed |= self._placement.fields(placed.group, passed)
         data = write_body(passed)
         return self._forwarded(placed.group, headers, data)._replace(receipt=receipt)
-
-    def _presentations_of(self, admitted: AdmittedRequest) -> int:
-        """How often a router may present it to one worker: once, where policy lets it fail with its worker."""
-        demand = self._names.demand(admitted.principal, admitted.hint)
-        return self._presentations if demand is None or demand.is_retried else 1
 
     def _salted(self, admitted: AdmittedRequest, placed: _Placed, salt: bytes) -> str:
         """What routers know the request by: its namespace, or where windows are on a token of its scope (rule 7)."""
@@ -247,10 +244,10 @@ class EdgeGate:
         uses: int,
     ) -> OpenReceipt | None:
         """The door's half of its route receipt, where the request has one."""
-        of, known = admitted.principal, self._names.last_known
-        if self._receipts is None or known is None or self._windowed is not None:
+        of = admitted.principal
+        if self._receipts is None or self._windowed is not None:
             return None  # a windowed token is of many requests, and names none
-        if not known.receipted(of.issuer, of.tenant, nonce):
+        if not is_drawn(nonce, placed.demand.receipt_share):
             return None
         name = RouteReceipt.of(request_id, nonce, is_asked=True).name
         sent = SentRequest(
@@ -260,25 +257,28 @@ class EdgeGate:
 
     def _placed(self, admitted: AdmittedRequest) -> _Placed:
         """Where a request goes, and under which name (rule 3)."""
-        group = self._group_of(admitted)
+        group, demand = self._group_of(admitted)
         named = self._names.of(admitted.principal)
         if named.is_past_lease:
             self.metrics.past_lease()
-        return _Placed(named, group)
+        return _Placed(named, group, demand)
 
-    def _group_of(self, admitted: AdmittedRequest) -> str:
-        """The group of workers that the request goes to; `RequestRefused` where it may go to none (rule 6)."""
+    def _group_of(self, admitted: AdmittedRequest) -> tuple[str, Demand]:
+        """The group of workers that the request goes to; `RequestRefused` where it may go to none (rule 6).
+
+        And what policies demand of it, or where none is known what a policy that says nothing does.
+        """
         demand = self._names.demand(admitted.principal, admitted.hint)
         if self._placement is None:
             if demand is not None and not demand.allows(self._group):
                 raise self._misplaced(misplaced())
-            return self._group
+            return self._group, demand or ANYWHERE
         if demand is None:
             raise self._misplaced(misplaced(is_known=False))
         group = self._placement.of(admitted.principal, demand)
         if group is None:
             raise self._misplaced(misplaced())
-        return group
+        return group, demand
 
     def _misplaced(self, refusal: RequestRefused) -> RequestRefused:
         self.metrics.misplaced(refusal.client_code or "")

@@ -1,7 +1,7 @@
 """The door's half of route receipts: where a request went, as far as the door knows. From response headers alone.
 
-1. A request of which a receipt is written has one half, whatever becomes of it: where no answer's headers came, the
-   half has status 0.
+1. A request of which a receipt is written has one half, whatever becomes of it: where no answer's headers came, or not
+   within `ANSWER_US_MAX`, the half has status 0.
 2. Headers say who answered (the worker's own door), where a router says that it went, and by what it chose. What is no
    short printable text, or no number, says nothing.
 3. A tenant is named as the ledger names it. Where the ledger knows no such issuer yet, halves wait in memory, at most
@@ -13,10 +13,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple, Protocol
 
 from kvcustody.audit.kinds import Event, RouteSent
-from kvcustody.audit.kinds.route_events import UNSAID
+from kvcustody.audit.kinds.route_events import ANSWER_US_MAX, UNSAID
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.edge.erase_epochs import Epochs
@@ -30,6 +31,7 @@ HALVES_WAITING_MAX: Final = 10_000
 _TEXT_MAX = 128
 _NUMBER_MAX = 1 << 40
 _LOOK_SECONDS = 1.0
+_UNANSWERED_SECONDS = 30.0
 _END_SECONDS = 2.0
 _log = get_logger("kvcustody.door")
 Headers = Iterable[tuple[str, bytes]]
@@ -77,15 +79,12 @@ class OpenReceipt:
     """The half of one request, until its answer's headers came or it ended without."""
 
     def __init__(self, receipts: DoorReceipts, sent: SentRequest) -> None:
-        self._receipts: DoorReceipts | None = receipts
-        self._sent = sent
-        self._sent_us = receipts.clock.now_us()
+        self.sent, self.sent_us = sent, receipts.clock.now_us()
+        self._receipts = receipts
 
     def answered(self, status: int, headers: Headers) -> None:
         """The headers of its answer came; a second time changes nothing."""
-        receipts, self._receipts = self._receipts, None
-        if receipts is not None:
-            receipts.write(self._sent, self._sent_us, status, headers)
+        self._receipts.write(self, status, headers)
 
     def close(self) -> None:
         """It ended: where nothing was answered, that is on record."""
@@ -103,12 +102,16 @@ class DoorReceipts:
         *,
         headers: RouterHeaders | None = None,
         look_seconds: float = _LOOK_SECONDS,
+        unanswered_seconds: float = _UNANSWERED_SECONDS,
     ) -> None:
+        """`unanswered_seconds`: how often it looks for requests whose answers do not begin."""
         self.clock = clock
         self.headers = RouterHeaders() if headers is None else headers
         self._ledger, self._metrics, self._look_seconds = ledger, metrics, look_seconds
+        self._unanswered_seconds = unanswered_seconds
         self._issuers = Issuers()
         self._waiting: deque[tuple[SentRequest, RouteSent]] = deque()
+        self._open: dict[OpenReceipt, None] = {}  # in the order in which they were opened
         self._lock = threading.Lock()
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = GuardingThread(self._run, name="kvcustody-receipts", pause=self._stop.wait)
@@ -116,10 +119,18 @@ class DoorReceipts:
 
     def open(self, sent: SentRequest) -> OpenReceipt:
         """The half of a request that goes to the router now."""
-        return OpenReceipt(self, sent)
+        receipt = OpenReceipt(self, sent)
+        with self._lock:
+            self._open[receipt] = None
+        return receipt
 
-    def write(self, sent: SentRequest, sent_us: int, status: int, headers: Headers) -> None:
-        """Its half, as soon as the ledger knows its tenant's issuer."""
+    def write(self, receipt: OpenReceipt, status: int, headers: Headers) -> None:
+        """Its half, as soon as the ledger knows its tenant's issuer; nothing where it was written before."""
+        with self._lock:
+            if receipt not in self._open:
+                return
+            del self._open[receipt]
+        sent, sent_us = receipt.sent, receipt.sent_us
         said = {name: value for name, value in headers if name in self.headers.all()}
         now_us = self.clock.now_us()
         event = RouteSent(
@@ -160,12 +171,21 @@ class DoorReceipts:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.wait()
+            self._wake.wait(self._unanswered_seconds)
             self._wake.clear()
+            self.close_unanswered()
             while self._waiting and not self._stop.is_set():
                 self._look()
                 if self._waiting:
                     self._stop.wait(self._look_seconds)
+
+    def close_unanswered(self) -> None:
+        """Write the halves of requests whose answers did not begin in time (rule 1)."""
+        before_us = self.clock.now_us() - ANSWER_US_MAX
+        with self._lock:
+            late = [*takewhile(lambda one: one.sent_us <= before_us, self._open)]
+        for receipt in late:
+            receipt.close()
 
     def _look(self) -> None:
         """Ask whose tenants the ledger names, and write the halves of those."""

@@ -1,13 +1,16 @@
 """The keys of a fleet's NATS server and what it is configured with; credentials for whoever comes, for a while.
 
-    keys = FleetKeys.create(Path("nats"))                                # operator, account and system account
+    keys = FleetKeys.create(Path("nats"))                                # operator and the accounts
     text = server_configuration(keys, ServerPlan())                      # for nats-server
     credentials(keys, "gpu-1", worker_permissions("gpu-1"), now=…, seconds=86_400)
 
-1. The server knows the operator and the two accounts. Who a user is and what it may do is in its own JWT, signed by the
+1. The server knows the operator and the accounts. Who a user is and what it may do is in its own JWT, signed by the
    account's key: tenants come and go without a change of the server.
 2. A credential ends by itself. To end all at once, make the keys anew.
-3. The account has memory alone: no stream of it can be on disk.
+3. The fleet's account has memory alone: no stream of it can be on disk.
+4. Readers have an account of their own, to which the fleet's exports what `subjects` lists. The server answers a
+   question to whatever subject it asks to be answered at, whoever may publish there. So in the fleet's account a reader
+   could have its answers arrive as another worker's events, or as hints.
 """
 
 from __future__ import annotations
@@ -21,25 +24,27 @@ import orjson
 from kvcustody.errors import ConfigError
 from kvcustody.files import PRIVATE, private_folder, write_file
 from kvcustody.integrations.jetstream.nkeys import ACCOUNT, OPERATOR, USER, NatsKey
+from kvcustody.integrations.jetstream.subjects import ASKED_SUBJECTS, READ_SUBJECTS, for_readers
 
-_OPERATOR_FILE, _FLEET_FILE, _SYSTEM_FILE = "operator.seed", "fleet.seed", "system.seed"
+_FILES: Final = ("operator.seed", "fleet.seed", "readers.seed", "system.seed")
 PAYLOAD_BYTES: Final = 1 << 20
 SECONDS_MAX: Final = 31 * 86_400
 
 
 class FleetKeys(NamedTuple):
-    """The operator's key, and those of the fleet's account and of the server's own."""
+    """The operator's key, and those of the fleet's account, of its readers' and of the server's own."""
 
     operator: NatsKey
     fleet: NatsKey
+    readers: NatsKey
     system: NatsKey
 
     @classmethod
     def create(cls, folder: Path) -> FleetKeys:
         """Fresh keys in a private folder; raises `ConfigError` where there are some."""
         private_folder(folder)
-        made = cls(NatsKey.generate(OPERATOR), NatsKey.generate(ACCOUNT), NatsKey.generate(ACCOUNT))
-        for name, key in zip((_OPERATOR_FILE, _FLEET_FILE, _SYSTEM_FILE), made, strict=True):
+        made = cls(NatsKey.generate(OPERATOR), *(NatsKey.generate(ACCOUNT) for _ in _FILES[1:]))
+        for name, key in zip(_FILES, made, strict=True):
             try:
                 write_file(folder / name, f"{key.seed}\n".encode(), mode=PRIVATE, exclusive=True)
             except FileExistsError:
@@ -49,7 +54,7 @@ class FleetKeys(NamedTuple):
     @classmethod
     def read(cls, folder: Path) -> FleetKeys:
         """Those of a folder; raises `ConfigError` where one is missing or malformed."""
-        return cls(*(_read(folder / name) for name in (_OPERATOR_FILE, _FLEET_FILE, _SYSTEM_FILE)))
+        return cls(*(_read(folder / name) for name in _FILES))
 
 
 def _read(path: Path) -> NatsKey:
@@ -75,7 +80,8 @@ class ServerPlan(NamedTuple):
 
 def server_configuration(keys: FleetKeys, plan: ServerPlan, *, issued: int) -> str:
     """The text of a server's configuration file; `issued` is UTC seconds."""
-    sys, fleet = keys.system.public, keys.fleet.public
+    sys = keys.system.public
+    stored = {"mem_storage": plan.memory_bytes, "streams": 1, "consumer": 1024}
     operator = keys.operator.claim(
         keys.operator.public,
         "kvcustody",
@@ -102,19 +108,20 @@ def server_configuration(keys: FleetKeys, plan: ServerPlan, *, issued: int) -> s
         "resolver: MEMORY",
         "resolver_preload: {",
         f"  {sys}: {_account(keys, keys.system, 'SYS', issued)}",
-        f"  {fleet}: {_account(keys, keys.fleet, 'FLEET', issued, plan.memory_bytes)}",
+        f"  {keys.fleet.public}: {_account(keys, keys.fleet, 'FLEET', issued, stored, exports=_shared())}",
+        f"  {keys.readers.public}: {_account(keys, keys.readers, 'READERS', issued, imports=_shared(keys.fleet))}",
         "}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def credentials(keys: FleetKeys, name: str, permissions: dict[str, Any], *, now: int, seconds: int) -> str:
-    """A user's file as NATS clients read it: its JWT and its seed. `now` is UTC seconds."""
+def credentials(account: NatsKey, name: str, permissions: dict[str, Any], *, now: int, seconds: int) -> str:
+    """The file of a user of an account as NATS clients read it: its JWT and its seed. `now` is UTC seconds."""
     if not 0 < seconds <= SECONDS_MAX:
         raise ConfigError(f"credentials live from 1 to {SECONDS_MAX} seconds", seconds=seconds)
     user = NatsKey.generate(USER)
     nats = {**permissions, "type": "user", "version": 2}
-    token = keys.fleet.claim(user.public, name, nats, issued=now, expires=now + seconds)
+    token = account.claim(user.public, name, nats, issued=now, expires=now + seconds)
     return (
         f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"
@@ -144,15 +151,36 @@ def read_credentials(path: Path) -> Credentials:
 _HEADS = ("-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----")
 
 
-def _account(keys: FleetKeys, account: NatsKey, name: str, issued: int, memory_bytes: int = 0) -> str:
-    limits: dict[str, Any] = dict.fromkeys(
-        ("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1
-    )
-    limits |= {"wildcards": True, "mem_storage": memory_bytes, "disk_storage": 0}
-    if memory_bytes:
-        limits |= {"streams": 1, "consumer": 1024}
-    nats = {"type": "account", "version": 2, "limits": limits}
+def _account(
+    keys: FleetKeys,
+    account: NatsKey,
+    name: str,
+    issued: int,
+    limits: dict[str, int] | None = None,
+    **shares: Any,
+) -> str:
+    """`limits` beyond those of an account without JetStream; `shares`: its exports and imports."""
+    without = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+    without |= {"wildcards": True, "mem_storage": 0, "disk_storage": 0}
+    nats = {"type": "account", "version": 2, "limits": {**without, **(limits or {})}, **shares}
     return keys.operator.claim(account.public, name, nats, issued=issued)
+
+
+def _shared(importing: NatsKey | None = None) -> list[dict[str, Any]]:
+    """What the fleet's account exports to readers, or as they import it from that account."""
+    made = [
+        {"name": f"s{number}", "subject": one, "type": "stream"} for number, one in enumerate(READ_SUBJECTS)
+    ]
+    for number, (subject, has_many_answers) in enumerate(ASKED_SUBJECTS.items()):
+        one = {"name": f"q{number}", "subject": subject, "type": "service"}
+        if importing is None:
+            one["response_type"] = "Stream" if has_many_answers else "Singleton"
+        made.append(one)
+    if importing is None:
+        return made
+    return [
+        {**one, "account": importing.public, "local_subject": for_readers(one["subject"])} for one in made
+    ]
 
 
 def _quoted(text: str) -> str:

@@ -133,8 +133,9 @@ def credentials_(
     else:
         which = _tag_of(load_settings(), issuer, tenant) if tenant else subjects.EVERY
         allowed = subjects.reader_permissions(place, which)
-    now = int(time.time())
-    text = credentials(FleetKeys.read(folder), known_as, allowed, now=now, seconds=int(hours * 3600))
+    now, keys = int(time.time()), FleetKeys.read(folder)
+    account = keys.readers if role is Holder.READER else keys.fleet
+    text = credentials(account, known_as, allowed, now=now, seconds=int(hours * 3600))
     write_file(out, text.encode(), mode=PRIVATE)
     if as_json:
         _print_json(

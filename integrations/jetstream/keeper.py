@@ -6,6 +6,7 @@
 2. Messages live no longer than the shortest ceiling of the policies in effect; a minute where that is not known.
 3. The stream is in memory, replaces its oldest messages past its bound, and is made anew where it is gone.
 4. Several keepers may run; each does the same.
+5. A round purges `PURGES_MAX` subjects at most. Where more have ended, the next one follows at once.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 AGE_SECONDS_UNKNOWN: Final = 60.0  # rule 2
 AGE_SECONDS_MAX: Final = 3600.0
 ROUND_SECONDS: Final = 5.0
+PURGES_MAX: Final = 1000
 _PAUSE_SECONDS, _PAGES_MAX = 0.5, 100
 _log = get_logger(__name__)
 
@@ -125,16 +127,11 @@ class StreamKeeper:
             self._hinted = version
             self._count(hints=1)
         state = await self._ensure(stream, self._bounds.age_seconds(known))
-        subjects = await self._subjects(client, int(state.get("num_subjects", 0)))
         if known is not None:
-            for subject, messages in subjects.items():
-                where = EventSubject.parse(subject)
-                if where is None or where.is_ended(known):
-                    await stream.purge_stream(STREAM, subject=subject)
-                    self._count(purged_subjects=1, purged_messages=messages)
+            await self._purge(client, known)
         self.stats = self.stats._replace(
             version=version,
-            subjects=len(subjects),
+            subjects=int(state.get("num_subjects", 0)),
             messages=int(state.get("messages", 0)),
             bytes=int(state.get("bytes", 0)),
             is_connected=True,
@@ -171,20 +168,29 @@ class StreamKeeper:
         state: dict[str, Any] = vars(found.state)
         return state
 
-    async def _subjects(self, client: Client, count: int) -> dict[str, int]:
-        """Every subject of the stream with how many messages it has."""
-        found: dict[str, int] = {}
+    async def _purge(self, client: Client, known: KnownEpochs) -> None:
+        """End what erasures ended (rules 1 and 5); subjects are read in pages, of which one is kept."""
+        stream, purged, offset = client.jetstream(), 0, 0
         for _ in range(_PAGES_MAX):
-            question = orjson.dumps({"subjects_filter": EVENTS, "offset": len(found)})
+            question = orjson.dumps({"subjects_filter": EVENTS, "offset": offset})
             reply = await client.request(f"$JS.API.STREAM.INFO.{STREAM}", question, timeout=10)
             said = orjson.loads(reply.data)
             if "error" in said:
                 raise ServiceError(f"NATS: {said['error'].get('description', 'refused')}")
             page = said["state"].get("subjects") or {}
-            found.update(page)
-            if not page or len(found) >= int(said.get("total", 0)):
-                return found
-        return found
+            for subject, messages in page.items():
+                where = EventSubject.parse(subject)
+                if where is not None and not where.is_ended(known):
+                    offset += 1  # what was purged is no longer before the next page
+                    continue
+                if purged == PURGES_MAX:
+                    self._wake.set()
+                    return
+                await stream.purge_stream(STREAM, subject=subject)
+                self._count(purged_subjects=1, purged_messages=messages)
+                purged += 1
+            if not page or offset >= int(said.get("total", 0)) - purged:
+                return
 
     def _count(self, *, is_connected: bool | None = None, **more: int) -> None:
         changed: dict[str, Any] = {name: getattr(self.stats, name) + by for name, by in more.items()}

@@ -10,9 +10,12 @@
 1. A worker's locations of a tenant are usable while every number of its life was had, or a snapshot stands for it. A
    hole ends that at once; they are usable again once a snapshot was had whole and all that came after it.
 2. A message that comes again, or of an earlier life, changes nothing. A later life forgets what the earlier one told.
+   Lives of one process of the worker are numbered. Another process is later than those that were heard before it, and
+   one that another has followed never comes back. No clock orders them.
 3. A beat whose number is not reached within `GRACE_SECONDS` is a hole. A worker without a beat for `SILENT_SECONDS` is
    not usable.
-4. Memory is bounded: workers with tenants, and messages kept while a snapshot is waited for.
+4. Memory is bounded: workers with tenants, and messages and parts kept while a snapshot is waited for, in number and
+   bytes, of one worker's tenant and of all together. What does not fit is let go, and another snapshot asked for.
 5. All of it is a hint: whoever acts by a location asks an engine, which decides by what it holds.
 
 No sockets here; `now` is monotonic seconds.
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -36,6 +39,11 @@ ASKED_AGAIN_SECONDS: Final = 3.0
 STREAMS_MAX: Final = 1 << 16
 KEPT_MAX: Final = 10_000
 PARTS_MAX: Final = 4096
+KEPT_BYTES_MAX: Final = (
+    128 << 20
+)  # of one worker's tenant; a snapshot of as many blocks as a publisher keeps has less
+ALL_KEPT_BYTES_MAX: Final = 512 << 20
+FOLLOWED_MAX: Final = 8  # processes of one worker's tenant that others have followed
 
 
 class BlockIndex(Protocol):
@@ -46,6 +54,13 @@ class BlockIndex(Protocol):
 
     def forget(self, worker: str, tenant: str) -> None:
         """Everything that a worker told of a tenant is void."""
+
+
+class Life(NamedTuple):
+    """A life of a publisher: its process, and which of its lives."""
+
+    incarnation: str
+    number: int
 
 
 class SnapshotQuestion(NamedTuple):
@@ -60,7 +75,8 @@ class SnapshotQuestion(NamedTuple):
 class _Stream:
     """One worker's messages of one tenant."""
 
-    life: str = ""
+    life: Life | None = None
+    followed: deque[str] = field(default_factory=lambda: deque(maxlen=FOLLOWED_MAX))
     expected: int = 0
     is_whole: bool = False
     heard: float = 0.0
@@ -71,6 +87,13 @@ class _Stream:
     parts: dict[int, bytes] = field(default_factory=dict)
     parts_number: int = 0
     kept: dict[int, bytes] = field(default_factory=dict)
+    kept_bytes: int = 0  # with those of parts
+
+    def is_earlier(self, life: Life) -> bool:
+        """Whether a life is before the one that is followed (rule 2)."""
+        if self.life is None or life.incarnation != self.life.incarnation:
+            return life.incarnation in self.followed
+        return life.number < self.life.number
 
 
 class WorkerStreams:
@@ -79,7 +102,10 @@ class WorkerStreams:
     def __init__(self, index: BlockIndex, now: Callable[[], float] = time.monotonic) -> None:
         self._index, self._now = index, now
         self._streams: OrderedDict[tuple[str, str], _Stream] = OrderedDict()
-        self.counts = {"messages": 0, "repeated": 0, "malformed": 0, "gaps": 0, "lives": 0, "snapshots": 0}
+        self._kept_bytes = 0
+        self.counts = dict.fromkeys(
+            ("messages", "repeated", "malformed", "gaps", "lives", "snapshots", "let_go"), 0
+        )
 
     def is_usable(self, worker: str, tenant: str) -> bool:
         """Rule 1 and 3."""
@@ -101,11 +127,11 @@ class WorkerStreams:
         life, number = said
         key = (where.worker, where.tenant)
         stream = self._stream(key)
-        if life < stream.life or (life == stream.life and number < stream.expected):
+        if stream.is_earlier(life) or (life == stream.life and number < stream.expected):
             self.counts["repeated"] += 1
             return
         stream.heard = self._now()
-        if life > stream.life:
+        if life != stream.life:
             self._begin(key, stream, life, is_whole=number == 0)
         if number == stream.expected and stream.is_whole:
             stream.expected += 1
@@ -114,7 +140,7 @@ class WorkerStreams:
         if number > stream.expected and stream.is_whole:
             self._lose(stream)
         if len(stream.kept) < KEPT_MAX:
-            stream.kept[number] = payload
+            self._keep(stream, stream.kept, number, payload)
         else:  # it would be a hole after the snapshot, too
             self._ask_anew(stream)
 
@@ -127,10 +153,10 @@ class WorkerStreams:
         life, number = said
         key = (parts[2], parts[1])
         stream = self._stream(key)
-        if life < stream.life:
+        if stream.is_earlier(life):
             self.counts["repeated"] += 1
             return
-        if life > stream.life:
+        if life != stream.life:
             self._begin(key, stream, life, is_whole=number == 0)
         stream.heard = self._now()
         if number > stream.promised:
@@ -152,15 +178,15 @@ class WorkerStreams:
             self.counts["repeated"] += 1
             return
         life, number = said
-        if life < stream.life or number < stream.expected:
+        if stream.is_earlier(life) or (life == stream.life and number < stream.expected):
             self.counts["repeated"] += 1
             return
-        if life > stream.life:
+        if life != stream.life:
             self._begin(key, stream, life, is_whole=False)
         if stream.parts_number != number:
-            stream.parts.clear()
+            self._drop(stream, stream.parts)
             stream.parts_number = number
-        stream.parts[part] = payload
+        self._keep(stream, stream.parts, part, payload)
         if len(stream.parts) == of:
             self._close_gap(key, stream, number)
 
@@ -184,19 +210,41 @@ class WorkerStreams:
         if stream is None:
             stream = self._streams[key] = _Stream()
             while len(self._streams) > STREAMS_MAX:
-                oldest, _ = self._streams.popitem(last=False)
+                oldest, gone = self._streams.popitem(last=False)
+                self._kept_bytes -= gone.kept_bytes
                 self._index.forget(*oldest)
         return stream
 
-    def _begin(self, key: tuple[str, str], stream: _Stream, life: str, *, is_whole: bool) -> None:
+    def _keep(self, stream: _Stream, among: dict[int, bytes], place: int, payload: bytes) -> None:
+        """Rule 4."""
+        more = len(payload) - len(among.get(place, b""))
+        if stream.kept_bytes + more > KEPT_BYTES_MAX or self._kept_bytes + more > ALL_KEPT_BYTES_MAX:
+            self.counts["let_go"] += 1
+            self._drop(stream, stream.parts)
+            self._drop(stream, stream.kept)
+            stream.question = ""
+            return
+        among[place] = payload
+        stream.kept_bytes += more
+        self._kept_bytes += more
+
+    def _drop(self, stream: _Stream, among: dict[int, bytes]) -> None:
+        gone = sum(map(len, among.values()))
+        stream.kept_bytes -= gone
+        self._kept_bytes -= gone
+        among.clear()
+
+    def _begin(self, key: tuple[str, str], stream: _Stream, life: Life, *, is_whole: bool) -> None:
         """Another life: all that was told before is void."""
-        if stream.life:
+        if stream.life is not None:
             self.counts["lives"] += 1
             self._index.forget(*key)
+            if stream.life.incarnation != life.incarnation:
+                stream.followed.append(stream.life.incarnation)
         stream.life, stream.expected, stream.is_whole, stream.heard = life, 0, is_whole, self._now()
         stream.promised = 0
-        stream.parts.clear()
-        stream.kept.clear()
+        self._drop(stream, stream.parts)
+        self._drop(stream, stream.kept)
 
     def _lose(self, stream: _Stream) -> None:
         self.counts["gaps"] += 1
@@ -205,15 +253,17 @@ class WorkerStreams:
 
     def _ask_anew(self, stream: _Stream) -> None:
         stream.question = ""
-        stream.parts.clear()
+        self._drop(stream, stream.parts)
         if len(stream.kept) >= KEPT_MAX:
-            stream.kept.clear()
+            self._drop(stream, stream.kept)
 
     def _close_gap(self, key: tuple[str, str], stream: _Stream, number: int) -> None:
         """A snapshot is whole: it stands for every number below `number`, and what was kept goes on from there."""
         self._index.forget(*key)
-        parts, kept = stream.parts, stream.kept
-        stream.question, stream.parts, stream.kept = "", {}, {}
+        parts, kept = dict(stream.parts), dict(stream.kept)
+        stream.question = ""
+        self._drop(stream, stream.parts)
+        self._drop(stream, stream.kept)
         stream.expected, stream.is_whole = number, True
         for part in sorted(parts):
             if not self._apply(key, stream, parts[part]):
@@ -225,7 +275,8 @@ class WorkerStreams:
                 return
         later = {at: payload for at, payload in kept.items() if at > stream.expected}
         if later:
-            stream.kept = later
+            for at, payload in later.items():
+                self._keep(stream, stream.kept, at, payload)
             self._lose(stream)
         stream.promised_at = self._now()
 
@@ -244,12 +295,15 @@ class WorkerStreams:
         return stream.expected < stream.promised and self._now() - stream.promised_at > GRACE_SECONDS
 
 
-def _said(headers: Mapping[str, str] | None) -> tuple[str, int] | None:
+def _said(headers: Mapping[str, str] | None) -> tuple[Life, int] | None:
     """The life and the number of a message; None where it has none."""
     if not headers:
         return None
-    life, number = headers.get(LIFE, ""), _number(headers.get(NUMBER))
-    return None if number is None or not 16 <= len(life) <= 64 else (life, number)
+    incarnation, _, of_process = headers.get(LIFE, "").partition(".")
+    life, number = _number(of_process), _number(headers.get(NUMBER))
+    if number is None or life is None or not 16 <= len(incarnation) <= 64:
+        return None
+    return Life(incarnation, life), number
 
 
 def _number(text: str | None) -> int | None:

@@ -3,21 +3,24 @@
 1. `publish` takes a lock, appends, and returns. Everything else is on a thread of its own; nothing waits for NATS.
 2. Every tenant's messages have contiguous numbers in one life of the publisher. What could not be sent keeps its
    number. A beat says the next one, so that the loss of the last message is seen, too.
-3. What finds the queue full is lost, and a new life begins: consumers forget all that the earlier one told.
+3. What finds the queue full is lost, and a new life begins: consumers forget all that the earlier one told. Lives of
+   one process are numbered; no clock orders them.
 4. A reader that missed something asks for a snapshot: what is told of and not taken back, up to a number. Of one reader
    one question a second is answered.
 5. Blocks that are told under no name leave nothing here, and nothing leaves before erase epochs are known: subjects are
    made of them.
-6. Whatever comes from NATS is a hint: questions are answered with what their subject may have, and a hint of epochs
+6. A tenant without blocks and messages for `IDLE_BEATS` is let go. Where it comes back its numbers begin above all that
+   were used, so readers ask for a snapshot.
+7. Whatever comes from NATS is a hint: questions are answered with what their subject may have, and a hint of epochs
    makes this process ask the control plane.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 import time
+import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 LIFE: Final = "Kvc-Life"
 NUMBER: Final = "Kvc-Number"
 QUESTION, PART, PARTS, TENANT = "Kvc-Question", "Kvc-Part", "Kvc-Parts", "Kvc-Tenant"
+IDLE_BEATS: Final = 300
 _ASKED_APART_SECONDS: Final = 1.0
 _READERS_MAX: Final = 4096
 _PAUSE_SECONDS: Final = 1.0
@@ -116,18 +120,21 @@ class ToldStream:
         self.counts = {"messages": 0, "events": 0, "unnamed": 0, "early": 0, "snapshots": 0, "lives": 0}
         self._known: KnownEpochs | None = None
         self._asked: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._incarnation = uuid.uuid4().hex
         self.begin()
 
     def begin(self) -> None:
         """A new life (rule 3)."""
-        self.life = f"{time.time_ns():016x}{secrets.token_hex(4)}"
+        self.counts["lives"] += 1
+        self.life = f"{self._incarnation}.{self.counts['lives']}"
         self._told = ToldBlocks(self._namespaces)
         self._told.take_epochs(self._known)
         self.live = LiveBlocks(self._limits.live_blocks)
         self._next: dict[str, int] = {}
         self._tenants: dict[str, NamedRequester] = {}  # whole tenants by their tags
+        self._idle: dict[str, int] = {}  # beats since the last message
+        self._first_number = 0  # of a tenant that comes, above all numbers of those that were let go
         self._early: set[NamedRequester] = set()  # of whom something was not sent (rule 5)
-        self.counts["lives"] += 1
 
     def messages(self, events: Sequence[BlockEvent], known: KnownEpochs | None, at: float) -> list[Message]:
         """What to send of one step; `at` is UTC seconds."""
@@ -167,9 +174,9 @@ class ToldStream:
         subject = EventSubject.of(place, self._known, self.worker)
         if subject.tenant not in self._tenants:
             self._tenants[subject.tenant] = place.whole_tenant
-            self._next[subject.tenant] = int(
-                place.whole_tenant in self._early
-            )  # 1: something is missing before
+            is_late = place.whole_tenant in self._early  # something is missing before
+            self._early.discard(place.whole_tenant)
+            self._next[subject.tenant] = max(self._first_number, int(is_late))
         return [self._numbered(subject, subject.tenant, run, at)]
 
     def _numbered(
@@ -177,6 +184,7 @@ class ToldStream:
     ) -> Message:
         number = self._next[tenant]
         self._next[tenant] = number + 1
+        self._idle[tenant] = 0
         self.counts["messages"] += 1
         self.counts["events"] += len(events)
         where = subject or EventSubject(tenant, tenant, self._epoch(tenant), self.worker)
@@ -187,7 +195,12 @@ class ToldStream:
         return max(self._known.of(*self._tenants[tenant]))
 
     def beats(self) -> list[Message]:
-        """The next number of each tenant (rule 2)."""
+        """The next number of each tenant (rule 2), once those that are idle were let go (rule 6)."""
+        for tenant in list(self._tenants):
+            self._idle[tenant] += 1
+            if self._idle[tenant] > IDLE_BEATS and not self.live.has(self._tenants[tenant]):
+                del self._tenants[tenant], self._idle[tenant]
+                self._first_number = max(self._first_number, self._next.pop(tenant) + 1)
         return [
             Message(beat_subject(tenant, self.worker), b"", {LIFE: self.life, NUMBER: str(number)})
             for tenant, number in self._next.items()

@@ -19,6 +19,7 @@ from kvcustody.integrations.jetstream.locations import BlockIndex, WorkerStreams
 from kvcustody.integrations.jetstream.subjects import (
     EVENTS,
     EVERY,
+    READERS_API,
     STREAM,
     ask_subject,
     beat_subject,
@@ -69,7 +70,7 @@ class StreamReader:
         from nats.js import errors
 
         events = EVENTS if self._tenant == EVERY else f"kv.{self._tenant}.>"
-        stream = client.jetstream()
+        stream = client.jetstream(prefix=READERS_API)
         while True:
             pulled = None
             try:

@@ -1,4 +1,4 @@
-"""Subjects of the fleet's NATS account, and who may publish or read which.
+"""Subjects of the fleet's NATS accounts, and who may publish or read which.
 
     kv.<tenant>.<scope>.<epoch>.<worker>   KV events under one name, in the stream
     beat.<tenant>.<worker>                 up to which number a worker has told of a tenant's blocks
@@ -11,6 +11,8 @@
 2. A worker may publish with its own name in the last place. A tenant's reader may read its tenant's subjects, through a
    consumer of its own name that the server lets filter nothing else.
 3. Only the keeper may create, change or purge the stream, or hint.
+4. Readers have an account of their own (`accounts`), which has of the fleet's what `READ_SUBJECTS` and `ASKED_SUBJECTS`
+   say, under the same subjects but for the server's API.
 """
 
 from __future__ import annotations
@@ -26,6 +28,19 @@ STREAM: Final = "KV"
 EVENTS: Final = "kv.>"
 HINTS: Final = "epochs"
 EVERY: Final = "all"
+_SERVER_API: Final = "$JS.API"
+READERS_API: Final = "JS.FLEET.API"
+"""What the part of the server's API that readers have begins with in their account."""
+READ_SUBJECTS: Final = ("snap.>", "beat.>")
+"""What readers may subscribe to, as far as their credentials let each."""
+ASKED_SUBJECTS: Final = {
+    **{
+        f"{_SERVER_API}.CONSUMER.{act}.{STREAM}.>": act == "MSG.NEXT"
+        for act in ("CREATE", "MSG.NEXT", "INFO", "DELETE")
+    },
+    "ask.>": False,
+}
+"""Where readers may ask, as far as their credentials let each; and whether one question has many answers."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -71,6 +86,11 @@ class EventSubject(NamedTuple):
 def tenant_tag(known: KnownEpochs, issuer: str, tenant: str) -> str:
     """A tenant's place in subjects."""
     return known.tags.of(EpochScope(issuer, tenant)).hex()
+
+
+def for_readers(subject: str) -> str:
+    """What a subject of `ASKED_SUBJECTS` is called in the readers' account."""
+    return subject.replace(_SERVER_API, READERS_API, 1)
 
 
 def name_in_subject(name: str) -> str:
@@ -122,11 +142,10 @@ def reader_permissions(reader: str, tenant: str = EVERY) -> dict[str, Any]:
     """Of a reader of one tenant's blocks (its tag), or of every tenant's: an operator's own router."""
     which = "*" if tenant == EVERY else tenant
     events = EVENTS if tenant == EVERY else f"kv.{tenant}.>"
-    api = "$JS.API.CONSUMER"
     return _permissions(
         [
-            f"{api}.CREATE.{STREAM}.{reader}.{events}",
-            *(f"{api}.{act}.{STREAM}.{reader}" for act in ("MSG.NEXT", "INFO", "DELETE")),
+            f"{READERS_API}.CONSUMER.CREATE.{STREAM}.{reader}.{events}",
+            *(f"{READERS_API}.CONSUMER.{act}.{STREAM}.{reader}" for act in ("MSG.NEXT", "INFO", "DELETE")),
             ask_subject(tenant, reader, "*"),
         ],
         [f"{inbox(reader)}.>", snapshot_subject(reader, "*"), beat_subject(which, "*")],

@@ -53,6 +53,7 @@ _LATER: dict[str, Any] = {
     "learned": None,
     "limits": [],
     "match": list(_BY_DEFAULT),
+    "route_receipts": [],
 }  # fields that came after the first schema, and their defaults
 
 

@@ -152,6 +152,7 @@ class OnWorkerDeath(IntEnum):
 
 
 UNSAID_DEATH: Final = OnWorkerDeath.RESTORE
+UNSAID_RECEIPTS: Final = Fraction(1, 10)  # of requests have a route receipt where a policy does not say
 
 
 class OnRunning(StrEnum):
@@ -305,6 +306,7 @@ class TenantPolicy:
     scrub: tuple[tuple[int, ScrubPolicy], ...] = ()
     offload: tuple[tuple[int, Offload], ...] = ()
     integrity: tuple[tuple[int, IntegrityPolicy], ...] = ()
+    route_receipts: tuple[tuple[int, Fraction], ...] = ()  # levels with another share than the policy's
     mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
@@ -422,6 +424,7 @@ class Policy:
     ] = ()  # none: the policy does not speak of it, and nothing is compared
     placement: tuple[PlacementRule, ...] = ()
     on_worker_death: tuple[OnWorkerDeath, ...] = ()  # none: `UNSAID_DEATH` everywhere
+    route_receipts: tuple[Fraction, ...] = ()  # none: `UNSAID_RECEIPTS` everywhere
     issuers: tuple[
         str, ...
     ] = ()  # first the one whose tenants go by their bare ids; none: there is one, unnamed
@@ -432,6 +435,12 @@ class Policy:
     def after_death(self, level: int) -> OnWorkerDeath:
         """What becomes of a dead worker's copies of a classification."""
         return self.on_worker_death[level] if self.on_worker_death else UNSAID_DEATH
+
+    def receipt_shares(self, entry: TenantPolicy | None) -> tuple[Fraction, ...]:
+        """The share of requests that have a route receipt, by level, of a tenant with this entry."""
+        own = {} if entry is None else dict(entry.route_receipts)
+        every = self.route_receipts or (UNSAID_RECEIPTS,) * len(self.classifications)
+        return tuple(own.get(level, share) for level, share in enumerate(every))
 
     @property
     def checks_integrity(self) -> bool:
@@ -459,6 +468,18 @@ class Policy:
     def openings(self) -> tuple[Grant | SegmentRule, ...]:
         """Every grant, those that groups stand for too, and every segment."""
         return (*self.grants, *self.group_grants(), *self.segments)
+
+    def opened_tenants(self) -> frozenset[str] | None:
+        """The tenants that a grant or a segment opens to others, and those others; None: every admitted one."""
+        opened = set[str]()
+        for opening in self.openings():
+            if isinstance(opening, Grant):
+                opened |= {opening.owner, opening.reader}
+            elif opening.tenants is None:
+                return None
+            elif {*opening.tenants} - {opening.owner}:
+                opened |= {opening.owner, *opening.tenants}
+        return frozenset(opened)
 
     def group_grants(self) -> tuple[Grant, ...]:
         """The grants that sharing groups stand for: one per ordered pair of members.

@@ -179,6 +179,10 @@ LINT_CODES: dict[str, Code] = {
         "recompute without a tier that outlives its worker",
         "offload the classification to `nvme`, or remove it",
     ),
+    "KVP774": Code(
+        "share of route receipts without effect",
+        "remove it: every request of a tenant that a grant or a segment opens has a receipt",
+    ),
 }
 """What lint reports of sound policies."""
 CODES |= LINT_CODES

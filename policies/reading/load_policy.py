@@ -28,6 +28,7 @@ from kvcustody.policies.reading.obligations import (
     after_deaths,
     outages,
     policy_wide,
+    receipt_shares,
 )
 from kvcustody.policies.reading.sections import (
     HITS_DEFAULT,
@@ -71,6 +72,7 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
         policy_wide(names, document, SCRUB),
         policy_wide(names, document, OFFLOAD, retention),
         policy_wide(names, document, INTEGRITY),
+        receipt_shares(names, document),
     )
     tenants, default = build_tenants(names, document, owed)
     return Policy(
@@ -96,6 +98,7 @@ def _policy(document: PolicyDocument, problems: Problems, source: str) -> Policy
         integrity=owed.integrity,
         placement=build_placement(names, document),
         on_worker_death=after_deaths(names, document),
+        route_receipts=owed.route_receipts,
         issuers=names.issuers,
         file=problems.file,
         source=source,

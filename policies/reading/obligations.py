@@ -1,19 +1,22 @@
-"""Building `retention`, `scrub`, `offload`, `integrity` and `audit`: what is owed for every classification.
+"""Building `retention`, `scrub`, `offload`, `integrity`, `audit` and more: what is owed for every classification.
 
 1. Every classification has every obligation; an omission is a problem at the section, never a default. Without a
    section `integrity` nothing is compared with its checksum; a section covers every classification.
 2. A tenant's own obligations may only be stricter than the policy's; what it leaves out of an entry is the policy's.
 3. No copy is kept longer than a block may exist, and none in plain memory where the profile isolates.
 4. An outage action may only be stricter than the floor: decisions deny, lifecycle spill, own hits aggregate.
+5. A tenant's own shares of route receipts hold in place of the policy's, smaller or larger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvcustody.policies.document.model import (
     UNSAID_DEATH,
+    UNSAID_RECEIPTS,
     IntegrityPolicy,
     Offload,
     OnOutage,
@@ -27,7 +30,7 @@ from kvcustody.policies.document.model import (
 from kvcustody.policies.document.offload_defaults import default_limit, default_match
 from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import MappingNode, Scalar
-from kvcustody.policies.reading.fields import sound
+from kvcustody.policies.reading.fields import DocumentPart, sound
 from kvcustody.policies.reading.names import DeclaredNames
 from kvcustody.policies.reading.sections import (
     FLOOR,
@@ -257,6 +260,32 @@ def after_deaths(names: DeclaredNames, document: PolicyDocument) -> tuple[OnWork
         return ()
     default = said["default"][1] if "default" in said else UNSAID_DEATH
     return tuple(said[name][1] if name in said else default for name in names.levels)
+
+
+def receipt_shares(names: DeclaredNames, document: PolicyDocument) -> tuple[Fraction, ...]:
+    """One share of requests with a route receipt a classification; none where all are `UNSAID_RECEIPTS`."""
+    said = _shares(names, document, document.route_receipts)
+    shares = tuple(said.get(level, UNSAID_RECEIPTS) for level in range(len(names.levels)))
+    return () if set(shares) <= {UNSAID_RECEIPTS} else shares
+
+
+def tenants_receipt_shares(
+    names: DeclaredNames, entry: TenantEntry, policy: tuple[Fraction, ...]
+) -> tuple[tuple[int, Fraction], ...]:
+    """The levels for which a tenant has another share than the policy, with that share."""
+    said = _shares(names, entry, entry.route_receipts)
+    wide = policy or (UNSAID_RECEIPTS,) * len(names.levels)
+    return tuple((level, share) for level, share in sorted(said.items()) if share != wide[level])
+
+
+def _shares(
+    names: DeclaredNames, section: DocumentPart, written: Mapping[str, Fraction]
+) -> dict[int, Fraction]:
+    """The shares that a section names, by level; `default` is of the levels that it does not name."""
+    said = names.by_level(section.keys_of("route_receipts"), written, "`route_receipts`", ("default",))
+    default = said.pop("default", None)
+    shares = {} if default is None else dict.fromkeys(range(len(names.levels)), default[1])
+    return shares | {names.levels[name]: share for name, (_, share) in said.items()}
 
 
 def _stricter(owed: OnOutage, own: tuple[Scalar, OutageTerms] | None, kind: str) -> OnOutage:

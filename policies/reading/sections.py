@@ -210,6 +210,10 @@ _NEVER = choice({"never": None}).called(OffloadTerms.called)
 Retentions = Annotated[dict[str, RetentionTerms], by_name(names=_LEVEL)]
 Scrubs = Annotated[dict[str, ScrubTerms], by_name(names=_LEVEL_OR_DEFAULT)]
 Integrities = Annotated[dict[str, IntegrityTerms], by_name(names=_LEVEL_OR_DEFAULT)]
+ReceiptShares = Annotated[
+    dict[str, Annotated[Fraction, fields.SHARE.called("{tenant}`route_receipts` for {0}")]],
+    by_name(names=_LEVEL_OR_DEFAULT),
+]
 Offloads = Annotated[
     dict[str, Annotated[OffloadTerms | None, either(OffloadTerms, _NEVER)]], by_name(names=_LEVEL)
 ]
@@ -350,6 +354,7 @@ class TenantEntry(DocumentPart):
     scrub: Scrubs = told("By classification: stricter than the policy's", {})
     offload: Offloads = told("By classification: stricter than the policy's", {})
     integrity: Integrities = told("By classification: stricter than the policy's", {})
+    route_receipts: ReceiptShares = told("By classification, or `default`: in place of the policy's", {})
 
 
 class GroupEntry(DocumentPart):
@@ -546,6 +551,9 @@ class PolicyDocument(DocumentPart):
         dict[str, Annotated[model.OnWorkerDeath, _DEATH]], by_name(names=_LEVEL_OR_DEFAULT)
     ] = told(
         "By classification, or `default`: what becomes of a dead worker's copies; restore if left out", {}
+    )
+    route_receipts: ReceiptShares = told(
+        "By classification, or `default`: the share of requests with a route receipt; 1/10 if left out", {}
     )
     audit: AuditSection
     eviction: EvictionSection | None = None

@@ -36,6 +36,7 @@ from kvcustody.policies.reading.obligations import (
     RETENTION,
     SCRUB,
     tenants_own,
+    tenants_receipt_shares,
     tenants_retention,
 )
 from kvcustody.policies.reading.sections import PolicyDocument, TenantEntry, percent
@@ -50,6 +51,7 @@ class TenantObligations(NamedTuple):
     scrub: tuple[ScrubPolicy, ...]
     offload: tuple[Offload, ...]
     integrity: tuple[IntegrityPolicy, ...]
+    route_receipts: tuple[Fraction, ...]
 
 
 def build_tenants(
@@ -123,6 +125,7 @@ def _tenant(
         scrub=tenants_own(names, document, entry, SCRUB, owed.scrub),
         offload=tenants_own(names, document, entry, OFFLOAD, owed.offload, kept),
         integrity=tenants_own(names, document, entry, INTEGRITY, owed.integrity),
+        route_receipts=tenants_receipt_shares(names, entry, owed.route_receipts),
         mark=key.mark,
     )
 

@@ -1,4 +1,4 @@
-"""Which groups of workers may serve a request, as the placement rules of a policy say.
+"""What a policy says to doors of a request: which groups of workers may serve it, and whether it has a route receipt.
 
     table = PlacementTable.of(policy)
     demand = table.demand("acme", "/v1/completions", claim=None, hint="internal")
@@ -9,17 +9,20 @@
 3. Classification and labels are the request's own (`classify`): an untrusted route, an unknown claim or an unknown hint
    counts as the highest classification, and has every label.
 4. Demands of several policies hold together.
-5. `data` and `from_data` carry what decides, and no more: a door acts by it without the policy.
+5. Of several shares of requests with a route receipt (`table.receipts`) the largest holds.
+6. `data` and `from_data` carry what decides, and no more: a door acts by it without the policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple, Self
 
 from kvcustody.errors import ServiceError
 from kvcustody.policies.document.model import (
     NO_MARK,
+    UNSAID_RECEIPTS,
     ClassifyRule,
     Labels,
     OnWorkerDeath,
@@ -27,6 +30,7 @@ from kvcustody.policies.document.model import (
     Policy,
 )
 from kvcustody.policies.table.classify import Classifier
+from kvcustody.policies.table.receipts import ReceiptShares
 from kvcustody.tenants import issuers_of
 
 
@@ -34,12 +38,14 @@ class Demand(NamedTuple):
     """Where a request may go: to `only` these groups (None: to any), and to none that is `barred`.
 
     `by`: the placement rules that say so. `is_retried`: whether it may be presented again when its worker died.
+    `receipt_share`: of which share of such requests the door writes a route receipt.
     """
 
     only: frozenset[str] | None = None
     barred: frozenset[str] = frozenset()
     by: tuple[str, ...] = ()
     is_retried: bool = True
+    receipt_share: Fraction = UNSAID_RECEIPTS
 
     def allows(self, group: str) -> bool:
         """Whether workers of this group may serve it."""
@@ -50,13 +56,14 @@ class Demand(NamedTuple):
         return [group for group in groups if self.allows(group)]
 
     def together(self, other: Demand) -> Demand:
-        """What both demand (rule 4)."""
+        """What both demand (rules 4 and 5)."""
         either = [each.only for each in (self, other) if each.only is not None]
         return Demand(
             frozenset.intersection(*either) if either else None,
             self.barred | other.barred,
             tuple(dict.fromkeys((*self.by, *other.by))),
             self.is_retried and other.is_retried,
+            max(self.receipt_share, other.receipt_share),
         )
 
 
@@ -80,6 +87,7 @@ class PlacedPolicy(NamedTuple):
     classify: tuple[ClassifyRule, ...]
     placement: tuple[PlacementRule, ...]
     on_worker_death: tuple[OnWorkerDeath, ...]
+    receipts: ReceiptShares
 
     @classmethod
     def of(cls, policy: Policy) -> Self:
@@ -95,11 +103,12 @@ class PlacedPolicy(NamedTuple):
             policy.classify,
             policy.placement,
             policy.on_worker_death,
+            ReceiptShares.of(policy),
         )
 
 
 class PlacementTable:
-    """The placement rules of one policy; immutable."""
+    """What one policy demands; immutable."""
 
     def __init__(self, policy: PlacedPolicy) -> None:
         self.policy = policy
@@ -114,8 +123,9 @@ class PlacementTable:
 
     @property
     def says_anything(self) -> bool:
-        """Whether any request is bound by it."""
-        return bool(self.policy.placement) or OnWorkerDeath.FAIL in self.policy.on_worker_death
+        """Whether it demands of any request another thing than a policy that says nothing."""
+        placed = bool(self.policy.placement) or OnWorkerDeath.FAIL in self.policy.on_worker_death
+        return placed or self.policy.receipts.says_anything
 
     def groups(self) -> tuple[str, ...]:
         """Every group that a rule names, sorted."""
@@ -137,8 +147,9 @@ class PlacementTable:
         """The same of a request whose level and labels are known."""
         deaths = self.policy.on_worker_death
         is_retried = not deaths or deaths[level] is not OnWorkerDeath.FAIL
+        share = self.policy.receipts.share(tenant, level)
         if not self.policy.placement:
-            return ANYWHERE if is_retried else ANYWHERE._replace(is_retried=False)
+            return Demand(is_retried=is_retried, receipt_share=share)
         has, barred, by = set(labels), set[str](), list[str]()
         only: frozenset[str] | None = None
         for rule in self.policy.placement:
@@ -148,7 +159,7 @@ class PlacementTable:
             if listed and has.issuperset(rule.labels) and (rule.levels is None or level in rule.levels):
                 only = frozenset(rule.groups) if only is None else only.intersection(rule.groups)
                 by.append(rule.id)
-        return Demand(only, frozenset(barred), tuple(by), is_retried)
+        return Demand(only, frozenset(barred), tuple(by), is_retried, share)
 
     def data(self) -> dict[str, Any]:
         """As JSON data."""
@@ -174,6 +185,7 @@ class PlacementTable:
                 for rule in policy.placement
             ],
             "on_worker_death": [each.name.lower() for each in policy.on_worker_death],
+            "route_receipts": policy.receipts.data(),
         }
 
     @classmethod
@@ -202,6 +214,7 @@ class PlacementTable:
                     for rule in data["rules"]
                 ),
                 tuple(OnWorkerDeath[name.upper()] for name in data["on_worker_death"]),
+                ReceiptShares.from_data(data["route_receipts"], len(data["classifications"])),
             )
             below = len(policy.classifications)
             levels = [rule.level for rule in policy.classify if rule.level is not None]
@@ -211,7 +224,7 @@ class PlacementTable:
             if any(type(level) is not int or not 0 <= level < below for level in levels):
                 raise ValueError("a level that is none")
             return cls(policy)
-        except (KeyError, AttributeError, TypeError, ValueError):
+        except (KeyError, AttributeError, TypeError, ValueError, ZeroDivisionError):
             raise ServiceError("the placement rules of a policy are malformed") from None
 
 

@@ -1,4 +1,4 @@
-"""Explain which workers may serve a request: the groups, and each placement rule that matches, or that bars one.
+"""Explain which workers may serve a request, by which rules, and of which share of such requests there are receipts.
 
     found = explain_route(table, "acme", route="/v1/completions", claim=None, hint=None)
     print(found)
@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Labels, PlacementRule
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.placement import Demand
+from kvcustody.policies.table.receipts import share_text
 
 OTHERS = "(any other)"
 
@@ -32,7 +34,11 @@ class RuledGroup(NamedTuple):
 
 
 class RouteExplanation(NamedTuple):
-    """Where a request may go. `workers`: by group, where the deployment's document was given."""
+    """Where a request may go. `workers`: by group, where the deployment's document was given.
+
+    `receipt_share`: of such requests have a route receipt; all, where a grant or a segment opens the tenant
+    (`is_opened`).
+    """
 
     tenant: str
     classification: str
@@ -42,6 +48,8 @@ class RouteExplanation(NamedTuple):
     rules: tuple[RuledGroup, ...]
     workers: Mapping[str, tuple[str, ...]]
     is_retried: bool
+    receipt_share: Fraction
+    is_opened: bool
 
     @property
     def permitted(self) -> bool:
@@ -62,6 +70,8 @@ class RouteExplanation(NamedTuple):
             lines.append(said + (f" ({rule.reason})" if rule.reason else ""))
         if not self.is_retried:
             lines.append("its door lets a router present it to each worker once (`on_worker_death: fail`)")
+        why = ", for a grant or a segment opens the tenant" if self.is_opened else ""
+        lines.append(f"requests with a route receipt: {share_text(self.receipt_share)}{why}")
         return "\n".join(lines)
 
     def data(self) -> dict[str, Any]:
@@ -76,6 +86,8 @@ class RouteExplanation(NamedTuple):
             "rules": [rule._asdict() for rule in self.rules],
             "workers": {group: list(names) for group, names in self.workers.items()},
             "is_retried": self.is_retried,
+            "receipt_share": share_text(self.receipt_share),
+            "is_opened": self.is_opened,
         }
 
 
@@ -101,6 +113,8 @@ def explain_route(
         tuple(_ruled(table.policy.placement, tenant, demand)),
         workers or {},
         demand.is_retried,
+        demand.receipt_share,
+        table.placement.policy.receipts.is_opened(tenant),
     )
 
 

@@ -1,30 +1,36 @@
 """Route receipts, joined from the two halves that a door and a worker wrote, and what is wrong with each.
 
-    joined = read_routes(connection, RoutePeriod(since_us, until_us), now_us=now_us)
-    joined.receipts, joined.findings
+    for receipt in receipts_in_order(connection, RoutePeriod(since_us, until_us)):
+        lacks, findings = judge(receipt, now_us=now_us)
+    joined = read_routes(connection, period, now_us=now_us)      # all of it at once
 
 1. Halves belong together by the name of their receipt and the log that they are in. A receipt is of the period of its
    door's half; a worker's half without one, of its own.
-2. A half that is missing is a finding, never a zero. It may be late by `GRACE_US`: until then the receipt is `awaited`.
-   No worker's half is missing where the request was not answered with a status below 300. Where the answer names its
-   worker, the half of another stands in for none.
+2. A half that is missing is a finding, never a zero. Until it can be certain, the receipt is `awaited`: of a worker's
+   half for `GRACE_US`, as its process may spill; of a door's for `DOOR_GRACE_US`, as a door writes its half when the
+   answer begins, and waits for that no longer than `ANSWER_US_MAX` and half a minute. No worker's half is missing
+   where the request was not answered with a status below 300. Where the answer names its worker, the half of another
+   stands in for none.
 3. A router may present a request again, at another worker too. So a worker's half from elsewhere is a finding where it
    is later than those of the worker that answered, by more than clocks may be apart. There are no more halves than the
    token had uses. When a half was written is its worker's own word.
 4. What a half says of itself may be wrong: figures that cannot be are a finding, and measure nothing.
 5. What is told to who asks for the record of one tenant is of that tenant's log alone.
+6. Receipts are in the order of the places of their first halves: time, log, number in the log. They are read in slices,
+   so that who takes few reads few.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, select
+from sqlalchemy import Connection, Select, Table, and_, or_, select
 
 from kvcustody.audit.kinds import log_of, tenant_of
+from kvcustody.audit.kinds.route_events import ANSWER_US_MAX
 from kvcustody.audit.store.database.snapshot import AsOf, is_in
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import routes_found, routes_sent
@@ -32,9 +38,11 @@ from kvcustody.audit.store.schema.ledger import incarnations, logs, workers
 from kvcustody.times import SECOND_US
 
 GRACE_US: Final = 300 * SECOND_US
+DOOR_GRACE_US: Final = ANSWER_US_MAX + GRACE_US  # which has room for clocks that are apart
 CLOCKS_APART_US: Final = SECOND_US
 _ANSWERED_BELOW: Final = 300
 _RECEIPT_DIGITS: Final = 32
+_SLICE_ROWS: Final = 1000  # of each half
 
 
 class RoutePeriod(NamedTuple):
@@ -44,6 +52,17 @@ class RoutePeriod(NamedTuple):
     until_us: int
     tenant: str | None = None
     prefix: str = ""
+
+
+class Place(NamedTuple):
+    """Where a half stands: when it was written (UTC µs), the id of its log, and its number there."""
+
+    at_us: int
+    log: int
+    idx: int
+
+
+BEFORE_ALL: Final = Place(-1, -1, -1)
 
 
 class SentHalf(NamedTuple):
@@ -86,12 +105,17 @@ class FoundHalf(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """Both halves, as far as they are there; `found` in the order of time."""
+    """Both halves, as far as they are there; `found` in the order of time.
+
+    `place`: of the door's first half, else of the workers'. `door_halves`: how many there are; `sent` is the first.
+    """
 
     receipt: str
     tenant: str
     sent: SentHalf | None
     found: tuple[FoundHalf, ...]
+    place: Place = BEFORE_ALL
+    door_halves: int = 0
 
     @property
     def at_us(self) -> int:
@@ -160,11 +184,15 @@ class RouteFinding(NamedTuple):
 
 
 class JoinedRoutes(NamedTuple):
-    """The receipts of a period in the order of time, what is wrong with them, and how many wait for a half."""
+    """The receipts of a period in their order, what is wrong with them, and how many wait for a half.
+
+    `since_us`: from when on they are there: later than the period begins where it has too many.
+    """
 
     receipts: tuple[Receipt, ...]
     findings: tuple[RouteFinding, ...]
     awaited: int
+    since_us: int
 
 
 def read_routes(
@@ -172,43 +200,121 @@ def read_routes(
     period: RoutePeriod,
     *,
     now_us: int,
-    grace_us: int = GRACE_US,
     as_of: AsOf | None = None,
+    halves_max: int | None = None,
 ) -> JoinedRoutes:
-    """The receipts of a period; `now_us` is the ledger's time, in UTC, `as_of` the state that is read."""
-    wider = period._replace(since_us=period.since_us - grace_us, until_us=period.until_us + grace_us)
-    found: dict[tuple[str, str], list[FoundHalf]] = defaultdict(list)
-    for row in connection.execute(_halves(routes_found, wider, as_of)):
-        half = FoundHalf(row.worker_name, *(getattr(row, name) for name in FoundHalf._fields[1:]))
-        found[tenant_of(row.log_name), row.receipt].append(half)
-    sent: dict[tuple[str, str], list[SentHalf]] = defaultdict(list)
-    for row in connection.execute(_halves(routes_sent, wider, as_of)):
-        said = SentHalf(row.worker_name, *(getattr(row, name) for name in SentHalf._fields[1:]))
-        sent[tenant_of(row.log_name), row.receipt].append(said)
+    """The receipts of a period; `now_us` is the ledger's time, in UTC, `as_of` the state that is read.
+
+    `halves_max`: only as many of the newest halves of either kind, with those that belong to them.
+    """
+    if halves_max is not None:
+        period = period._replace(since_us=_newest_since(connection, period, halves_max, as_of))
     receipts: list[Receipt] = []
     findings: list[RouteFinding] = []
     awaited = 0
-    for tenant, name in sorted({*found, *sent}):
-        doors = sent.get((tenant, name), [])
-        halves = tuple(sorted(found.get((tenant, name), ()), key=lambda half: half.at_us))
-        receipt = Receipt(name, tenant, doors[0] if doors else None, halves)
-        if not period.since_us <= receipt.at_us < period.until_us:
-            continue
+    for receipt in receipts_in_order(connection, period, as_of=as_of):
         receipts.append(receipt)
-        if len(doors) > 1:
-            findings.append(_finding(ReceiptProblem.TWO_DOORS, receipt, "", f"{len(doors)} halves"))
-        if _lacks(receipt) and now_us - receipt.at_us < grace_us:
-            awaited += 1
-        elif problem := _lacks(receipt):
-            findings.append(problem)
-        findings += _wrong(receipt)
-    receipts.sort(key=lambda one: (one.at_us, one.receipt))
-    findings.sort(key=lambda one: (one.at_us, one.receipt, f"{one.problem} {one.worker}"))
-    return JoinedRoutes(tuple(receipts), tuple(findings), awaited)
+        is_awaited, found = judge(receipt, now_us=now_us)
+        awaited += is_awaited
+        findings += found
+    return JoinedRoutes(tuple(receipts), tuple(findings), awaited, period.since_us)
 
 
-def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None) -> Select[Any]:
-    """The rows of a table, with the names of their process and log."""
+def receipts_in_order(
+    connection: Connection, period: RoutePeriod, *, as_of: AsOf | None = None, after: Place = BEFORE_ALL
+) -> Iterator[Receipt]:
+    """The receipts of a period behind a place, in the order of their places (rule 6)."""
+    end: Place | None = after
+    while end is not None:
+        places, end = _next_places(connection, period, as_of, end)
+        joined = _joined(connection, period, as_of, places)
+        yield from sorted((one for one in joined if one.place in places), key=lambda one: one.place)
+
+
+def _next_places(
+    connection: Connection, period: RoutePeriod, as_of: AsOf | None, after: Place
+) -> tuple[dict[Place, str], Place | None]:
+    """The receipts' names of the next halves behind a place, and up to where all are there; None: there are no more."""
+    places: dict[Place, str] = {}
+    ends: list[Place] = []
+    for table in (routes_sent, routes_found):
+        of, since_us = table.c, max(period.since_us, after.at_us)
+        query = _halves(table, period._replace(since_us=since_us), as_of).where(
+            or_(
+                of.at_us > after.at_us,
+                and_(of.at_us == after.at_us, of.log > after.log),
+                and_(of.at_us == after.at_us, of.log == after.log, of.idx > after.idx),
+            )
+        )
+        rows = connection.execute(query.limit(_SLICE_ROWS)).all()
+        places |= {Place(row.at_us, row.log, row.idx): row.receipt for row in rows}
+        if len(rows) == _SLICE_ROWS:
+            ends.append(Place(rows[-1].at_us, rows[-1].log, rows[-1].idx))
+    end = min(ends, default=None)
+    return {place: name for place, name in places.items() if end is None or place <= end}, end
+
+
+def _joined(
+    connection: Connection, period: RoutePeriod, as_of: AsOf | None, places: dict[Place, str]
+) -> Iterator[Receipt]:
+    """The receipts of these names, each with all of its halves (rule 1)."""
+    if not places:
+        return
+    near = period._replace(
+        since_us=min(places).at_us - DOOR_GRACE_US, until_us=max(places).at_us + DOOR_GRACE_US
+    )
+    names = {*places.values()}
+    found: dict[tuple[int, str], list[tuple[Place, FoundHalf]]] = defaultdict(list)
+    sent: dict[tuple[int, str], list[tuple[Place, SentHalf]]] = defaultdict(list)
+    tenants: dict[int, str] = {}
+    for row in connection.execute(_halves(routes_found, near, as_of, names)):
+        tenants[row.log] = tenant_of(row.log_name)
+        half = FoundHalf(row.worker_name, *(getattr(row, name) for name in FoundHalf._fields[1:]))
+        found[row.log, row.receipt].append((Place(row.at_us, row.log, row.idx), half))
+    for row in connection.execute(_halves(routes_sent, near, as_of, names)):
+        tenants[row.log] = tenant_of(row.log_name)
+        said = SentHalf(row.worker_name, *(getattr(row, name) for name in SentHalf._fields[1:]))
+        sent[row.log, row.receipt].append((Place(row.at_us, row.log, row.idx), said))
+    for key in {*found, *sent}:
+        doors, halves = sent.get(key, []), found.get(key, [])
+        yield Receipt(
+            key[1],
+            tenants[key[0]],
+            doors[0][1] if doors else None,
+            tuple(half for _, half in halves),
+            (doors or halves)[0][0],
+            len(doors),
+        )
+
+
+def judge(receipt: Receipt, *, now_us: int) -> tuple[bool, list[RouteFinding]]:
+    """Whether a receipt waits for a half (rule 2), and what is wrong with it, by problem and worker."""
+    findings = [*_wrong(receipt)]
+    if receipt.door_halves > 1:
+        detail = f"{receipt.door_halves} halves"
+        findings.append(_finding(ReceiptProblem.TWO_DOORS, receipt, "", detail))
+    lacks = _lacks(receipt)
+    grace_us = DOOR_GRACE_US if receipt.sent is None else GRACE_US
+    is_awaited = lacks is not None and now_us - receipt.at_us < grace_us
+    if lacks is not None and not is_awaited:
+        findings.append(lacks)
+    return is_awaited, sorted(findings, key=lambda one: (one.problem, one.worker))
+
+
+def _newest_since(connection: Connection, period: RoutePeriod, halves_max: int, as_of: AsOf | None) -> int:
+    """From when on a period has as many halves of either kind."""
+    since_us = period.since_us
+    for table in (routes_sent, routes_found):
+        newest = _halves(table, period, as_of).order_by(None).order_by(table.c.at_us.desc())
+        row = connection.execute(newest.offset(halves_max).limit(1)).first()
+        since_us = since_us if row is None else max(since_us, row.at_us + 1)
+    return since_us
+
+
+def _halves(
+    of: Table, period: RoutePeriod, as_of: AsOf | None, names: Collection[str] | None = None
+) -> Select[Any]:
+    """The rows of a table in the order of their places, with the names of their process and log."""
     joined = of.join(incarnations, incarnations.c.id == of.c.incarnation)
     joined = joined.join(workers, workers.c.id == incarnations.c.worker).join(logs, logs.c.id == of.c.log)
     query = (
@@ -219,7 +325,9 @@ def _halves(of: Table, period: RoutePeriod, as_of: AsOf | None) -> Select[Any]:
     )
     if period.tenant is not None:
         query = query.where(logs.c.name == log_of(period.tenant))
-    if period.prefix:
+    if names is not None:
+        query = query.where(of.c.receipt.in_(names))
+    elif period.prefix:
         last = period.prefix.ljust(_RECEIPT_DIGITS, "f")
         query = query.where(of.c.receipt >= period.prefix, of.c.receipt <= last)
     return query

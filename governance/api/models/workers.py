@@ -398,8 +398,22 @@ class PlacementClassifyModel(Model):
     labels: dict[str, str]
 
 
+class ReceiptSharesModel(Model):
+    """Of which share of requests doors write route receipts, one `n/d` a classification, or none: a tenth of each.
+
+    `tenants`: those with other shares than `others`. `opened`: tenants that a grant or a segment opens to others, with
+    those others: every request of theirs has one. Null: every tenant.
+    """
+
+    model_config = example({"others": ["1/10", "1/1"], "tenants": {"acme": ["1/1", "1/1"]}, "opened": []})
+
+    others: list[str]
+    tenants: dict[str, list[str]]
+    opened: list[str] | None
+
+
 class PlacementModel(Model):
-    """What of one policy decides which workers serve a request.
+    """What of one policy decides which workers serve a request, and whether it has a route receipt.
 
     `tenants`: the labels of those whose labels are not `default_labels`. `on_worker_death`: one entry a classification,
     or none.
@@ -414,6 +428,7 @@ class PlacementModel(Model):
             "classify": [],
             "rules": [],
             "on_worker_death": [],
+            "route_receipts": {"others": [], "tenants": {}, "opened": []},
         }
     )
 
@@ -424,14 +439,15 @@ class PlacementModel(Model):
     classify: list[PlacementClassifyModel]
     rules: list[PlacementRuleModel]
     on_worker_death: list[Literal["restore", "recompute", "fail"]]
+    route_receipts: ReceiptSharesModel
 
 
 class NameScopesModel(Model):
     """By which scope routers' names are made: the `default`, and tenants of which another holds.
 
     Tenants are called as the policies in effect call them, with `issuers` listed there. `default` null: no policy is
-    known, and each session is named apart. `placement`: of each policy that says which workers may serve whose
-    requests, what decides that; null: no policy is known.
+    known, and each session is named apart. `placement`: of each policy, where one says which workers may serve whose
+    requests or which have a route receipt, what decides that; null: no policy is known.
     """
 
     model_config = example(
@@ -444,21 +460,11 @@ class NameScopesModel(Model):
     placement: list[PlacementModel] | None
 
 
-class ReceiptRuleModel(Model):
-    """Which requests have a route receipt."""
-
-    model_config = example({"share_millionths": 100_000, "always": ["ef" * 16]})
-
-    share_millionths: Annotated[int, Field(ge=0, le=1_000_000)]
-    always: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
-
-
 class EpochsModel(Model):
     """Raised erase epochs in the order of their numbers, each a number and the tag of its scope under `key`.
 
     What is at or below `floor` has ended. `digest`: of all that is kept up to `version`; empty where more follow. Names
     of routers end after `namespace_days`, and are made by `scopes`, null where the asker knows those or is no door.
-    `receipts`: which requests have a route receipt: a share of all, and every one of the tenants with these tags.
     `shortest_ceiling_us`: the shortest that any block may exist under the policies in effect; null: it is unknown.
     """
 
@@ -471,7 +477,6 @@ class EpochsModel(Model):
             "raised": [[17, "ef" * 16]],
             "namespace_days": 30,
             "scopes": {"default": "subject", "tenants": {"acme": "tenant"}, "issuers": [], "placement": []},
-            "receipts": {"share_millionths": 100_000, "always": ["ef" * 16]},
             "shortest_ceiling_us": 1_800_000_000,
             "at_us": 1_780_000_000_000_000,
         }
@@ -484,6 +489,5 @@ class EpochsModel(Model):
     raised: Annotated[list[tuple[Whole, str]], Field(max_length=PAGE_RAISES)]
     namespace_days: Whole
     scopes: NameScopesModel | None
-    receipts: ReceiptRuleModel
     shortest_ceiling_us: Whole | None
     at_us: Utc

@@ -19,8 +19,8 @@ from kvcustody.audit.evidence.counters.read_figures import tenant_totals
 from kvcustody.audit.evidence.query.prefix_value import prefix_values
 from kvcustody.audit.evidence.query.scans import scan_of, scans
 from kvcustody.audit.evidence.query.showback import costs_of, showback
-from kvcustody.audit.evidence.routes.route_measures import measure
-from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, read_routes
+from kvcustody.audit.evidence.routes.route_measures import measure_tenants
+from kvcustody.audit.evidence.routes.route_receipts import RoutePeriod, receipts_in_order
 from kvcustody.audit.kinds import ClockConfirmed
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.declarations import Declarations
@@ -344,8 +344,7 @@ def get_showback(
     with desk.reading() as connection:
         rows = showback(connection, since_us, until_us, costs_of(statuses(connection)))
         period = RoutePeriod(since_us, until_us, tenant)
-        receipts = read_routes(connection, period, now_us=desk.clock.utc_us()).receipts
-    routed = {one.tenant: one[1:4] for one in measure(receipts).tenants}
+        routed = {one.tenant: one[1:4] for one in measure_tenants(receipts_in_order(connection, period))}
     items = [
         row._asdict() | dict(zip(_ROUTED, routed.get(row.tenant, (None,) * 3), strict=True))
         for row in rows

@@ -415,7 +415,7 @@ def role_of(caller: Caller) -> str:
 
 def _epochs_after(service: ServiceDep, start: int, known_scopes: str | None) -> dict[str, Any]:
     """`known_scopes`: their digest; None: the asker names nobody by them."""
-    page, rule = service.epochs.page(after=start), service.receipt_rule()
+    page = service.epochs.page(after=start)
     scopes = None if known_scopes is None else service.name_scopes.now()
     return {
         "key": service.epochs.key.hex(),
@@ -425,10 +425,6 @@ def _epochs_after(service: ServiceDep, start: int, known_scopes: str | None) -> 
         "raised": [[number, tag.hex()] for number, tag in page.raised],
         "namespace_days": service.epochs.namespace_days,
         "scopes": None if scopes is None or scopes.digest == known_scopes else scopes.data(),
-        "receipts": {
-            "share_millionths": round(rule.share * 1_000_000),
-            "always": sorted(tag.hex() for tag in rule.always),
-        },
         "shortest_ceiling_us": service.shortest_ceiling_us(),
         "at_us": service.clock.utc_us(),
     }

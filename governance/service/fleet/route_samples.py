@@ -1,6 +1,7 @@
 """What route receipts of the last minutes measure, as samples: the five measures of routing, and what is wrong.
 
-Receipts of the last `WINDOW_US` are read at most every `FRESH_SECONDS`. What nobody can know is no sample.
+Receipts of the last `WINDOW_US`, and no more than the newest `HALVES_MAX`, are read at most every `FRESH_SECONDS`.
+What nobody can know is no sample.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from kvcustody.times import SECOND_US
 
 FRESH_SECONDS: Final = 30.0
 WINDOW_US: Final = 600 * SECOND_US
+HALVES_MAX: Final = 50_000
 
 
 def route_samples(connection: Connection, now_us: int) -> Iterator[Sample]:
     """The samples; none where no request of that time has a receipt."""
-    joined = read_routes(connection, RoutePeriod(now_us - WINDOW_US, now_us + 1), now_us=now_us)
+    period = RoutePeriod(now_us - WINDOW_US, now_us + 1)
+    joined = read_routes(connection, period, now_us=now_us, halves_max=HALVES_MAX)
     if not joined.receipts:
         return
     made = measure(joined.receipts)

@@ -8,17 +8,21 @@
    somebody else of the tenant sent it. A tenant that is not admitted has none.
 4. Another group of workers that may serve a request is wider, one that may not any more is narrower; `(any other)`
    stands for every group that neither names.
+5. Fewer requests with a route receipt is looser: less of where requests went is on record. Receipts that come or go
+   with a grant or a segment are no change of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import product
 
 from kvcustody.policies.document.model import Affinity, Labels, OnRunning, Policy, Profile, Tier
 from kvcustody.policies.document.offload_defaults import default_within_us
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import Obligations
+from kvcustody.policies.table.receipts import share_text
 from kvcustody.policies.workbench.diff.model import DutyChange
 from kvcustody.policies.workbench.prove.obligation_checks import looser_fields
 from kvcustody.policies.workbench.prove.route_examples import RouteExamples
@@ -47,6 +51,7 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
             yield from _levels(old, new, tenant, route)
             yield from _labels(old, new, tenant, route)
     yield from _placement(old, new, tenants, examples)
+    yield from _receipts(old, new, tenants)
 
 
 def _deaths(old: Policy, new: Policy) -> Iterator[DutyChange]:
@@ -82,6 +87,21 @@ def _placement(
             yield DutyChange(
                 tenant, about, "placement", ", ".join(one) or "none", ", ".join(two) or "none", loosens
             )
+
+
+def _receipts(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> Iterator[DutyChange]:
+    """Rule 5; what changes for every tenant alike is one change."""
+    changes: dict[tuple[str, Fraction, Fraction], list[str]] = {}
+    for tenant in tenants:
+        before, after = (table.policy.receipt_shares(table.tenant(tenant)) for table in (old, new))
+        for level, name in enumerate(new.policy.classifications):
+            if name in old.policy.classifications:
+                change = name, before[old.level(name)], after[level]
+                changes.setdefault(change, []).append(tenant)
+    for (name, one, two), changed in changes.items():
+        for who in ["every tenant"] if len(changed) == len(tenants) else changed:
+            if one != two:
+                yield DutyChange(who, name, "route_receipts", share_text(one), share_text(two), two < one)
 
 
 def _erasure(old: Policy, new: Policy) -> Iterator[DutyChange]:

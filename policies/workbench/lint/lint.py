@@ -84,6 +84,7 @@ def lint(
         *_lint_scrub(policy, rate),
         *_lint_plain_copies(policy),
         *_lint_placement(table),
+        *_lint_receipts(table),
         *without_effect(policy, owner, tiers),
     ]
     for mark, code, message in found:
@@ -325,6 +326,17 @@ def _lint_placement(table: DecisionTable) -> Iterator[Finding]:
                 policy.mark,
                 "KVP773",
                 f"`on_worker_death` of {quote(name)} is `recompute`, and no tier keeps copies past a worker's death",
+            )
+
+
+def _lint_receipts(table: DecisionTable) -> Iterator[Finding]:
+    """Shares of single tenants that change nothing: all their requests have receipts."""
+    for tenant in table.policy.tenants:
+        if tenant.route_receipts and table.placement.policy.receipts.is_opened(tenant.id):
+            yield (
+                tenant.mark,
+                "KVP774",
+                f"`route_receipts` of {quote(tenant.id)} has no effect: a grant or a segment opens the tenant",
             )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from html import unescape
 from pathlib import Path
 
 import httpx
@@ -19,15 +21,17 @@ from standins.integrations.routed_fleet import RoutedFleet, truth_of
 from standins.redteam.two_worlds import model
 
 HOUR_US = 3600 * MICROSECONDS
+LOST = 60  # more than a page of findings shows
 
 
 @pytest.mark.system("the page of routes shows another figure than the recorder saw")
 def test_the_map_of_workers_is_what_the_recorder_saw(tmp_path: Path, migrated: Path) -> None:
     shutil.copy(migrated, tmp_path / "ledger.db")
     store = open_store(tmp_path / "ledger.db")
-    fleet = RoutedFleet(tmp_path, make_signers(), store, model(), utc_us=SystemClock().utc_us() - HOUR_US)
+    fleet = RoutedFleet(tmp_path, make_signers(), store, model(), utc_us=SystemClock().utc_us() - 2 * HOUR_US)
     fleet.run(60)
-    fleet.ask(fleet.edge.clients.acme, "lost", "acme", 20, mute="door")
+    for _ in range(LOST):
+        fleet.ask(fleet.edge.clients.acme, "lost", "acme", 20, mute="door")
     fleet.close()
     store.dispose()
     seen = truth_of(fleet.seen)
@@ -42,7 +46,16 @@ def test_the_map_of_workers_is_what_the_recorder_saw(tmp_path: Path, migrated: P
                 worker: [count(requests), percent(found / prompt)]
                 for worker, (requests, prompt, found) in seen.by_worker.items()
             }
-            assert [row[2] for row in rows_of(page.text, "Findings")].count("no-door-half") == 1
+            lost, pages = 0, 0
+            while True:
+                lost += [row[2] for row in rows_of(page.text, "Findings")].count("no-door-half")
+                pages += 1
+                following = re.search(r'href="([^"]+)" rel="next"', page.text)
+                if following is None:
+                    break
+                page = client.get(unescape(following[1]))
+                assert page.status_code == 200
+            assert lost == LOST and pages > 1
             asked = client.get(f"/console/routes?receipt={fleet.seen[0].receipt}")
             assert len(rows_of(asked.text, "Receipts")) == 1
         with httpx.Client(base_url=world.url, timeout=60) as client:

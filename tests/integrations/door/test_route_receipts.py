@@ -16,6 +16,7 @@ from kvcustody.audit.evidence.routes.route_receipts import (
     by_problem,
     read_routes,
 )
+from kvcustody.audit.kinds.route_events import ANSWER_US_MAX
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.governance.edge.route_receipt import request_digest
 from standins.integrations.door_world import Signers, make_signers
@@ -72,16 +73,50 @@ def test_a_half_that_is_lost_is_a_finding_and_never_a_zero(
     assert measure(found.receipts).requests == 2, "no figure of a half that is not there"
     early = joined(store, now_us=both.at_us + GRACE_US // 2)
     assert early.awaited == 2 and not by_problem(early.findings)[ReceiptProblem.NO_WORKER]
+    running = joined(store, now_us=both.at_us + GRACE_US)
+    assert running.awaited == 1 and by_problem(running.findings)[ReceiptProblem.NO_WORKER] == 1
     mine = joined(store, EVER._replace(prefix=request_digest(f"{'x'}")))
     assert mine.receipts == ()
     prefix = both.receipt[:16]
     assert [one.receipt for one in joined(store, EVER._replace(prefix=prefix)).receipts] == [both.receipt]
 
 
+@pytest.mark.parametrize("opens", [True, False])
+def test_every_request_of_a_tenant_that_others_reach_has_a_receipt(
+    store: Engine, tmp_path: Path, signers: Signers, opens: bool
+) -> None:
+    grant = "{id: g, owner: acme, reader: initech, at_most: low, until: 2099-01-01, reason: a test}"
+    fleet = RoutedFleet(
+        tmp_path, signers, store, make_model(), share="none", more=f"grants: [{grant if opens else ''}]\n"
+    )
+    fleet.run(20)
+    fleet.close()
+    theirs = {one.receipt for one in fleet.seen if one.tenant == "acme"}
+    assert 0 < len(theirs) < 20
+    assert {one.receipt for one in joined(store).receipts} == (theirs if opens else set())
+
+
+def test_an_answer_that_does_not_begin_within_an_hour_has_a_half_without_one(
+    store: Engine, tmp_path: Path, signers: Signers
+) -> None:
+    fleet = RoutedFleet(tmp_path, signers, store, make_model())
+    sent = [fleet.edge.send(fleet.edge.clients.acme, {"prompt": "x"}).forwarded.receipt for _ in range(2)]
+    fleet.clock.advance(ANSWER_US_MAX - 1)
+    fleet.receipts.close_unanswered()
+    assert sent[0] is not None and sent[1] is not None
+    sent[1].answered(200, ())
+    fleet.clock.advance(1)
+    fleet.receipts.close_unanswered()
+    sent[0].answered(200, ())
+    fleet.close()
+    halves = [one.sent for one in joined(store).receipts]
+    assert {(half.status, half.answer_ms) for half in halves if half} == {(0, 3_600_000), (200, 3_599_999)}
+
+
 def test_of_requests_that_are_not_drawn_nothing_is_written(
     store: Engine, tmp_path: Path, signers: Signers
 ) -> None:
-    fleet = RoutedFleet(tmp_path, signers, store, make_model(), share=0.5)
+    fleet = RoutedFleet(tmp_path, signers, store, make_model(), share="1/2")
     fleet.run(60)
     fleet.close()
     found = joined(store)

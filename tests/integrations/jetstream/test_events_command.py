@@ -18,7 +18,12 @@ from kvcustody.integrations.jetstream.command import app
 from kvcustody.integrations.jetstream.connection import NatsPlace
 from kvcustody.integrations.jetstream.keeper import StreamBounds
 from kvcustody.integrations.jetstream.nkeys import ACCOUNT, OPERATOR, USER, NatsKey
-from kvcustody.integrations.jetstream.subjects import name_in_subject, reader_permissions, worker_permissions
+from kvcustody.integrations.jetstream.subjects import (
+    READERS_API,
+    name_in_subject,
+    reader_permissions,
+    worker_permissions,
+)
 from standins.integrations.jetstream.nats_server import BINARY
 from standins.integrations.jetstream.told_world import epochs
 
@@ -104,7 +109,7 @@ def test_names_that_are_no_plain_words_do_not_widen_what_is_allowed() -> None:
     allowed = worker_permissions(name_in_subject(">"))
     assert not any(one.endswith((">", "*")) for one in allowed["pub"]["allow"])
     own = reader_permissions("r", "aa")
-    assert not any(one.startswith(("kv.", "$JS.API.STREAM")) for one in own["pub"]["allow"])
+    assert not any(one.startswith(("kv.", "$JS.", f"{READERS_API}.STREAM")) for one in own["pub"]["allow"])
 
 
 def test_messages_live_no_longer_than_the_shortest_ceiling() -> None:

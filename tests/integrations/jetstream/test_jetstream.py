@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import signal
@@ -16,11 +17,13 @@ from nats.aio.client import Client
 from nats.js import errors
 
 from kvcustody.governance.edge.erase_epochs import EpochScope
+from kvcustody.integrations.jetstream import keeper as keeper_module
+from kvcustody.integrations.jetstream import subjects
 from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
 from kvcustody.integrations.jetstream.keeper import StreamBounds, StreamKeeper
 from kvcustody.integrations.jetstream.publisher import StreamPublisher
 from kvcustody.integrations.jetstream.reader import StreamReader
-from kvcustody.integrations.jetstream.subjects import EventSubject
+from kvcustody.integrations.jetstream.subjects import READERS_API, EventSubject
 from standins.certificates import Authority
 from standins.integrations.jetstream.nats_server import ABSENT, BINARY, NatsServer
 from standins.integrations.jetstream.told_world import (
@@ -106,6 +109,12 @@ def test_events_reach_their_tenants_readers_alone_and_erasures_purge(server: Nat
                 await until(lambda: every.streams.is_usable("gpu-1", ACME) and len(held(all_index)) == 4)
                 await until(lambda: len(held(all_index, GLOBEX)) == 2)
                 await until(lambda: own.streams.is_usable("gpu-1", ACME) and len(held(own_index)) == 4)
+                snapshots = every.streams.counts["snapshots"], own.streams.counts["snapshots"]
+                told.publish([store(ANN, 3)])
+                await until(lambda: len(held(all_index)) == 5 == len(held(own_index)))
+                told.publish([remove(ANN, 3)])
+                await until(lambda: len(held(all_index)) == 4 == len(held(own_index)))
+                assert snapshots == (every.streams.counts["snapshots"], own.streams.counts["snapshots"])
                 assert set(own_index.blocks) == {("gpu-1", ACME)}, "nothing of another tenant"
                 await kept(keeper)
                 before = keeper.stats.messages
@@ -115,7 +124,7 @@ def test_events_reach_their_tenants_readers_alone_and_erasures_purge(server: Nat
                 keeper.take(known)
                 await until(lambda: keeper.stats.purged_subjects == 1)
                 await kept(keeper)
-                assert keeper.stats.purged_messages == 1 and before == 3 and keeper.stats.age_seconds == 600
+                assert keeper.stats.purged_messages == 3 and before == 5 and keeper.stats.age_seconds == 600
             finally:
                 await asyncio.to_thread(told.close)
 
@@ -189,9 +198,11 @@ def test_nobody_does_more_than_its_credentials_say(server: NatsServer) -> None:
                 "$JS.API.STREAM.PURGE.KV",
                 "$JS.API.STREAM.MSG.GET.KV",
                 "$JS.API.DIRECT.GET.KV",
-                f"$JS.API.CONSUMER.CREATE.KV.acme-index.kv.{GLOBEX}.>",
-                "$JS.API.CONSUMER.CREATE.KV.acme-index",
-                "$JS.API.CONSUMER.MSG.NEXT.KV.router",
+                f"$JS.API.CONSUMER.CREATE.KV.acme-index.kv.{ACME}.>",
+                f"{READERS_API}.STREAM.PURGE.KV",
+                f"{READERS_API}.CONSUMER.CREATE.KV.acme-index.kv.{GLOBEX}.>",
+                f"{READERS_API}.CONSUMER.CREATE.KV.acme-index",
+                f"{READERS_API}.CONSUMER.MSG.NEXT.KV.router",
             )
             assert len(await refusals(tenant, publishes(*refused))) == len(refused)
             refused = (f"kv.{GLOBEX}.>", "kv.>", "snap.router.>", f"beat.{GLOBEX}.*", "_INBOX.router.>")
@@ -202,12 +213,12 @@ def test_nobody_does_more_than_its_credentials_say(server: NatsServer) -> None:
             assert len(await refusals(door, publishes("epochs", ours))) == 2
 
             client = await open_connection(tenant)
-            stream = client.jetstream()
+            stream = client.jetstream(prefix=READERS_API)
             wanted = {"name": "acme-index", "filter_subject": f"kv.{ACME}.>", "ack_policy": "none"}
             await stream.add_consumer("KV", **wanted)  # control
             # The subject says what is allowed, and the body asks for another's: the server compares them.
             body = b'{"stream_name":"KV","config":{"name":"acme-index","filter_subject":"kv.%s.>","ack_policy":"none"}}'
-            asked = f"$JS.API.CONSUMER.CREATE.KV.acme-index.kv.{ACME}.>"
+            asked = f"{READERS_API}.CONSUMER.CREATE.KV.acme-index.kv.{ACME}.>"
             answer = await client.request(asked, body % GLOBEX.encode(), timeout=10)
             assert b'"error"' in answer.data
             answer = await client.request(
@@ -219,6 +230,51 @@ def test_nobody_does_more_than_its_credentials_say(server: NatsServer) -> None:
             await client.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.system("a reader has the server's answers arrive as a worker's events or as hints")
+def test_no_answer_of_the_server_goes_where_a_reader_sends_it(server: NatsServer) -> None:
+    async def run() -> None:
+        keeper = StreamKeeper(server.keeper())
+        keeper.take(epochs())
+        async with beside(keeper.run()):
+            await until(lambda: keeper.stats.rounds)
+            own = server.reader("evil", ACME)
+            allowed = str(subjects.reader_permissions("evil", ACME)).replace(READERS_API, "$JS.API")
+            in_the_fleet = server.place("evil", ast.literal_eval(allowed))
+            found = {}
+            for place, api in ((in_the_fleet, "$JS.API"), (own, READERS_API)):
+                found[api] = await _abused(server, keeper, place, api)
+            assert found["$JS.API"] == (True, True), "the control: in the fleet's account both arrive"
+            assert found[READERS_API] == (False, False)
+
+    asyncio.run(run())
+
+
+async def _abused(server: NatsServer, keeper: StreamKeeper, place: NatsPlace, api: str) -> tuple[bool, bool]:
+    """Whether a door heard a hint that no keeper sent, and whether the stream has an event that no worker did."""
+    hints: list[bytes] = []
+
+    async def heard(message: Any) -> None:
+        hints.append(message.data)
+
+    door, client = await open_connection(server.door()), await open_connection(place)
+    try:
+        await door.subscribe("epochs", cb=heard)
+        await door.flush()
+        await kept(keeper)
+        before = keeper.stats.messages
+        stream = client.jetstream(prefix=api)
+        await stream.add_consumer("KV", name="evil", filter_subject=f"kv.{ACME}.>", ack_policy="none")
+        for answered_at in (f"kv.{GLOBEX}.{GLOBEX}.0.gpu-2", "epochs", "$JS.API.STREAM.PURGE.KV"):
+            await client.publish(f"{api}.CONSUMER.INFO.KV.evil", b"", reply=answered_at)
+        assert (await stream.consumer_info("KV", "evil")).name == "evil", "all was answered before"
+        await door.flush()
+        await kept(keeper)
+        return bool(hints), keeper.stats.messages > before
+    finally:
+        await client.close()
+        await door.close()
 
 
 @pytest.mark.system("a credential outlives its end, or a stranger connects")
@@ -357,6 +413,32 @@ def test_the_stream_is_bounded_and_a_purge_takes_ended_subjects_alone(server: Na
             await kept(keeper)
             assert 0 < keeper.stats.bytes <= 1 << 20 and keeper.stats.messages < 300
             await until(lambda: (keeper._wake.set(), keeper.stats.messages == 0)[1])
+            await client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.system("a round of the keeper takes as long as erasures are many, or leaves what they ended")
+def test_rounds_are_bounded_and_leave_nothing_that_ended(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "PURGES_MAX", 3)
+    people = [ANN._replace(subject=f"s{number}") for number in range(8)]
+    after = epochs(*(EpochScope(ISSUER, "acme", one.subject) for one in people))
+
+    async def run() -> None:
+        keeper = StreamKeeper(server.keeper())
+        async with beside(keeper.run()):
+            await until(lambda: keeper.stats.rounds)
+            client = await open_connection(server.worker("gpu-1"))
+            for one in (*people, BOB, EVE):
+                await client.publish(str(EventSubject.of(one, epochs(), "gpu-1")), b"x")
+            await client.flush()
+            before = keeper.stats.rounds
+            keeper.take(after)
+            await until(lambda: keeper.stats.purged_subjects == 8, keeper_module.ROUND_SECONDS)
+            await kept(keeper)
+            assert keeper.stats.messages == 2 and keeper.stats.rounds - before >= 3
             await client.close()
 
     asyncio.run(run())

@@ -9,9 +9,9 @@ import pytest
 
 from kvcustody.governance.edge.erase_epochs import EpochScope
 from kvcustody.integrations.events.block_event import cleared
-from kvcustody.integrations.jetstream import locations
+from kvcustody.integrations.jetstream import locations, publisher
 from kvcustody.integrations.jetstream.locations import WorkerStreams
-from kvcustody.integrations.jetstream.publisher import Message, ToldStream
+from kvcustody.integrations.jetstream.publisher import Message, StreamLimits, ToldStream
 from kvcustody.integrations.jetstream.subjects import EventSubject, ask_subject
 from standins.integrations.jetstream.told_world import (
     ACME,
@@ -209,12 +209,12 @@ def test_nothing_leaves_before_epochs_are_known_and_what_was_missed_is_in_the_sn
 @pytest.mark.parametrize(
     ("subject", "headers"),
     [
-        ("kv.a.b", {"Kvc-Life": "0" * 24, "Kvc-Number": "0"}),
-        (f"kv.{ACME}.{ACME}.x.gpu-1", {"Kvc-Life": "0" * 24, "Kvc-Number": "0"}),
+        ("kv.a.b", {"Kvc-Life": "0" * 24 + ".1", "Kvc-Number": "0"}),
+        (f"kv.{ACME}.{ACME}.x.gpu-1", {"Kvc-Life": "0" * 24 + ".1", "Kvc-Number": "0"}),
         (f"kv.{ACME}.{ACME}.0.gpu-1", None),
-        (f"kv.{ACME}.{ACME}.0.gpu-1", {"Kvc-Life": "short", "Kvc-Number": "0"}),
-        (f"kv.{ACME}.{ACME}.0.gpu-1", {"Kvc-Life": "0" * 24, "Kvc-Number": "-1"}),
-        (f"kv.{ACME}.{ACME}.0.gpu-1", {"Kvc-Life": "0" * 24, "Kvc-Number": "9" * 40}),
+        (f"kv.{ACME}.{ACME}.0.gpu-1", {"Kvc-Life": "0" * 24, "Kvc-Number": "0"}),
+        (f"kv.{ACME}.{ACME}.0.gpu-1", {"Kvc-Life": "0" * 24 + ".1", "Kvc-Number": "-1"}),
+        (f"kv.{ACME}.{ACME}.0.gpu-1", {"Kvc-Life": "0" * 24 + ".1", "Kvc-Number": "9" * 40}),
     ],
 )
 def test_malformed_messages_change_nothing(subject: str, headers: dict[str, str] | None) -> None:
@@ -316,3 +316,75 @@ def test_lost_late_and_repeated_messages_end_with_what_the_worker_has(seed: int)
         line.heal()
     assert lost and line.usable() and line.streams.counts["snapshots"]
     assert line.found() == {key(whose, at) for whose, numbers in held.items() for at in numbers}
+
+
+def test_a_process_that_another_has_followed_never_comes_back_whatever_its_clock_said() -> None:
+    line = Line()
+    before = line.told
+    old = line.tell(store(ANN, 0))
+    line.arrive(*old)
+    line.told = told_stream()
+    line.arrive(*line.tell(store(BOB, 0)))
+    assert line.found() == {key(BOB, 0)} and line.usable()
+    before.begin()  # its second life, which is later than its first one
+    line.arrive(*old, *before.messages([store(ANN, 1)], line.known, 9e9))
+    for one in before.beats():
+        line.streams.beat(one.subject, one.headers)
+    assert line.found() == {key(BOB, 0)} and line.usable()
+    lives = {made.life.partition(".")[0] for made in (before, line.told)}
+    assert len(lives) == 2 and before.life.endswith(".2")
+
+
+def test_messages_kept_while_a_snapshot_is_waited_for_are_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line()
+    for tenant in (ANN, EVE):
+        line.tell(store(tenant, 0))  # lost
+    said = [line.tell(store(tenant, at))[0] for at in range(1, 40) for tenant in (ANN, EVE)]
+    size = max(len(one.payload) for one in said)
+    alone, together = 50 * size, 60 * size  # a snapshot of 40 blocks has room
+    monkeypatch.setattr(locations, "KEPT_BYTES_MAX", alone)
+    monkeypatch.setattr(locations, "ALL_KEPT_BYTES_MAX", together)
+    for one in said:
+        line.arrive(one)
+        kept = [sum(map(len, stream.kept.values())) for stream in line.streams._streams.values()]
+        assert max(kept) <= alone and sum(kept) == line.streams._kept_bytes <= together
+    assert line.streams.counts["let_go"] > 0
+    for _ in range(3):
+        line.heal()
+        line.now += locations.ASKED_AGAIN_SECONDS
+        line.beat()
+    assert line.usable() and line.usable(GLOBEX) and line.streams._kept_bytes == 0
+    assert line.found() == {key(ANN, at) for at in range(40)}
+
+
+def test_a_tenant_without_blocks_is_let_go_and_comes_back_by_a_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher, "IDLE_BEATS", 3)
+    line = Line()
+    line.arrive(*line.tell(store(ANN, 0), store(EVE, 0)), *line.tell(remove(ANN, 0)))
+    for _ in range(4):
+        line.beat()
+    assert {one.subject.split(".")[1] for one in line.told.beats()} == {GLOBEX}, (
+        "eve's block is told of still"
+    )
+    line.now += 1.0
+    line.arrive(*line.tell(store(ANN, 1)))
+    assert not line.usable() and line.usable(GLOBEX), "it may have missed something"
+    assert line.heal() == 1 and line.usable() and line.found() == {key(ANN, 1)}
+
+
+def test_a_tenants_snapshot_has_its_own_blocks_in_their_order_and_no_others() -> None:
+    line = Line(told_stream(limits=StreamLimits(live_blocks=5)))
+    blocks = line.told.live
+    line.tell(store(ANN, 0, 2), store(EVE, 0), store(BOB, 0), remove(ANN, 0), store(ANN, 2))
+    acme, globex = ANN.whole_tenant, EVE.whole_tenant
+    assert [one.keys for one in blocks.of(acme)] == [key(ANN, 1), key(BOB, 0), key(ANN, 2)]
+    line.tell(store(EVE, 1, 2))
+    assert [one.keys for one in blocks.of(acme)] == [key(BOB, 0), key(ANN, 2)] and blocks.let_go == 1
+    line.tell(remove(EVE, 0, 1, 2))
+    assert not blocks.has(globex) and blocks.has(acme) and len(blocks) == 2
+    line.tell(cleared(1, "reset"))
+    assert blocks.of(acme) == [] and len(blocks) == 0

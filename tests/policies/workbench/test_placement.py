@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -154,4 +155,4 @@ def test_demands_of_several_policies_hold_together() -> None:
     one, other = table(OWN).placement, table(SEALED).placement
     asked = "acme", None, None, "high"
     both = one.demand(*asked).together(other.demand(*asked))
-    assert both == Demand(frozenset({"a-1"}), frozenset(), ("acme-own", "sealed"))
+    assert both == Demand(frozenset({"a-1"}), frozenset(), ("acme-own", "sealed"), receipt_share=Fraction(1))

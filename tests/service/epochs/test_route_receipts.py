@@ -74,8 +74,3 @@ def test_what_they_measure_is_in_the_metrics(service: Service, halves: None) -> 
     assert made["route_receipts", ()] == 2 and made["route_promised_found_tokens", ()] == 96
     assert ("route_queue_delta", ()) not in made, "one worker has nobody to compare with"
     assert {name for name, _ in made} < {measure.name for measure in MEASURES}
-
-
-def test_a_door_is_told_which_requests_have_a_receipt(client: Any, people: Any) -> None:
-    told = client("GET", "/v1/worker/epochs", people["door"]).json()["receipts"]
-    assert told["share_millionths"] == 100_000 and isinstance(told["always"], list)

@@ -78,7 +78,7 @@ def test_a_scrape_asks_for_no_evidence(lived: Any) -> None:
         "what waits or is in force: erasures, policies, orders; few and of the system log"
     )
     routed = [statement for statement in heard if "FROM routes_" in statement]
-    assert len(routed) == 2, "receipts of ten minutes, read twice a minute at most"
+    assert len(routed) == 4, "receipts of ten minutes, read twice a minute at most"
     apart = [*control, *routed]
     heard = [_without_probes(statement) for statement in heard if statement not in apart]
     assert any("counters" in statement for statement in heard) and not asks(heard)

@@ -22,13 +22,14 @@ def show(visit: PageRequest) -> Response:
     """The measures of a period, the map of workers, tenants, and findings one by one."""
     said = visit.text("tenant")
     name = visit.text("period") or "24h"
-    until_us = visit.service.clock.utc_us()
+    until_us = visit.number("until") or visit.service.clock.utc_us()  # cursors are of one period
     since_us = max(0, until_us - round(_PERIODS.get(name, 1) * DAY_US))
     asked: dict[str, Any] = {"tenant": said, "since": since_us, "until": until_us}
     made = visit.ask(routes_api.summary, **asked)
     cursor = visit.text("cursor", 1024)
     request, receipt = visit.text("request", 160), visit.text("receipt", 32)
-    sought = {"request": request, "receipt": receipt}
+    sought = {"request": request, "receipt": receipt, "cursor": visit.text("after", 1024)}
+    receipts = visit.ask(routes_api.listed, limit=_PAGE, **sought, **asked) if request or receipt else None
     return visit.page(
         "operate/routes.html",
         "Routes",
@@ -49,9 +50,8 @@ def show(visit: PageRequest) -> Response:
         decimal=decimal,
         findings=visit.ask(routes_api.findings, cursor=cursor, limit=_PAGE, **asked),
         request=request,
-        receipts=visit.ask(routes_api.listed, limit=_PAGE, **sought, **asked)["items"]
-        if request or receipt
-        else None,
+        receipts=None if receipts is None else receipts["items"],
+        receipts_next=None if receipts is None else receipts["next"],
     )
 
 

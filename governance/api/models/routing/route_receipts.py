@@ -111,7 +111,8 @@ class RoutesOfTenant(shown(TenantRoutes, "TenantRoutes", {"tenant": "acme", **_S
 class RouteMeasuresModel(BaseModel):
     """What the receipts of [since, until) measure; null where no receipt has something to say of it.
 
-    `findings`: how many there are of each kind. `awaited`: receipts whose other half may still come.
+    `findings`: how many there are of each kind. `awaited`: receipts whose other half may still come. All of it is of
+    receipts from `measured_since_us` on, which is later than `since_us` where the period has too many.
     """
 
     model_config = ConfigDict(
@@ -138,6 +139,7 @@ class RouteMeasuresModel(BaseModel):
                     "findings": {"promise-not-found": 2},
                     "since_us": _AT_US,
                     "until_us": _AT_US + 86_400_000_000,
+                    "measured_since_us": _AT_US,
                 }
             ]
         }
@@ -167,3 +169,4 @@ class RouteMeasuresModel(BaseModel):
     findings: dict[str, int]
     since_us: int
     until_us: int
+    measured_since_us: int

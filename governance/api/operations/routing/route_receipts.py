@@ -5,19 +5,21 @@ A tenant's own viewers see its halves as leaves of its log; what a fleet's worke
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from itertools import islice
+from typing import Annotated, Any, Final
 
 from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
 from kvcustody.audit.evidence.routes.route_receipts import (
+    BEFORE_ALL,
     JoinedRoutes,
+    Place,
     Receipt,
     RoutePeriod,
     by_problem,
+    judge,
     read_routes,
+    receipts_in_order,
 )
 from kvcustody.governance.api.declarations import Declarations
 from kvcustody.governance.api.given import CallerDep, DeskDep
@@ -34,6 +36,8 @@ from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.operations.parameters import Cursor, Limit, Query, Since, Tenant, Until
 from kvcustody.governance.service.page_cursor import CursorBinding
 
+HALVES_MAX: Final = 100_000  # that measures are of
+_JUDGED_MAX: Final = 20_000  # receipts that one page of findings looks at
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
 RequestId = Annotated[
     str | None,
@@ -70,12 +74,17 @@ def add_routes(api: Declarations) -> None:
 def summary(
     desk: DeskDep, caller: CallerDep, *, tenant: Tenant = None, since: Since = None, until: Until = None
 ) -> dict[str, Any]:
-    """What route receipts of [since, until) measure of routing, the last day by default."""
+    """What route receipts of [since, until) measure of routing, the last day by default.
+
+    They are of the newest 100,000 halves of doors and as many of workers.
+    """
     period = _period(desk, caller, tenant, since, until)
-    joined = _joined(desk, period)
+    with desk.reading(period.tenant) as connection:
+        joined = read_routes(connection, period, now_us=desk.clock.utc_us(), halves_max=HALVES_MAX)
     return measures_of(joined, measure(joined.receipts)) | {
         "since_us": period.since_us,
         "until_us": period.until_us,
+        "measured_since_us": joined.since_us,
     }
 
 
@@ -111,11 +120,13 @@ def listed(
     """Route receipts: both halves of each, in the order of time; of the last day by default."""
     prefix = (receipt or "") if request is None else request_digest(request)
     period = _period(desk, caller, tenant, since, until)._replace(prefix=prefix)
-    items, following = _page(
-        desk, caller, "listRouteReceipts", period, since, until, cursor, limit,
-        [_shown(one) for one in _joined(desk, period).receipts],
-    )  # fmt: skip
-    return {"items": items, "next": following}
+    question = _question("listRouteReceipts", caller, period, since, until)
+    position = desk.cursors.read(question, cursor)
+    after = BEFORE_ALL if position is None else Place(*map(int, position))
+    with desk.reading(period.tenant) as connection:
+        found = [*islice(receipts_in_order(connection, period, after=after), limit + 1)]
+    following = desk.cursors.write(question, list(found[limit - 1].place)) if len(found) > limit else None
+    return {"items": [_shown(one) for one in found[:limit]], "next": following}
 
 
 def findings(
@@ -129,13 +140,34 @@ def findings(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """What is wrong with route receipts: a half that is missing, a promise that was not found, a claim of elsewhere."""
+    """What is wrong with route receipts: a half that is missing, a promise that was not found, a claim of elsewhere.
+
+    A page looks at 20,000 receipts at most: one with fewer items than `limit` may have a following page.
+    """
     period = _period(desk, caller, tenant, since, until)._replace(prefix=receipt or "")
-    items, following = _page(
-        desk, caller, "listRouteFindings", period, since, until, cursor, limit,
-        [one._asdict() for one in _joined(desk, period).findings],
-    )  # fmt: skip
-    return {"items": items, "next": following}
+    question = _question("listRouteFindings", caller, period, since, until)
+    position = desk.cursors.read(question, cursor)
+    after, shown = (
+        BEFORE_ALL,
+        0,
+    )  # the receipt before, and how many findings of the next one were on earlier pages
+    if position is not None:
+        after, shown = Place(*map(int, position[:3])), int(position[3])
+    items: list[dict[str, Any]] = []
+    following: list[int] | None = None
+    with desk.reading(period.tenant) as connection:
+        for number, one in enumerate(receipts_in_order(connection, period, after=after), 1):
+            found = judge(one, now_us=desk.clock.utc_us())[1][shown:]
+            room = limit - len(items)
+            items += [finding._asdict() for finding in found[:room]]
+            if len(found) > room:
+                following = [*after, shown + room]
+                break
+            after, shown = one.place, 0
+            if number == _JUDGED_MAX:
+                following = [*after, 0]
+                break
+    return {"items": items, "next": desk.cursors.write(question, following) if following else None}
 
 
 def _period(
@@ -145,47 +177,14 @@ def _period(
     return RoutePeriod(*last_day_or(desk, since, until), mine)
 
 
-def _joined(desk: Desk, period: RoutePeriod) -> JoinedRoutes:
-    with desk.reading(period.tenant) as connection:
-        return read_routes(connection, period, now_us=desk.clock.utc_us())
-
-
 def _shown(one: Receipt) -> dict[str, Any]:
     sent = None if one.sent is None else one.sent._asdict()
     found = [half._asdict() for half in one.found]
     return {"receipt": one.receipt, "tenant": one.tenant, "sent": sent, "found": found, "at_us": one.at_us}
 
 
-def _page(
-    desk: Desk,
-    caller: Caller,
-    operation: str,
-    period: RoutePeriod,
-    since: int | None,
-    until: int | None,
-    cursor: str | None,
-    limit: int,
-    items: list[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], str | None]:
-    """The items behind a cursor: those after the last one of the page before."""
+def _question(
+    operation: str, caller: Caller, period: RoutePeriod, since: int | None, until: int | None
+) -> CursorBinding:
     asked = {"tenant": period.tenant, "prefix": period.prefix, "since": since, "until": until}
-    question = CursorBinding(operation, caller.name, asked)
-    position = desk.cursors.read(question, cursor)
-    keys = _keys(items)
-    first = 0
-    if position is not None:
-        first = bisect_right(keys, (int(position[0]), str(position[1]), str(position[2]), int(position[3])))
-    shown = items[first : first + limit]
-    more = first + limit < len(items)
-    return shown, desk.cursors.write(question, list(keys[first + limit - 1])) if more else None
-
-
-def _keys(items: Sequence[dict[str, Any]]) -> list[tuple[int, str, str, int]]:
-    """What items are in the order of; equal findings of one receipt are numbered."""
-    equal = Counter[tuple[int, str, str]]()
-    keys = []
-    for item in items:
-        key = item["at_us"], item["receipt"], f"{item.get('problem', '')} {item.get('worker', '')}"
-        equal[key] += 1
-        keys.append((*key, equal[key]))
-    return keys
+    return CursorBinding(operation, caller.name, asked)

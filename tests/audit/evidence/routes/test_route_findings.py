@@ -10,8 +10,14 @@ import pytest
 import routes_oracle
 from sqlalchemy import Engine, select
 
+from kvcustody.audit.evidence.routes import route_receipts
 from kvcustody.audit.evidence.routes.route_measures import measure
-from kvcustody.audit.evidence.routes.route_receipts import Receipt, RoutePeriod, read_routes
+from kvcustody.audit.evidence.routes.route_receipts import (
+    Receipt,
+    RoutePeriod,
+    read_routes,
+    receipts_in_order,
+)
 from kvcustody.audit.kinds import RouteFound, RouteSent
 from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.clock import MICROSECONDS, VirtualClock
@@ -61,6 +67,7 @@ def halves(store: Engine, tmp_path: Path) -> dict[str, str]:
     names = {name: f"{number:032x}" for number, name in enumerate(CASES)}
     written: dict[str, list[Any]] = {"door": [], "w1": [], "w2": []}
     for name, case in CASES.items():
+        clock.advance(1)
         at = clock.now_us()
         for worker, requests, uses in case.doors:
             written["door"].append(
@@ -112,3 +119,49 @@ def test_a_request_with_several_prompts_is_measured_as_a_whole(store: Engine, ha
 
     assert tokens(2) == (256, 192)
     assert tokens(1) == (128, 96), "the control: two presentations of one request"
+
+
+LONG_US = 50 * 60 * SECOND
+
+
+def test_a_request_that_lasts_long_has_both_halves(store: Engine, tmp_path: Path) -> None:
+    """Its worker's half is written when it is admitted, its door's when the answer begins."""
+    clock = VirtualClock()
+    began = clock.now_us()
+    for process, event in (
+        ("w1", RouteFound(began, "acme", "ab" * 16, True, 128, 96, 2, 40, False, True)),
+        ("door", RouteSent(
+            began + LONG_US, "acme", "ab" * 16, "subject", 0, 0, 0, "w1", "", 200, 3_000_000, 1, 3, -1, -1
+        )),
+    ):  # fmt: skip
+        writer = builders.writer(store, tmp_path / process, worker=process, clock=clock)
+        writer.submit([event])
+        assert writer.flush(60)
+        writer.close(60)
+    with store.connect() as connection:
+        at_us = read_routes(connection, RoutePeriod(0, 1 << 60), now_us=1 << 60).receipts[0].at_us
+        while_it_ran = RoutePeriod(0, at_us - 600 * SECOND)
+        assert read_routes(connection, while_it_ran, now_us=1 << 60)[:2] == ((), ()), (
+            "it is not of this period"
+        )
+        later = read_routes(connection, RoutePeriod(at_us, at_us + 1), now_us=1 << 60)
+    assert later.findings == () and later.receipts[0].found[0].at_us == at_us - LONG_US
+
+
+def test_receipts_come_in_slices_and_pages_without_a_gap(
+    store: Engine, halves: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ever = RoutePeriod(0, 1 << 60)
+    with store.connect() as connection:
+        whole = read_routes(connection, ever, now_us=1 << 60).receipts
+        assert len(whole) == len({one.place for one in whole}) == len(CASES)
+        for rows in (1, 2, 5):
+            monkeypatch.setattr(route_receipts, "_SLICE_ROWS", rows)
+            assert tuple(receipts_in_order(connection, ever)) == whole
+            rest = [tuple(receipts_in_order(connection, ever, after=one.place)) for one in whole]
+            assert rest == [whole[number:] for number in range(1, len(whole) + 1)]
+        newest = read_routes(connection, ever, now_us=1 << 60, halves_max=5)
+    assert newest.since_us > 0 and newest.receipts == tuple(
+        one for one in whole if one.at_us >= newest.since_us
+    )
+    assert 0 < len(newest.receipts) < len(whole)

@@ -22,13 +22,14 @@ from kvcustody.clock import VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.credentials.scope_token import VerifiedToken
 from kvcustody.governance.edge.erase_epochs import EpochTags, EraseEpochs, KnownEpochs
-from kvcustody.governance.edge.route_receipt import ReceiptRule
+from kvcustody.governance.edge.name_scopes import NameScopes
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.integrations.door.door_metrics import DoorMetrics
 from kvcustody.integrations.door.route_receipts import DoorReceipts
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_gate import RequestGate
 from kvcustody.integrations.identity.request_headers import WORKER_HEADER
+from kvcustody.policies.document.model import Policy
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from standins import builders
@@ -73,7 +74,7 @@ class Worker:
 
 
 class RoutedFleet:
-    """See the module; `share` of requests have a receipt."""
+    """See the module; `share` of requests, as policies write it, have a receipt. `more`: of the policy."""
 
     def __init__(
         self,
@@ -83,31 +84,36 @@ class RoutedFleet:
         model: Any,
         *,
         workers: int = 3,
-        share: float = 1.0,
+        share: str = "all",
+        more: str = "",
         seed: int = 1,
         utc_us: int = 0,
     ) -> None:
         self.random = random.Random(seed)
-        tags = EpochTags(bytes(32))
-        known = KnownEpochs(EraseEpochs(), tags, receipts=ReceiptRule(share))
+        text = builders.policy(
+            ("acme", "globex", "initech"),
+            scope="subject",
+            more=f"{more}route_receipts: {{default: {share}}}\n",
+        )
+        policy = load_policy(text, name="fleet.yaml")
+        known = KnownEpochs(EraseEpochs(), EpochTags(bytes(32)), scopes=NameScopes.of_policies([policy]))
         self.metrics = DoorMetrics()
         clock = VirtualClock(utc_us=utc_us) if utc_us else None
-        self.edge = FleetEdge(folder, signers, clock=clock, epochs=lambda: known, retries=2)
+        self.edge = FleetEdge(folder, signers, clock=clock, epochs=lambda: known, scopes=None, retries=2)
         self.clock, self.model, self.store = self.edge.clock, model, store
         self.door = builders.writer(store, folder / "spill-door", worker="door-1", clock=self.clock)
         self.door.submit_durable(IssuerAssigned(self.clock.now_us(), "api-keys", "bare", "test"))
         self.receipts = DoorReceipts(self.door, self.clock, self.metrics, look_seconds=0.01)
         self.edge.edge._receipts = self.receipts
-        policy = builders.policy(("acme", "globex"), scope="subject")
         self.workers = [self._worker(folder, f"gpu-{number}", policy) for number in range(workers)]
         self.seen: list[Seen] = []
         self.homes: dict[str, int] = {}
         self._asked = 0
 
-    def _worker(self, folder: Path, name: str, policy: str) -> Worker:
+    def _worker(self, folder: Path, name: str, policy: Policy) -> Worker:
         writer = builders.writer(self.store, folder / f"spill-{name}", worker=name, clock=self.clock)
         options = PoolOptions(block_tokens=BLOCK)
-        table = compile_policy(load_policy(policy, name="fleet.yaml"), revision=1)
+        table = compile_policy(policy, revision=1)
         governor = builders.governor(table, self.clock, ledger=writer, blocks=2048, options=options)
         return Worker(self.edge, name, governor, writer, self.random.randint(1, 6))
 

@@ -84,12 +84,19 @@ class NatsServer:
         self.kill()
 
     def place(
-        self, name: str, permissions: dict[str, Any], *, seconds: int = 3600, now: int | None = None
+        self,
+        name: str,
+        permissions: dict[str, Any],
+        *,
+        seconds: int = 3600,
+        now: int | None = None,
+        is_reader: bool = False,
     ) -> NatsPlace:
         """Where somebody with these permissions connects."""
         file = self.folder / f"{name}-{len(list(self.folder.glob('*.creds')))}.creds"
         at = int(time.time()) if now is None else now
-        file.write_text(credentials(self.keys, name, permissions, now=at, seconds=seconds))
+        account = self.keys.readers if is_reader else self.keys.fleet
+        file.write_text(credentials(account, name, permissions, now=at, seconds=seconds))
         return NatsPlace(self.url, file)
 
     def worker(self, name: str) -> NatsPlace:
@@ -99,7 +106,7 @@ class NatsServer:
         return self.place("keeper", subjects.keeper_permissions("keeper"))
 
     def reader(self, name: str, tenant: str = subjects.EVERY) -> NatsPlace:
-        return self.place(name, subjects.reader_permissions(name, tenant))
+        return self.place(name, subjects.reader_permissions(name, tenant), is_reader=True)
 
     def door(self) -> NatsPlace:
         return self.place("door", subjects.door_permissions())
