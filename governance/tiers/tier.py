@@ -244,6 +244,9 @@ class SealedTier:
         self._borrowed = self._borrowed_bytes = self._let_go = (
             0  # other workers' objects that can be found, and ended
         )
+        self._ends_before = deque[tuple[Selector, int]](
+            maxlen=_REMEMBERED
+        )  # erasures, and when (UTC) they came
         self._held: dict[str, int] = {}  # bytes of the store by tenant
         self._pseudonyms: dict[str, bytes] = {}
         self._numbered = self._ended = self._destroyed = self._evidence = 0
@@ -446,7 +449,7 @@ class SealedTier:
         if self._index.find(name) >= 0 or name in self._waiting or self._sought.get(name, 0) > now_us:
             return False
         facts = self._facts_of(name, None) if self.admits(label) else None
-        if facts is None or not self._is_of(facts, label, spec, keys, depth, end):
+        if facts is None or self._is_own(name) or not self._is_of(facts, label, spec, keys, depth, end):
             self._sought[name] = now_us + _SEEK_AGAIN_US
             self._sought.move_to_end(name)
             if len(self._sought) > _SOUGHT_MAX:
@@ -477,6 +480,9 @@ class SealedTier:
             and facts.tenant == self._pseudonym(label.tenant)
             and (facts.layout, facts.shard, facts.shards) == (terms.layout, terms.shard, terms.shards)
             and facts.born_us <= now_us < facts.due_us <= now_us + limit_us
+            and not any(
+                facts.born_us < at_us and may_hold(selector, label) for selector, at_us in self._ends_before
+            )
             and all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
         )
 
@@ -659,8 +665,12 @@ class SealedTier:
         begins: bytes | None = None
         with suppress(StoreError):
             begins = self._store.peek(name, 1)
+        return begins is not None and self._is_own(name)
+
+    def _is_own(self, name: bytes) -> bool:
+        """Whether this worker stored what it has read the beginning of: not in the index, it has ended."""
         is_own: Callable[[bytes], bool] | None = getattr(self._store, "is_own", None)
-        return begins is not None and is_own is not None and is_own(name)
+        return is_own is None or is_own(name)
 
     def _fits(self, coming: int, blocks: int, tenant: str) -> bool:
         """Whether an object of so many blocks fits, where `coming` bytes of the tenant's are no copy yet."""
@@ -854,6 +864,10 @@ class SealedTier:
             return self._clock.boot_us() + _ASK_AGAIN_US
         return max(self._clock.boot_us() + _ASK_AGAIN_US, self._clock.to_boot(min(self._locked.values())))
 
+    def locked_until_us(self) -> int:
+        """Until when the store keeps bytes of copies that ended (UTC), the latest of them; 0: of none."""
+        return max((until_us for name, until_us in self._locked.items() if name in self._waiting), default=0)
+
     def narrow(self) -> int:
         """The policy, a keyring or a file of shred keys has changed: end what may be here no longer; how many.
 
@@ -929,6 +943,10 @@ class SealedTier:
         self._erased.move_to_end(erasure)
         while len(self._erased) > _REMEMBERED:
             self._erased.popitem(last=False)
+        if (
+            self._store.is_shared
+        ):  # what others stored before is not found again, whether they have ended it or not
+            self._ends_before.append((selector, self._clock.now_us()))
         ids = {self._owners[number].subject for number in chosen} if ids is None else ids
         self._forget_rows(rows, "erased", erasure)
         if selector.subject is not None or selector == Selector(tenant=selector.tenant):

@@ -159,6 +159,11 @@ class GuardedStore:
         several = _PAGE_REQUESTS if self.is_shared else 1
         return self._ask(lambda: self._store.page(after, limit), times=several)
 
+    def is_own(self, name: bytes) -> bool:
+        """As the store's, which knows it without asking; of one that nobody shares everything is."""
+        told: Callable[[bytes], bool] | None = getattr(self._store, "is_own", None)
+        return told is None or told(name)
+
     def holder(self) -> bytes:
         """As the store's; nothing of one that keeps none. Asked once, at a start."""
         read: Callable[[], bytes] | None = getattr(self._store, "holder", None)

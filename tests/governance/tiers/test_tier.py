@@ -15,11 +15,11 @@ from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.stores.store_protocol import Deleted
 from kvcustody.governance.tiers.tier import PublishedRun, TierShare
-from standins.governance.store_servers import KINDS, StoreServer
+from standins.governance.store_servers import KINDS, MOST, StoreServer
 from standins.governance.tier_place import ABSOLUTE_US, BLOCK, STEP, Place, content, keys_of
 
 
-@pytest.fixture(params=["host", "nvme", *KINDS])
+@pytest.fixture(params=["host", "nvme", *MOST])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]
 ) -> Iterator[Place]:

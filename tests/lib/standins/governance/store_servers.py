@@ -12,10 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
 from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place, S3Secret
@@ -25,7 +27,10 @@ from standins.waiting import until
 SECRET = S3Secret("kvaccesskey", "kvsecretkey123")
 BUCKET, VERSIONED, LOCKED = "kv-objects", "kv-versions", "kv-locked"
 LARGEST = 4 << 20
-KINDS = ("s3", "valkey")
+S3, VALKEY = "s3", "valkey"
+KINDS = (S3, VALKEY)
+MOST = (pytest.param(S3, marks=pytest.mark.system), VALKEY)
+"""As parameters of tests: SeaweedFS takes three to eight seconds to start, so one file alone uses it in every run."""
 
 
 def _beside(name: str) -> str | None:
@@ -91,6 +96,10 @@ class StoreServer:
         said = {"object_bytes_max": LARGEST, "in_flight": 4, **said}
         return RemoteStore(self.client(prefix), owner=owner_of(worker), capacity_bytes=capacity, **said)
 
+    def raw(self, prefix: str, name: bytes, data: bytes | None = None) -> bytes:
+        """What lies under a name, as whoever has the store reads it; with `data` it is that from then on."""
+        raise NotImplementedError
+
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, cwd=self.folder)
@@ -151,6 +160,9 @@ class S3Server(StoreServer):
         client.put_object_lock_configuration(
             Bucket=LOCKED, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
         )
+        client.put_object(
+            Bucket=BUCKET, Key="first", Body=b"first"
+        )  # it has the server fetch room for the bucket
         client.close()
 
     def command(self) -> list[str]:
@@ -174,6 +186,14 @@ class S3Server(StoreServer):
         except Exception:
             return False
         return True
+
+    def raw(self, prefix: str, name: bytes, data: bytes | None = None) -> bytes:
+        client, named = self.boto(), {"Bucket": BUCKET, "Key": f"{prefix}/objects/{name.hex()}"}
+        if data is not None:
+            client.put_object(Body=data, **named)
+        found: bytes = client.get_object(**named)["Body"].read()
+        client.close()
+        return found
 
     def make_client(self, prefix: str, seconds: float, bucket: str = BUCKET) -> ObjectClient:
         return S3Client(S3Place(bucket, prefix, "us-east-1", self.endpoint), SECRET, seconds=seconds)
@@ -201,6 +221,17 @@ class ValkeyServer(StoreServer):
         except OSError:
             return False
 
+    def raw(self, prefix: str, name: bytes, data: bytes | None = None) -> bytes:
+        import valkey
+
+        client: Any = valkey.Valkey(port=self.port)
+        key = prefix.encode() + b":o:" + name
+        if data is not None:
+            client.set(key, data)
+        found: bytes = client.get(key)
+        client.close()
+        return found
+
     def make_client(self, prefix: str, seconds: float) -> ObjectClient:
         return ValkeyClient(ValkeyPlace("127.0.0.1", self.port, prefix), None, seconds=seconds)
 
@@ -208,6 +239,17 @@ class ValkeyServer(StoreServer):
 SERVERS: dict[str, Callable[[Path], StoreServer]] = {"s3": S3Server, "valkey": ValkeyServer}
 
 
-def open_server(kind: str, folder: Path) -> StoreServer | None:
-    """A server of this kind; None where it is not installed."""
-    return None if absent(kind) else SERVERS[kind](folder)
+def servers(temporary: pytest.TempPathFactory) -> Iterator[Callable[[str], StoreServer]]:
+    """`server(kind)`: a running one, the same for every test of a process; skips where it is not installed."""
+    running: dict[str, StoreServer] = {}
+
+    def of(kind: str) -> StoreServer:
+        if why := absent(kind):
+            pytest.skip(why)
+        if kind not in running:
+            running[kind] = SERVERS[kind](temporary.mktemp(kind))
+        return running[kind]
+
+    yield of
+    for made in running.values():
+        made.close()

@@ -37,11 +37,12 @@ class Place:
         server: StoreServer | None = None,
         worker: str = "w1",
         world: World | None = None,
+        prefix: str = "",
     ) -> None:
-        """`server`: where the store is that workers of this folder's name share. `world`: another worker's keys."""
+        """`server`: where the store is that workers of one `prefix` share, else of the folder's name."""
         self.world = World(folder) if world is None else world
         self.folder, self.kind, self.capacity = folder, kind, capacity
-        self.server, self.worker = server, worker
+        self.server, self.worker, self.prefix = server, worker, prefix or folder.name
         self.allowed = {"internal": ABSOLUTE_US}
         self.shares: dict[str, TierShare] = {}
         self.staging = Staging(2, STEP * BLOCK)
@@ -68,8 +69,8 @@ class Place:
     def made(self) -> TierStore:
         """The store of this kind."""
         if self.server is not None:
-            prefix, utc_us = self.folder.name, self.world.clock.utc_us
-            return self.server.store(prefix, self.worker, self.capacity, utc_us=utc_us)
+            utc_us = self.world.clock.utc_us
+            return self.server.store(self.prefix, self.worker, self.capacity, utc_us=utc_us)
         if self.kind == "host":
             return HostArena(self.capacity)
         return FileStore(self.folder / "tier", self.capacity)
