@@ -351,6 +351,45 @@ class Settings(LayeredSettings):
     nvme_tier_bytes: ByteSize = Field(
         ByteSize(0), description="Bytes that the folder `nvme_tier_path` may hold, as `200GiB`."
     )
+    remote_tier_url: str = Field(
+        "",
+        description="Store beyond the machine for sealed copies: `s3://BUCKET/PREFIX` or "
+        "`valkeys://HOST:PORT/DATABASE/PREFIX`; empty: no such tier (docs/tiers/remote.md). Workers that name the same "
+        "share it.",
+    )
+    remote_tier_bytes: ByteSize = Field(
+        ByteSize(0), description="Bytes of this worker's own that may be in the remote store, as `2TiB`."
+    )
+    remote_tier_endpoint: str | None = Field(
+        None,
+        description="Address of a store that speaks S3, as `https://s3.example`; empty: AWS. Without TLS to loopback "
+        "alone.",
+    )
+    remote_tier_region: str = Field(
+        "us-east-1",
+        pattern=r"^[a-z0-9-]{1,64}$",
+        description="Region that requests to an S3 store are signed for.",
+    )
+    remote_tier_secret_path: Path | None = Field(
+        None,
+        description="File of mode 0600: for S3 a key's id and its secret on one line, for Valkey the password. Empty: "
+        "what the environment says (S3), or no password.",
+    )
+    remote_tier_labels: str = Field(
+        "",
+        pattern=r"^[^\s=,]+=[^\s=,]+(, *[^\s=,]+=[^\s=,]+)*$|^$",
+        description="Labels that the remote store has, as `region=eu, purpose=chat, purpose=files`: only domains whose "
+        "labels agree go there, as the policy's `match` says.",
+    )
+    remote_tier_timeout_ms: int = Field(
+        1_000,
+        ge=1,
+        le=60_000,
+        description="Milliseconds that the remote store may take for one object; then it is a miss.",
+    )
+    remote_tier_in_flight: int = Field(
+        8, ge=1, le=64, description="Objects that are on their way to or from the remote store at a time."
+    )
     shred_keys_path: Path = Field(
         Path("kvcustody-shred.keys"),
         description="The file of shred keys, whose destruction ends copies in tiers; mode 0600, apart from every tier.",

@@ -22,8 +22,8 @@ from kvcustody.audit.kinds.row import INCARNATION, Kept, LeafFigures, RowColumn,
 
 END_UNRECORDED = "orphan: its end was not recorded"  # the cause of every end that a scan recorded
 ORDERLY_STOP = "teardown"  # the cause of every end that an orderly stop of the process made
-ZEROED, UNLINKED, KEY_DESTROYED = "zeroed", "unlinked", "key-destroyed"
-EVIDENCE = (ZEROED, UNLINKED, KEY_DESTROYED)  # of the end of a copy's bytes
+ZEROED, UNLINKED, KEY_DESTROYED, DELETED = "zeroed", "unlinked", "key-destroyed", "deleted"
+EVIDENCE = (ZEROED, UNLINKED, KEY_DESTROYED, DELETED)  # of the end of a copy's bytes
 
 
 COPY_STEPS = in_table(

@@ -238,7 +238,10 @@ def _units_and_bytes(found: CoverageSummary) -> None:
     stdout().print(table)
 
 
-_OF_COPIES = ("due", "covered", "late", "open", "unproven", "disputed", "zeroed", "unlinked", "key_destroyed")
+_OF_COPIES = (
+    *("due", "covered", "late", "open", "unproven", "disputed"),
+    *("zeroed", "unlinked", "deleted", "key_destroyed"),
+)
 
 
 def _print_copies(copies: CopyCoverage) -> None:

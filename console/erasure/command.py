@@ -305,7 +305,7 @@ def verify(
         for tier, copies in figures.copies:
             say(
                 f"copies in `{tier}`: {copies.ended} ended, {copies.zeroed} zeroed, {copies.unlinked} unlinked, "
-                f"{copies.key_destroyed} with a destroyed key, {copies.waiting} waiting"
+                f"{copies.deleted} deleted, {copies.key_destroyed} with a destroyed key, {copies.waiting} waiting"
             )
     else:
         for problem in check.problems:

@@ -15,7 +15,7 @@ from lives_oracle import short
 
 Body = dict[str, Any]
 VERDICTS = ("covered", "late", "open", "unproven", "disputed")
-EVIDENCE = ("zeroed", "unlinked", "key-destroyed")
+EVIDENCE = ("zeroed", "unlinked", "key-destroyed", "deleted")
 UNSEEN = ("unproven: process death", "orphan: its end was not recorded")  # ends that somebody else recorded
 STOPPED = "teardown"
 NEVER = 1 << 62

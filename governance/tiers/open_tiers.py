@@ -1,9 +1,9 @@
-"""The tiers that a worker's settings ask for, opened in the order in which they are used: `host`, then `nvme`."""
+"""The tiers that a worker's settings ask for, opened in the order in which they are used: `host`, `nvme`, `remote`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,20 +11,23 @@ from typing import NamedTuple
 
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, KeyringError
+from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.heirs import TierHolder
+from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
+from kvcustody.governance.tiers.stores.open_remote import RemotePlan, open_remote
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import SealedTier, TierTerms
 from kvcustody.governance.tiers.tier_rules import TierRules
-from kvcustody.policies.document.model import Tier
+from kvcustody.policies.document.model import Policy, Tier
 
 
 class BlockShape(NamedTuple):
@@ -41,7 +44,7 @@ class BlockShape(NamedTuple):
 
 
 class TierPlan(NamedTuple):
-    """What to open. Bytes of 0, and no path: not that one."""
+    """What to open. Bytes of 0, no path, and None: not that one."""
 
     shred_keys: Path
     host_bytes: int = 0
@@ -51,17 +54,22 @@ class TierPlan(NamedTuple):
     staging_buffers: int = 2
     timeout_seconds: float = 0.25
     moves_always: bool = False
+    remote: RemotePlan | None = None
 
 
 def tier_names(settings: Settings) -> list[str]:
     """The tiers that are set, as the policy names them."""
-    named = ((Tier.HOST, settings.host_tier_bytes), (Tier.NVME, settings.nvme_tier_path))
+    named = (
+        (Tier.HOST, settings.host_tier_bytes),
+        (Tier.NVME, settings.nvme_tier_path),
+        (Tier.REMOTE, settings.remote_tier_url),
+    )
     return [tier.value for tier, is_set in named if is_set]
 
 
 def tier_plan(settings: Settings) -> TierPlan | None:
     """What the settings ask for; None: no tier. Raises `ConfigError` that names the setting."""
-    if not settings.host_tier_bytes and settings.nvme_tier_path is None:
+    if not tier_names(settings):
         return None
     if settings.nvme_tier_path is not None and not settings.nvme_tier_bytes:
         raise ConfigError("setting `nvme_tier_bytes`: say how much the folder `nvme_tier_path` may hold")
@@ -74,7 +82,49 @@ def tier_plan(settings: Settings) -> TierPlan | None:
         settings.tier_staging_buffers,
         settings.tier_timeout_ms / 1000,
         settings.tier_transfers == "always",
+        _remote_plan(settings) if settings.remote_tier_url else None,
     )
+
+
+def _remote_plan(settings: Settings) -> RemotePlan:
+    if not settings.remote_tier_bytes:
+        raise ConfigError("setting `remote_tier_bytes`: say how much of the remote store is this worker's")
+    if settings.worker_name == Settings.model_fields["worker_name"].default:
+        raise ConfigError(
+            "setting `worker_name`: give each worker of a remote tier a name of its own: its objects say whose they are"
+        )
+    said = [part.strip().partition("=") for part in settings.remote_tier_labels.split(",") if part.strip()]
+    return RemotePlan(
+        settings.remote_tier_url,
+        settings.remote_tier_bytes,
+        settings.remote_tier_endpoint,
+        settings.remote_tier_region,
+        settings.remote_tier_secret_path,
+        settings.remote_tier_timeout_ms / 1000,
+        settings.remote_tier_in_flight,
+        tuple((name, value) for name, _, value in said),
+    )
+
+
+def refuse_remote(settings: Settings, engine: str) -> None:
+    """Raises `ConfigError` beside an engine whose copies go to tiers of its own machine alone."""
+    if settings.remote_tier_url:
+        raise ConfigError(
+            f"setting `remote_tier_url`: beside {engine} copies go to `host` and `nvme` alone; unset it"
+        )
+
+
+def refuse_absent_store(policy: Policy, tiers: Collection[str]) -> None:
+    """Raises `ConfigError` where a classification may go to `remote` alone and there is no such store."""
+    if Tier.REMOTE in tiers:
+        return
+    tenants = (*policy.tenants, *((policy.default,) if policy.default else ()))
+    every = [*policy.offload, *(own for tenant in tenants for _, own in tenant.offload)]
+    if any(offload.tiers == (Tier.REMOTE,) for offload in every):
+        raise ConfigError(
+            "setting `remote_tier_url`: the policy offloads to `remote` alone, and no store is named; set it, or give "
+            "the classification another tier"
+        )
 
 
 def open_tiers(
@@ -102,13 +152,21 @@ def open_tiers(
         store = GuardedStore(files, seconds=plan.timeout_seconds, clock=clock)
         opening.callback(store.close)
         stores["nvme_tier_path"] = store
+    block_bytes = shape.bytes_per_block * shape.shards
+    if plan.remote is not None:
+        with _setting("remote_tier_url"):
+            if holder is None:
+                raise ConfigError("it needs a process that holds its objects")
+            largest = object_bytes(plan.object_blocks * block_bytes, enclosed=True, checked=False)
+            far = open_remote(plan.remote, worker=holder.worker, object_bytes_max=largest, clock=clock)
+        opening.callback(far.close)
+        stores["remote_tier_url"] = far
     with _setting("shred_keys_path"):
         shred = ShredKeys.open(plan.shred_keys, port, clock)
         stack.callback(shred.close)
         keys = SealKeys(keyring, shred)
         stack.callback(keys.close)
         _check_root_key(keys, plan.shred_keys)
-    block_bytes = shape.bytes_per_block * shape.shards
     with _setting("tier_staging_buffers"):
         staging = Staging(plan.staging_buffers, plan.object_blocks * block_bytes)
     stack.callback(staging.close)
@@ -124,7 +182,7 @@ def open_tiers(
             rules.share,
             rules.tenants,
             plan.object_blocks,
-            withholds=rules.withholds,
+            withholds=_withholds(rules, plan, kept),
             holder=holder,
         )
         lower = tiers[0] if tiers else None
@@ -132,6 +190,14 @@ def open_tiers(
             tiers.insert(0, SealedTier(kept, keys, shred, staging, clock, terms, lower))
     opening.pop_all()  # from now on each is its tier's
     return tiers
+
+
+def _withholds(rules: TierRules, plan: TierPlan, store: TierStore) -> Callable[[DomainLabel], bool]:
+    """What stays out of a tier: in a remote one also domains with whose labels the store does not agree."""
+    if plan.remote is None or store.kind != Tier.REMOTE:
+        return rules.withholds
+    place = plan.remote.place
+    return lambda label: rules.withholds(label) or not rules.agrees(label, place)
 
 
 def _check_root_key(keys: SealKeys, path: Path) -> None:

@@ -22,13 +22,17 @@
 6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
    What leaves for that goes to the tier below, where there is one, as it is sealed.
 7. `take_events` says what began and ended since the last call, each with its cause.
+8. In a store that workers share, an object that another stored is found by its name, which only who has the domain's
+   secret can make, and is opened with what its facts and this worker's own epoch say. It is no copy of this worker's:
+   its owner alone has custody of it, ends it, and says so. A name that was not there is not looked for again at once.
+9. What a store's lock keeps is asked for again when the lock ends; until then the end of a key is its end.
 
 Called on the owning thread. Times that come in and go out are boot time, in microseconds.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -67,6 +71,9 @@ _HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits fo
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
 _NEVER_US, _REMEMBERED = 1 << 62, 1000
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
+_SEEK_AGAIN_US = 1_000_000  # of a name that nobody had stored
+_SOUGHT_MAX, _BORROWED_MAX = 4096, 65_536
+_CONTENT_SIZE = slice(8, 16)  # of a header
 _BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
 
 Read = Callable[[int, int, memoryview], None]
@@ -230,6 +237,16 @@ class SealedTier:
         ] = {}  # nor in the store: the end of a key will prove that nobody opens them
         self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
         self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._locked: dict[bytes, int] = {}  # of what waits, until when the store keeps it (UTC)
+        self._sought: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # names that nobody had, and until when that holds
+        self._borrowed = self._borrowed_bytes = self._let_go = (
+            0  # other workers' objects that can be found, and ended
+        )
+        self._ends_before = deque[tuple[Selector, int]](
+            maxlen=_REMEMBERED
+        )  # erasures, and when (UTC) they came
         self._held: dict[str, int] = {}  # bytes of the store by tenant
         self._pseudonyms: dict[str, bytes] = {}
         self._numbered = self._ended = self._destroyed = self._evidence = 0
@@ -257,7 +274,7 @@ class SealedTier:
     @property
     def ended(self) -> int:
         """Copies that nothing finds any more: as long as it stays, what was found is found again."""
-        return self._ended
+        return self._ended + self._let_go
 
     @property
     def counts(self) -> CopyCounts:
@@ -268,9 +285,9 @@ class SealedTier:
             self._ended,
             self._destroyed,
             self._evidence,
-            len(self._index),
+            len(self),
             len(waiting),
-            self._index.size,
+            self._index.size - self._borrowed_bytes,
             sum(one.size for one in waiting),
             self._refused,
         )
@@ -282,8 +299,8 @@ class SealedTier:
                 yield ended
 
     def __len__(self) -> int:
-        """Copies that can be found."""
-        return len(self._index)
+        """Copies of this worker's that can be found."""
+        return len(self._index) - self._borrowed
 
     def __bool__(self) -> bool:
         return True
@@ -350,16 +367,15 @@ class SealedTier:
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
         born_us, ceiling_us = self._clock.of_boot(run.born_us), self._clock.of_boot(run.ceiling_us)
-        before: _Sealed | None = None  # it is written while the next is sealed
+        before = deque[_Sealed]()  # these are written while the next is sealed
         largest = min(count, terms.object_blocks) * terms.block_bytes
         try:
             with self.staging.take_for_many(largest) as staged:
                 while at < count:
                     depth = run.depth + at
                     blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
-                    if before is not None and not self._fits(before.size, blocks, label.tenant):
-                        alone, before = before, None
-                        stored += self._complete(alone)  # what gives way for the next does not wait behind it
+                    while before and not self._fits(sum(one.size for one in before), blocks, label.tenant):
+                        stored += self._complete(before.popleft())  # what gives way does not wait behind it
                     part = _Part(
                         label,
                         run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
@@ -372,11 +388,14 @@ class SealedTier:
                     sealed = self._seal_object(
                         part, label.spec, limit.bucket_us, partial(read, at, blocks), staged
                     )
-                    written, before = before, sealed
-                    stored += self._complete(written)
+                    if sealed is not None:
+                        before.append(sealed)
+                    if len(before) > self._store.in_flight or (sealed is None and before):
+                        stored += self._complete(before.popleft())
                     at += blocks
         finally:
-            stored += self._complete(before)
+            while before:
+                stored += self._complete(before.popleft())
         return stored
 
     def lookup(self, label: DomainLabel, keys: bytes, depth: int, most: int | None = None) -> list[Found]:
@@ -385,11 +404,11 @@ class SealedTier:
         `keys` are those of the whole prompt, from depth 0 of the chain; `most`: how many of its blocks are wanted.
         """
         found: list[Found] = []
-        index, spec = self._index, label.spec
-        if not len(index) or spec is None or self._terms.withholds(label):
+        index, spec, is_shared = self._index, label.spec, self._store.is_shared
+        if spec is None or not (len(index) or is_shared) or self._terms.withholds(label):
             return found
         try:
-            if not self._is_known(label, spec):
+            if not self._is_known(label, spec) and not is_shared:
                 return found
             name = self._namer(spec)
         except KeyringError:  # an epoch that was destroyed: nothing of it is found
@@ -401,8 +420,10 @@ class SealedTier:
             self._clock.now_us(),
         )
         while depth < most:
-            first = depth
-            for end in self._ends(keys, depth, min(count, depth - depth % step + step)):
+            first, last = depth, min(count, depth - depth % step + step)
+            if is_shared and self._seek(label, spec, keys, depth, last):
+                domain = self._domains[spec]
+            for end in self._ends(keys, depth, last):
                 one = name(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
                 row = index.find(one)
                 if row >= 0 and index.reaches(row, domain, depth, end, now_us):
@@ -421,6 +442,61 @@ class SealedTier:
         for at in reversed(self._index.ends_among(keys[KEY_BYTES * depth : KEY_BYTES * (last - 1)])):
             yield depth + at
 
+    def _seek(self, label: DomainLabel, spec: DomainSpec, keys: bytes, depth: int, end: int) -> bool:
+        """Whether another worker stored an object that ends at `end`, which the index did not have (rule 8)."""
+        name = self._namer(spec)(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
+        now_us = self._clock.now_us()
+        if self._index.find(name) >= 0 or name in self._waiting or self._sought.get(name, 0) > now_us:
+            return False
+        facts = self._facts_of(name, None) if self.admits(label) else None
+        if facts is None or self._is_own(name) or not self._is_of(facts, label, spec, keys, depth, end):
+            self._sought[name] = now_us + _SEEK_AGAIN_US
+            self._sought.move_to_end(name)
+            if len(self._sought) > _SOUGHT_MAX:
+                self._sought.popitem(last=False)
+            return False
+        self._borrow(name, facts, self._domain(spec, label))
+        return True
+
+    def _is_of(
+        self, facts: ObjectFacts, label: DomainLabel, spec: DomainSpec, keys: bytes, depth: int, end: int
+    ) -> bool:
+        """Whether an object's facts are those of this chain's blocks that end at `end`, and it may be here still."""
+        begin, terms, now_us = facts.depth, self._terms, self._clock.now_us()
+        parent = keys[KEY_BYTES * (begin - 1) : KEY_BYTES * begin] if begin else bytes(KEY_BYTES)
+        limit_us = terms.limit(label.tenant, label.classification).absolute_us
+        return (
+            begin <= depth
+            and begin + facts.blocks == end
+            and (facts.parent, facts.first, facts.last)
+            == (
+                parent,
+                keys[KEY_BYTES * begin : KEY_BYTES * (begin + 1)],
+                keys[KEY_BYTES * (end - 1) : KEY_BYTES * end],
+            )
+            and (facts.domain, facts.model, facts.epoch)
+            == (self._keys.domain(spec), spec.model, spec.key_epoch)
+            and facts.classification == label.classification
+            and facts.tenant == self._pseudonym(label.tenant)
+            and (facts.layout, facts.shard, facts.shards) == (terms.layout, terms.shard, terms.shards)
+            and facts.born_us <= now_us < facts.due_us <= now_us + limit_us
+            and not any(
+                facts.born_us < at_us and may_hold(selector, label) for selector, at_us in self._ends_before
+            )
+            and all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
+        )
+
+    def _borrow(self, name: bytes, facts: ObjectFacts, domain: int) -> None:
+        """Another worker's object can be found from now on; it gives way to nothing of ours."""
+        if self._borrowed >= _BORROWED_MAX:
+            others = self._index.column("number") == 0
+            self._forget_rows(self._index.least_used(_BORROWED_MAX // _EVICT_SHARE, others), "evicted")
+        size = object_bytes(facts.blocks * self._terms.block_bytes, enclosed=True, checked=False)
+        self._index.add(name, self._row_of(0, facts, size, domain))
+        self._borrowed += 1
+        self._borrowed_bytes += size
+        self._due_us = min(self._due_us, facts.due_us)
+
     def load(
         self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write
     ) -> list[Restored]:
@@ -433,19 +509,23 @@ class SealedTier:
         spec, come = label.spec, list[Restored]()
         assert spec is not None
         index = self._index
-        following = b""  # it is read while the one before it is opened
+        following: list[bytes] = []  # these are read while the one before them is opened
+        ahead = self._store.in_flight
         whole = self._terms.object_blocks * self._terms.block_bytes
         largest = min(whole, max((one.size for one in found), default=0))
         domain = self._domains.get(spec, -1)
         try:
             with self.staging.take_for_many(largest) as staged:
                 for at, (name, blocks, _, spare) in enumerate(found):
-                    following = found[at + 1].name if at + 1 < len(found) else b""
+                    following = [one.name for one in found[at + 1 : at + 1 + ahead]]
                     end, row = depth + blocks + spare, index.find(name)
                     if row < 0 or not index.reaches(row, domain, depth, end, self._clock.now_us()):
                         self._store.abandon_load(name)
                         break
                     known = index.row(row)
+                    if ahead > 1:
+                        for one in (name, *following):
+                            self._store.start_load(one)
                     wanted = _Wanted(name, label, keys, depth, end, blocks, following)
                     if not self._load_object(wanted, row, known, write, staged):
                         break
@@ -455,8 +535,8 @@ class SealedTier:
                     before = come.pop().blocks if come and come[-1][1:] == times else 0
                     come.append(Restored(before + blocks, *times))
         finally:
-            if following:
-                self._store.abandon_load(following)
+            for one in following:
+                self._store.abandon_load(one)
         to_boot = self._clock.to_boot
         return [
             Restored(one.blocks, to_boot(one.born_us), to_boot(one.ceiling_us), to_boot(one.due_us))
@@ -502,7 +582,7 @@ class SealedTier:
             self._refused += 1
             return None
         try:
-            into = self._room(name, size, label.tenant)
+            into = self._room(name, size, label.tenant, part.due_us)
             if into is None:
                 self._refused += 1
                 return None
@@ -521,18 +601,21 @@ class SealedTier:
             raise
         return _Sealed(name, part, size, blocks, subject, bucket)
 
-    def _complete(self, sealed: _Sealed | None) -> int:
+    def _complete(self, sealed: _Sealed) -> int:
         """What was sealed is a copy once the store has it; how many blocks it is."""
-        if sealed is None:
-            return 0
         name, part, size, blocks, subject, bucket = sealed
         spec = part.label.spec
         assert spec is not None
         try:
-            self._store.complete_store(name)
+            is_kept = self._store.complete_store(name)
         except StoreError:
             self._give_up(name)
             self._refused += 1
+            return 0
+        if not is_kept:  # another worker stored it before, or what came of a put of ours that was given up
+            self._sought.pop(name, None)
+            if self._is_own_residue(name):
+                self._waiting.setdefault(name, None)
             return 0
         self._begin(
             name,
@@ -574,7 +657,20 @@ class SealedTier:
         """Nothing was kept, as far as is known; what the store made of it ends."""
         with suppress(StoreError):
             self._store.abandon_store(name)
-        self._waiting.setdefault(name, None)
+        if not self._store.is_shared or self._is_own_residue(name):
+            self._waiting.setdefault(name, None)
+
+    def _is_own_residue(self, name: bytes) -> bool:
+        """Whether what is under this name is this worker's: of what cannot be read now a scan finds whose it is."""
+        begins: bytes | None = None
+        with suppress(StoreError):
+            begins = self._store.peek(name, 1)
+        return begins is not None and self._is_own(name)
+
+    def _is_own(self, name: bytes) -> bool:
+        """Whether this worker stored what it has read the beginning of: not in the index, it has ended."""
+        is_own: Callable[[bytes], bool] | None = getattr(self._store, "is_own", None)
+        return is_own is None or is_own(name)
 
     def _fits(self, coming: int, blocks: int, tenant: str) -> bool:
         """Whether an object of so many blocks fits, where `coming` bytes of the tenant's are no copy yet."""
@@ -590,7 +686,7 @@ class SealedTier:
         """What a tenant may have of the store."""
         return int(self._terms.share(tenant).cap * self._store.capacity_bytes)
 
-    def _room(self, name: bytes, size: int, tenant: str) -> memoryview | None:
+    def _room(self, name: bytes, size: int, tenant: str, until_us: int) -> memoryview | None:
         """Memory of the store, where need be in place of what was used least."""
         store, most = self._store, self._most(tenant)
         taken = store.taken(size)
@@ -598,10 +694,10 @@ class SealedTier:
             return None
         while self._held.get(tenant, 0) + taken > most:
             self._evict_from(tenant)
-        into = store.prepare_store(name, size)
-        while into is None and len(self._index):
+        into = store.prepare_store(name, size, until_us)
+        while into is None and len(self):
             self._evict_from(self._furthest_over(tenant))
-            into = store.prepare_store(name, size)
+            into = store.prepare_store(name, size, until_us)
         return into
 
     def _furthest_over(self, tenant: str) -> str:
@@ -617,7 +713,7 @@ class SealedTier:
 
     def _evict_from(self, tenant: str) -> None:
         numbers = [number for number, owner in enumerate(self._owners) if owner.tenant == tenant]
-        theirs = np.isin(self._index.column("domain"), numbers)
+        theirs = np.isin(self._index.column("domain"), numbers) & (self._index.column("number") > 0)
         count = max(1, len(self._index) // _EVICT_SHARE)
         if self._lower is not None:
             count = min(count, _HAND_DOWN)
@@ -652,17 +748,19 @@ class SealedTier:
         if self._index.find(name) >= 0:
             return True
         try:
-            into = self._room(name, known.size, owner.tenant)
+            into = self._room(name, known.size, owner.tenant, due_us)
             if into is None:
                 self._refused += 1
                 return False
             into[: known.size] = sealed
             into.release()
-            self._store.complete_store(name)
+            is_kept = self._store.complete_store(name)
         except StoreError:
             self._give_up(name)
             self._refused += 1
             return False
+        if not is_kept:  # another worker has it there
+            return True
         here = known._replace(
             number=self._numbered + 1,
             due_us=due_us,
@@ -705,8 +803,8 @@ class SealedTier:
                 self._end([row], "lost")
                 return False
             try:
-                if following:
-                    self._store.start_load(following)
+                for one in following:
+                    self._store.start_load(one)
                 facts = self._facts(spec, part, subject, bucket)
                 open_into(self._keys.of(spec, subject, bucket), name, facts, sealed, plain)
             finally:
@@ -751,7 +849,7 @@ class SealedTier:
             self._tell_destroyed(gone)
         self._keys.look()
         self._delete([])
-        self._ask_again_us = self._clock.boot_us() + _ASK_AGAIN_US
+        self._ask_again_us = self._next_ask_us()
         due = index.column("due_us")[index.column("living") > 0]
         self._due_us = min(
             int(due.min(initial=_NEVER_US)), *(key.until_us for key in living if key.until_us), _NEVER_US
@@ -759,6 +857,16 @@ class SealedTier:
         if len(self._owners) + len(self._shreds) > _KNOWN_MIN + 4 * len(index):
             self._forget_unused()
         return len(rows) + ended
+
+    def _next_ask_us(self) -> int:
+        """When what waits is asked for again, in boot time: soon, but for what is locked."""
+        if len(self._locked) < len(self._waiting) or not self._locked:
+            return self._clock.boot_us() + _ASK_AGAIN_US
+        return max(self._clock.boot_us() + _ASK_AGAIN_US, self._clock.to_boot(min(self._locked.values())))
+
+    def locked_until_us(self) -> int:
+        """Until when the store keeps bytes of copies that ended (UTC), the latest of them; 0: of none."""
+        return max((until_us for name, until_us in self._locked.items() if name in self._waiting), default=0)
 
     def narrow(self) -> int:
         """The policy, a keyring or a file of shred keys has changed: end what may be here no longer; how many.
@@ -827,13 +935,18 @@ class SealedTier:
         ids = self._subject_keys(selector)
         chosen = [number for number, owner in enumerate(self._owners) if _may_be_of(owner, selector, ids)]
         rows = self._index.rows(np.isin(self._index.column("domain"), chosen))
+        own = [row for row in rows if self._index.value("number", row)]
         objects, size = self._erased.get(erasure, (0, 0))
-        objects += len(rows)
-        size += sum(self._index.value("size", row) for row in rows)
+        objects += len(own)
+        size += sum(self._index.value("size", row) for row in own)
         self._erased[erasure] = (objects, size)
         self._erased.move_to_end(erasure)
         while len(self._erased) > _REMEMBERED:
             self._erased.popitem(last=False)
+        if (
+            self._store.is_shared
+        ):  # what others stored before is not found again, whether they have ended it or not
+            self._ends_before.append((selector, self._clock.now_us()))
         ids = {self._owners[number].subject for number in chosen} if ids is None else ids
         self._forget_rows(rows, "erased", erasure)
         if selector.subject is not None or selector == Selector(tenant=selector.tenant):
@@ -893,19 +1006,25 @@ class SealedTier:
                 if one.name in self._waiting:  # it ended, and the store is asked again to delete it
                     continue
                 row = self._index.find(one.name)
-                found[one.name] = self._entry(row) if row >= 0 else TierEntry("", 0)
+                is_ours = row >= 0 and self._is_ours(row)
+                found[one.name] = self._entry(row) if is_ours else TierEntry("", 0)
             after = page[-1].name
         return found
 
     def index(self) -> Mapping[bytes, TierEntry]:
-        """Every copy that can be found."""
-        return {name: self._entry(row) for name, row in self._index.names()}
+        """Every copy of this worker's that can be found."""
+        return {name: self._entry(row) for name, row in self._index.names() if self._is_ours(row)}
+
+    def _is_ours(self, row: int) -> bool:
+        return self._index.value("number", row) > 0
 
     def copies(self) -> Sequence[HeldCopy]:
         """Every copy that can be found."""
         found: list[HeldCopy] = []
         for name, row in self._index.names():
             known = self._index.row(row)
+            if not known.number:
+                continue
             owner = self._owners[known.domain]
             since_us, due_us = self._clock.to_boot(known.born_us), self._clock.to_boot(known.due_us)
             whose = (owner.tenant, owner.classification)
@@ -955,6 +1074,12 @@ class SealedTier:
         names, index = [], self._index
         for row in rows:
             name, known = index.name(row), index.row(row)
+            if not known.number:  # another worker's: its owner ends it
+                index.remove(row)
+                self._sought[name] = self._clock.now_us() + _SEEK_AGAIN_US
+                self._borrowed, self._borrowed_bytes = self._borrowed - 1, self._borrowed_bytes - known.size
+                self._let_go += 1
+                continue
             owner = self._owners[known.domain]
             shreds = (self._shreds[known.subject], self._shreds[known.bucket])
             ended = _Ended(
@@ -979,14 +1104,18 @@ class SealedTier:
         """Delete these and what waits; what fails waits on."""
         for name in names:
             self._waiting.setdefault(name, None)
-        if not self._waiting:
+        now_us = self._clock.now_us()
+        asked = [name for name in self._waiting if self._locked.get(name, 0) <= now_us]
+        if not asked:
             return 0
         try:
-            gone = self._store.delete(list(self._waiting))
+            gone = self._store.delete(asked)
         except StoreError:
             return 0
-        absent, failed = set(gone.absent), set(gone.failed)
-        for name in [name for name in self._waiting if name not in failed]:
+        self._locked |= {one.name: one.until_us for one in gone.locked}
+        absent, stays = set(gone.absent), {*gone.failed, *(one.name for one in gone.locked)}
+        for name in [name for name in asked if name not in stays]:
+            self._locked.pop(name, None)
             ended = self._waiting.pop(name)
             if ended is None:
                 continue
@@ -1071,14 +1200,18 @@ class SealedTier:
             after = page[-1].name
         return found, self._delete([])
 
-    def _facts_of(self, name: bytes, size: int) -> ObjectFacts | None:
+    def _facts_of(self, name: bytes, size: int | None) -> ObjectFacts | None:
+        """What is enclosed in an object of `size` bytes, None: as long as it says itself; None: it does not open."""
         if not self._store.outlives:
             return None
         try:
             begins = self._store.peek(name, _BEGINNING)
-            return (
-                None if begins is None else read_facts(self._keys.catalogue(), name, memoryview(begins), size)
-            )
+            if begins is None:
+                return None
+            if size is None:
+                content = int.from_bytes(begins[_CONTENT_SIZE], "little")
+                size = object_bytes(content, enclosed=True, checked=False)
+            return read_facts(self._keys.catalogue(), name, memoryview(begins), size)
         except (StoreError, KeyringError):
             return None
 
@@ -1099,8 +1232,14 @@ class SealedTier:
         if number is None:
             number = self._unclaimed[facts.domain] = len(self._owners)
             self._owners.append(CopyOwner(tenant, facts.classification, facts.subject, None))
-        row = IndexRow(
-            self._numbered + 1,
+        self._adopted.add(name)
+        self._begin(name, self._row_of(self._numbered + 1, facts, size, number))
+        return True
+
+    def _row_of(self, number: int, facts: ObjectFacts, size: int, domain: int) -> IndexRow:
+        """What the index keeps of an object by its facts."""
+        return IndexRow(
+            number,
             facts.born_us,
             facts.ceiling_us,
             facts.due_us,
@@ -1108,14 +1247,11 @@ class SealedTier:
             size,
             facts.depth,
             facts.blocks,
-            number,
+            domain,
             self._shred_number(facts.subject),
             self._shred_number(facts.bucket),
             last_of(facts.last),
         )
-        self._adopted.add(name)
-        self._begin(name, row)
-        return True
 
     # -- what things are called -----------------------------------------------------------------------------------
 
@@ -1213,7 +1349,7 @@ class _Sealed(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """An object that ends at `end`, of which `blocks` from `depth` on are wanted, and the name of the next."""
+    """An object that ends at `end`, of which `blocks` from `depth` on are wanted, and names of the next."""
 
     name: bytes
     label: DomainLabel
@@ -1221,7 +1357,7 @@ class _Wanted(NamedTuple):
     depth: int
     end: int
     blocks: int
-    following: bytes
+    following: Sequence[bytes]
 
 
 def shred_name(tenant: str, subject: str | None) -> bytes:

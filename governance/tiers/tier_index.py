@@ -50,7 +50,8 @@ _COLUMNS = (
 class IndexRow(NamedTuple):
     """What is known of one object, in the order of the columns. Times are the tier's UTC, in microseconds.
 
-    `due_us` may become sooner than what was sealed with the object. `last` is of its last block's key (`last_of`).
+    `number` 0: another worker's. `due_us` may become sooner than what was sealed with the object. `last` is of its last
+    block's key (`last_of`).
     """
 
     number: int

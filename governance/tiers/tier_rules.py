@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.decisions.access_plan import DomainLabel, is_withheld
@@ -10,7 +10,7 @@ from kvcustody.governance.decisions.authorize import OwnData
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.restriction.restricted_subjects import RestrictedSubjects
 from kvcustody.governance.tiers.tier import CopyLimit, TierShare
-from kvcustody.policies.document.model import Action, OnWorkerDeath, Tier
+from kvcustody.policies.document.model import Action, Labels, OnWorkerDeath, Tier
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 
@@ -48,6 +48,21 @@ class TierRules:
     def withholds(self, label: DomainLabel) -> bool:
         """Whether copies of this domain stay where they are now."""
         return self._is_lease_over() or is_withheld(label, self._restricted())
+
+    def agrees(self, label: DomainLabel, place: Mapping[str, Collection[str]]) -> bool:
+        """Whether a remote store with these values of labels may hold copies of this domain."""
+        labels = () if label.spec is None else label.spec.labels
+        return all(self._agrees(table, label, labels, place) for table in self._tables() if table is not None)
+
+    @staticmethod
+    def _agrees(
+        table: DecisionTable, label: DomainLabel, labels: Labels, place: Mapping[str, Collection[str]]
+    ) -> bool:
+        levels = table.policy.classifications
+        if label.classification not in levels:
+            return False
+        duty = table.tier_duty(label.tenant, levels.index(label.classification), Tier.REMOTE)
+        return duty.allows(labels, place)
 
     def limit(self, tier: Tier, tenant: str, classification: str) -> CopyLimit:
         """How long copies may be in `tier`; not at all where they may not, or the permit is not on record."""

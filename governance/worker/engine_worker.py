@@ -31,6 +31,7 @@ from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.open_tiers import refuse_absent_store
 from kvcustody.governance.worker.follow_epochs import follow_epochs
 from kvcustody.governance.worker.open_foundation import custody_lease, open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins
@@ -154,6 +155,10 @@ def open_engine_worker(
             bytes_per_block=plan.bytes_per_block,
             device=plan.device,
         )
+        if (
+            not plugins.tiers and settings.scope_salts_path is None
+        ):  # an extension or a cache layer may have a store
+            refuse_absent_store(standing.table.policy, plan.tiers)
         warn_of_idle_fields(standing.table, PoolOwner.ENGINE, plan.tiers)
         pool = ExternalPool(
             plan.blocks,

@@ -30,7 +30,13 @@ from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.heirs import TierHolder
-from kvcustody.governance.tiers.open_tiers import BlockShape, open_tiers, tier_names, tier_plan
+from kvcustody.governance.tiers.open_tiers import (
+    BlockShape,
+    open_tiers,
+    refuse_absent_store,
+    tier_names,
+    tier_plan,
+)
 from kvcustody.governance.worker.follow_epochs import follow_epochs
 from kvcustody.governance.worker.open_foundation import custody_lease, open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins, open_root_key
@@ -127,6 +133,8 @@ def open_worker(
             eviction=eviction,
         )
         table = standing.table
+        if not plugins.tiers:  # an extension may be the remote store
+            refuse_absent_store(table.policy, tier_names(settings))
         warn_of_idle_fields(table, PoolOwner.KVCUSTODY, tier_names(settings))
         tiers = None
         plan = tier_plan(settings)

@@ -34,7 +34,7 @@ from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.release.startup_policy import startup_policy_of_file
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.open_tiers import tier_names
+from kvcustody.governance.tiers.open_tiers import refuse_remote, tier_names
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
@@ -159,6 +159,7 @@ class CustodyThread:
             raise ConfigError(
                 "setting `scope_salts_path`: name the file in which governed engines tell their salts"
             )
+        refuse_remote(settings, "LMCache")
         if not tier_names(settings):
             raise ConfigError(
                 "setting `nvme_tier_path`: LMCache's second tier needs a tier, a folder or `host_tier_bytes`"

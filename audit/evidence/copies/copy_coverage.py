@@ -2,8 +2,9 @@
 
 1. The unit is a copy: (incarnation, tier, number). `due` is what its first leaf says, or sooner where its end does; an
    end that claims a later one is disputed, and covers nothing.
-2. It is covered where nothing found it any more, and the first evidence that its bytes are gone (zeroed, unlinked) or
-   cannot be opened (its key destroyed) came, by `due` and the tier's `within`. Evidence of another name is none.
+2. It is covered where nothing found it any more, and the first evidence that its bytes are gone (zeroed, unlinked,
+   deleted) or cannot be opened (its key destroyed) came, by `due` and the tier's `within`. Evidence of another name is
+   none.
 3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any. What lay in
    files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
    what it says of that one (number 0). So it is of what an orderly stop left in files: it is due when it was, and in no
@@ -70,6 +71,7 @@ class CopyCoverageRow(NamedTuple):
     zeroed: int = 0
     unlinked: int = 0
     key_destroyed: int = 0
+    deleted: int = 0
     bytes: int = 0
     lag_us_max: int = 0
 

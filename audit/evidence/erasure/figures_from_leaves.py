@@ -4,7 +4,7 @@
    without failure for it; its level is the weakest of them.
 2. A unit that a process names as remaining is kept; one that is neither is unproven.
 3. A copy off the device is (process, tier, number). It is waiting from its end by the erasure until its first evidence:
-   its bytes zeroed or unlinked, or a key of it destroyed, without which nobody can open it.
+   its bytes zeroed, unlinked or deleted, or a key of it destroyed, without which nobody can open it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Unit = tuple[str, int, int]
 
 
 class ErasedCopies(NamedTuple):
-    """Copies of one tier that an erasure ended, and how many of them have which evidence; `bytes` are sealed ones."""
+    """Copies of one tier that an erasure ended, and how many of them have which evidence; `bytes` are sealed ones.
+
+    `deleted`: the store's own listing shows none of their versions and markers any more.
+    """
 
     ended: int
     bytes: int
@@ -30,6 +33,12 @@ class ErasedCopies(NamedTuple):
     unlinked: int
     key_destroyed: int
     waiting: int
+    deleted: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """As JSON has it; `deleted` only where any was, for tiers on the machine have no such end."""
+        made = self._asdict()
+        return made if self.deleted else {name: made[name] for name in made if name != "deleted"}
 
 
 class ErasureFigures(NamedTuple):
@@ -50,7 +59,7 @@ class ErasureFigures(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; copies only where there are any."""
         made = self._asdict()
-        copies = {tier: each._asdict() for tier, each in made.pop("copies")}
+        copies = {tier: each.as_dict() for tier, each in made.pop("copies")}
         said = {name: dict(value) if isinstance(value, tuple) else value for name, value in made.items()}
         return said | ({"copies": copies} if copies else {})
 
@@ -135,9 +144,10 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
     made = []
     for tier, sizes in sorted(ended.items()):
         of_tier = [proofs.get(tier, {}).get(kind, set()) & sizes.keys() for kind in EVIDENCE]
-        zeroed, unlinked, key_destroyed = map(len, of_tier)
+        zeroed, unlinked, key_destroyed, deleted = map(len, of_tier)
         waiting = len(sizes.keys() - set().union(*of_tier))
-        copies = ErasedCopies(len(sizes), sum(sizes.values()), zeroed, unlinked, key_destroyed, waiting)
+        size = sum(sizes.values())
+        copies = ErasedCopies(len(sizes), size, zeroed, unlinked, key_destroyed, waiting, deleted)
         made.append((tier, copies))
     return tuple(made)
 

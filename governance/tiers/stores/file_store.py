@@ -43,7 +43,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class FileStore:
     """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
 
-    kind, ends_by, outlives = "nvme", "unlinked", True
+    kind, ends_by, outlives, is_shared, in_flight = "nvme", "unlinked", True, False, 1
     prepares_in_memory = True  # memory is handed out and given back on any thread, and no disk is asked
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
@@ -75,7 +75,7 @@ class FileStore:
         """Its own bytes."""
         return size
 
-    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+    def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
         """Memory to seal into, which is written whole."""
         self.abandon_store(name)
         if self.used_bytes + size > self.capacity_bytes:
@@ -90,7 +90,7 @@ class FileStore:
     def start_store(self, name: bytes) -> None:
         """Nothing: whoever wants it at the same time has a thread for it (`GuardedStore`)."""
 
-    def complete_store(self, name: bytes) -> None:
+    def complete_store(self, name: bytes) -> bool:
         """Write and rename. Raises `StoreError` where the medium does not take it: nothing is there then."""
         data, size = self._take(name)
         if data is None:
@@ -116,6 +116,7 @@ class FileStore:
             raise StoreError(f"nvme tier `{self.folder}`: {what}") from None
         finally:
             self._spare(data, size)
+        return True
 
     def abandon_store(self, name: bytes) -> None:
         """Nothing was written yet."""

@@ -2,10 +2,10 @@
 
     store = GuardedStore(FileStore(folder, capacity), seconds=0.5, clock=clock)
 
-1. Calls run on a thread of the guard's own, one at a time. One that does not answer in time raises `StoreError`; until
-   it has answered, every other is refused at once. What is started runs there while the caller does something else. A
-   store that prepares in memory is asked for it, and given it back, on the caller's thread: behind no write, and
-   waking nobody.
+1. Calls run on threads of the guard's own, as many as the store has use for (`in_flight`). One that does not answer in
+   time raises `StoreError`; while none of the threads answers, every other call is refused at once. What is started
+   runs there while the caller does something else; an abandon cancels what has not begun. A store that prepares in
+   memory is asked for it, and given it back, on the caller's thread: behind no write, and waking nobody.
 2. Whether a call that did not answer took effect is not known. `SealedTier` asks for the deletion of what may have come
    of it; a load that answers late is over at once.
 3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
@@ -24,6 +24,7 @@ from kvcustody.errors import StoreError
 from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
 
 _DOUBLINGS = 6
+_PAGE_REQUESTS = 20
 Answer = TypeVar("Answer")
 
 
@@ -34,6 +35,7 @@ class GuardedStore:
         self, store: TierStore, *, seconds: float, clock: Clock, failures: int = 3, pause_seconds: float = 1.0
     ) -> None:
         self.kind, self.ends_by, self.outlives = store.kind, store.ends_by, store.outlives
+        self.is_shared, self.in_flight = store.is_shared, store.in_flight
         self.capacity_bytes = store.capacity_bytes
         self.late = self.refused = 0  # calls that did not answer in time, and that were not made
         self._store = store
@@ -45,10 +47,12 @@ class GuardedStore:
         self._pause_us = int(pause_seconds * 1_000_000)
         self._in_a_row = 0
         self._closed_until_us = 0
-        self._late: concurrent.futures.Future[object] | None = None  # nobody waits for it any more
-        self._storing: dict[bytes, concurrent.futures.Future[None]] = {}
+        self._late: set[concurrent.futures.Future[object]] = set()  # nobody waits for these any more
+        self._storing: dict[bytes, concurrent.futures.Future[bool]] = {}
         self._loading: dict[bytes, concurrent.futures.Future[memoryview | None]] = {}
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"kvcustody-{store.kind}")
+        self._thread = concurrent.futures.ThreadPoolExecutor(
+            store.in_flight, thread_name_prefix=f"kvcustody-{store.kind}"
+        )
 
     @property
     def used_bytes(self) -> int:
@@ -62,19 +66,22 @@ class GuardedStore:
 
     @property
     def _answers(self) -> bool:
-        return self._late is None or self._late.done()
+        if self._late:
+            self._late = {late for late in self._late if not late.done()}
+        return len(self._late) < self.in_flight
 
     def taken(self, size: int) -> int:
         """As the store's."""
         return self._store.taken(size)
 
-    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+    def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
         """As the store's."""
         if self._prepares_in_memory and self.is_open:
-            return self._store.prepare_store(name, size)
+            return self._store.prepare_store(name, size, until_us)
         try:
             return self._ask(
-                lambda: self._store.prepare_store(name, size), undo=lambda: self._store.abandon_store(name)
+                lambda: self._store.prepare_store(name, size, until_us),
+                undo=lambda: self._store.abandon_store(name),
             )
         finally:
             self._start()
@@ -91,15 +98,20 @@ class GuardedStore:
         if name is not None and self.is_open:
             self._storing[name] = self._thread.submit(self._store.complete_store, name)
 
-    def complete_store(self, name: bytes) -> None:
+    def complete_store(self, name: bytes) -> bool:
         """As the store's, or what came of what was started."""
         self._ready = None if self._ready == name else self._ready
-        self._ask(lambda: self._store.complete_store(name), started=self._storing.pop(name, None))
+        return self._ask(lambda: self._store.complete_store(name), started=self._storing.pop(name, None))
 
     def abandon_store(self, name: bytes) -> None:
         """As the store's."""
         self._ready = None if self._ready == name else self._ready
-        self._storing.pop(name, None)
+        started = self._storing.pop(name, None)
+        if started is not None:
+            started.cancel()
+        if self._prepares_in_memory:
+            self._store.abandon_store(name)
+            return
         self._ask(lambda: self._store.abandon_store(name))
 
     def start_load(self, name: bytes) -> None:
@@ -110,8 +122,13 @@ class GuardedStore:
     def abandon_load(self, name: bytes) -> None:
         """The thread lets go of what it has read, behind everything that it was asked."""
         started = self._loading.pop(name, None)
-        if started is not None:
-            self._thread.submit(_undone, lambda: self._store.complete_load(name), started)
+        if started is None or started.cancel():
+            return
+        let_go = partial(_undone, lambda: self._store.complete_load(name))
+        if self._prepares_in_memory:
+            started.add_done_callback(let_go)
+        else:
+            self._thread.submit(let_go, started)
 
     def prepare_load(self, name: bytes) -> memoryview | None:
         """As the store's, or what came of what was started."""
@@ -138,8 +155,14 @@ class GuardedStore:
         return self._ask(lambda: self._store.delete(listed))
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """As the store's."""
-        return self._ask(lambda: self._store.page(after, limit))
+        """As the store's. A store that asks others for it has time for several requests."""
+        several = _PAGE_REQUESTS if self.is_shared else 1
+        return self._ask(lambda: self._store.page(after, limit), times=several)
+
+    def is_own(self, name: bytes) -> bool:
+        """As the store's, which knows it without asking; of one that nobody shares everything is."""
+        told: Callable[[bytes], bool] | None = getattr(self._store, "is_own", None)
+        return told is None or told(name)
 
     def holder(self) -> bytes:
         """As the store's; nothing of one that keeps none. Asked once, at a start."""
@@ -168,8 +191,9 @@ class GuardedStore:
         even_closed: bool = False,
         undo: Callable[[], None] | None = None,
         started: concurrent.futures.Future[Answer] | None = None,
+        times: int = 1,
     ) -> Answer:
-        """What `call` answers in time. `undo` follows an answer that nobody waited for any more, unless it is None.
+        """What `call` answers in `times` the time. `undo` follows an answer that nobody waited for, unless it is None.
 
         `started`: it was asked before.
         """
@@ -179,11 +203,11 @@ class GuardedStore:
         asked = self._thread.submit(call) if started is None else started
         try:
             answer = asked.result(
-                self._seconds if self._answers else 0.0
-            )  # behind one that is late nobody waits
+                times * self._seconds if self._answers else 0.0
+            )  # behind those that are late nobody waits
         except concurrent.futures.TimeoutError:
             self.late += 1
-            self._late = asked  # type: ignore[assignment]  # of whatever it answers
+            self._late.add(asked)  # type: ignore[arg-type]  # of whatever it answers
             self._failed()
             if undo is not None:
                 asked.add_done_callback(partial(_undone, undo))

@@ -38,7 +38,7 @@ class _Placed:
 class HostArena:
     """`capacity_bytes` of host memory. Raises `ConfigError` where the system does not give them."""
 
-    kind, ends_by, outlives = "host", "zeroed", False
+    kind, ends_by, outlives, is_shared, in_flight = "host", "zeroed", False, False, 1
 
     def __init__(self, capacity_bytes: int, place: Callable[[int, int], None] | None = None) -> None:
         """`place(address, size)` may say where the memory lies, before it is touched."""
@@ -77,7 +77,7 @@ class HostArena:
         """Whole pages."""
         return _pages(size)
 
-    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+    def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
         """Memory in the arena itself: what is sealed into it is not copied again."""
         self.abandon_store(name)
         start = self._take(size)
@@ -89,7 +89,7 @@ class HostArena:
     def start_store(self, name: bytes) -> None:
         """Nothing: it is there already."""
 
-    def complete_store(self, name: bytes) -> None:
+    def complete_store(self, name: bytes) -> bool:
         """The object is there; an older one of its name ends."""
         prepared = self._prepared.pop(name, None)
         if prepared is None:
@@ -98,6 +98,7 @@ class HostArena:
         if older is not None:
             self._end(older)
         self._placed[name] = prepared
+        return True
 
     def abandon_store(self, name: bytes) -> None:
         """The extent is zeroed and free."""

@@ -41,7 +41,7 @@ def _distance(node: MemoryNode, other: int) -> tuple[int, int]:
 class NodeArenas:
     """`capacity_bytes` over several nodes. Raises `ConfigError` where the system does not give them."""
 
-    kind, ends_by, outlives = "host", "zeroed", False
+    kind, ends_by, outlives, is_shared, in_flight = "host", "zeroed", False, False, 1
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class NodeArenas:
         """As one arena's."""
         return next(iter(self.arenas.values())).taken(size)
 
-    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
+    def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
         """Memory near the caller, or the nearest that is free."""
         self.abandon_store(name)
         for number in self._nearest[self._here(self._nodes)]:
@@ -90,7 +90,7 @@ class NodeArenas:
     def start_store(self, name: bytes) -> None:
         """Nothing: it is there already."""
 
-    def complete_store(self, name: bytes) -> None:
+    def complete_store(self, name: bytes) -> bool:
         """The object is there; an older one of its name ends, wherever it lies."""
         arena = self._preparing.pop(name, None)
         if arena is None:
@@ -100,6 +100,7 @@ class NodeArenas:
         self._lies_in[name] = arena
         if older is not None and older is not arena:
             older.delete([name])
+        return True
 
     def abandon_store(self, name: bytes) -> None:
         """The extent is zeroed and free."""

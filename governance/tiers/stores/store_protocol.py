@@ -1,9 +1,9 @@
 """What a tier asks of a place that keeps bytes, in vLLM's words for the same steps.
 
-    into = store.prepare_store(name, size)      # None: it has no room
+    into = store.prepare_store(name, size, until_us)    # None: it has no room
     ...                                         # seal into it
     store.start_store(name)                     # it may be written from now on, while the next is sealed
-    store.complete_store(name)                  # from now on it is there
+    store.complete_store(name)                  # from now on it is there; False: another's is, and stays
     store.start_load(name)                      # it may be read from now on, while the one before is opened
     data = store.prepare_load(name)             # None: it is not there
     ...                                         # open it
@@ -14,8 +14,12 @@
    what is known of the object, or not at all.
 2. What was not completed is not there. An object is replaced whole, or not.
 3. Between `prepare_load` and `complete_load` the bytes stay where they are; a delete takes effect for look-ups at once.
-4. What is started is over with the call that waits for it. A store that has nothing to gain from a start ignores it.
+4. What is started is over with the call that waits for it, or with the abandon that cancels it. Up to `in_flight` may
+   be started. A store that has nothing to gain from a start ignores it.
 5. A store that fails raises `StoreError`; one that has no room returns None. Neither changes what it holds.
+6. An abandoned or late put may still take effect. It is in no index then: `page` lists it, and a scan ends it.
+7. In a store that many share the first writer of a name wins, and each object has one owner, who alone deletes it
+   before it is overdue. `page` lists what is this process's, and what is overdue by whoever wrote it.
 """
 
 from __future__ import annotations
@@ -26,13 +30,27 @@ from typing import NamedTuple, Protocol
 NAME_BYTES = 32
 
 
+class Locked(NamedTuple):
+    """An object whose bytes the store keeps until `until_us` (UTC), whoever asks."""
+
+    name: bytes
+    until_us: int
+
+
 class Deleted(NamedTuple):
-    """What a delete did, `size` in bytes. `absent` were not there; `failed` may still be, and are to be asked again."""
+    """What a delete did, `size` in bytes. `absent` were not there; `failed` may still be, and are to be asked again.
+
+    `locked` are there until their time, and are not worth asking for before. Of a store that keeps versions `versions`
+    and `markers` say how many of each were ended: an object is gone with the last of both.
+    """
 
     objects: int
     size: int
     absent: tuple[bytes, ...] = ()
     failed: tuple[bytes, ...] = ()
+    versions: int = 0
+    markers: int = 0
+    locked: tuple[Locked, ...] = ()
 
 
 class Listed(NamedTuple):
@@ -51,15 +69,26 @@ class TierStore(Protocol):
 
     @property
     def ends_by(self) -> str:
-        """What a delete does to the bytes: `zeroed`, `unlinked`."""
+        """What a delete does to the bytes: `zeroed`, `unlinked`; `deleted` where only the store's listing shows it.
+
+        `key-destroyed` where it does nothing that can be shown: then the end of a key is the only proof.
+        """
 
     @property
     def outlives(self) -> bool:
         """Whether what it keeps is there after the process."""
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other workers store into it, and may find what this one stored."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many starts are worth having at a time."""
+
+    @property
     def capacity_bytes(self) -> int:
-        """The most that it keeps."""
+        """The most that it keeps; of a store that many share, the quota of this process."""
 
     @property
     def used_bytes(self) -> int:
@@ -68,17 +97,20 @@ class TierStore(Protocol):
     def taken(self, size: int) -> int:
         """How much of the capacity an object of `size` bytes takes."""
 
-    def prepare_store(self, name: bytes, size: int) -> memoryview | None:
-        """Memory to seal `size` bytes into; None where there is no room."""
+    def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
+        """Memory to seal `size` bytes into; None where there is no room.
+
+        `until_us` (UTC): the store may let the object go by itself from then on; 0: never. It proves nothing.
+        """
 
     def start_store(self, name: bytes) -> None:
         """What was prepared is whole: `complete_store` follows. Never raises `StoreError`."""
 
-    def complete_store(self, name: bytes) -> None:
-        """What was prepared is there now, in place of what was."""
+    def complete_store(self, name: bytes) -> bool:
+        """What was prepared is there now, in place of what was; False: another worker's is, and stays."""
 
     def abandon_store(self, name: bytes) -> None:
-        """What was prepared is not wanted."""
+        """What was prepared is not wanted; a start that has not begun is cancelled."""
 
     def start_load(self, name: bytes) -> None:
         """`prepare_load` or `abandon_load` follows. Never raises `StoreError`."""

@@ -38,7 +38,7 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.orphans.finding import Finding, repair_all
 from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names
+from kvcustody.governance.tiers.open_tiers import TierPlan, refuse_remote, tier_names
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
@@ -145,6 +145,7 @@ class WorkerTiers:
         self._ready: list[CopyReply] = []
         self.threads: dict[str, TierThread] = {}
         size = plan.object_blocks * self._blocks.block_bytes
+        refuse_remote(settings, "vLLM")
         tiers = tier_names(settings)
         self.buffers = max(plan.staging_buffers, len(tiers) * groups)
         with stack:  # what is open where the rest cannot be is closed again

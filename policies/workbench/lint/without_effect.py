@@ -14,7 +14,7 @@ from kvcustody.policies.document.problems import quote
 from kvcustody.policies.workbench.lint.dead_rules import Finding
 
 _CODE = "KVP761"
-_SETTINGS = {Tier.HOST: "host_tier_bytes", Tier.NVME: "nvme_tier_path"}
+_SETTINGS = {Tier.HOST: "host_tier_bytes", Tier.NVME: "nvme_tier_path", Tier.REMOTE: "remote_tier_url"}
 
 
 class PoolOwner(StrEnum):

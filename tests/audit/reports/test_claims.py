@@ -472,7 +472,17 @@ TABLES: dict[tuple[str, str], tuple[tuple[str, ...], Callable[[Again], Rows]]] =
     ),
     ("tier", "tenant"): (
         (
-            *("due", "covered", "late", "open", "unproven", "disputed", "zeroized=zeroed", "unlinked"),
+            *(
+                "due",
+                "covered",
+                "late",
+                "open",
+                "unproven",
+                "disputed",
+                "zeroized=zeroed",
+                "unlinked",
+                "deleted",
+            ),
             "key destroyed=key_destroyed",
         ),
         lambda again: again["tiers"]["rows"],
@@ -775,6 +785,7 @@ TIER_PLANTS = (
     *(f"tiers.rows.0.{name}" for name in ("due", "covered", "late", "open", "unproven", "zeroed")),
     *(
         "tiers.rows.-1.unlinked",
+        "tiers.rows.-1.deleted",
         "tiers.rows.-1.key_destroyed",
         "tiers.balances.0.left",
         "tiers.balances.-1.right",

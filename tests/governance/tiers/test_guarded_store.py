@@ -41,7 +41,7 @@ class Hanging(HostArena):
 
     def complete_store(self, name):  # type: ignore[no-untyped-def]
         self._hang("complete_store")
-        super().complete_store(name)
+        return super().complete_store(name)
 
     def prepare_load(self, name):  # type: ignore[no-untyped-def]
         self._hang("prepare_load")
@@ -177,9 +177,9 @@ def test_one_is_written_while_the_next_is_sealed(
     """The second leaves the device only when the store is asked to complete the first."""
     acme, writing, complete = place.label("acme"), threading.Event(), HostArena.complete_store
 
-    def told(name: bytes) -> None:
+    def told(name: bytes) -> bool:
         writing.set()
-        complete(hanging, name)
+        return complete(hanging, name)
 
     monkeypatch.setattr(hanging, "complete_store", told)
     now_us = place.world.clock.now_us()
@@ -218,9 +218,9 @@ def test_memory_that_is_had_too_late_is_given_back(
 ) -> None:
     acme, store, prepare = place.label("acme"), place.store, HostArena.prepare_store
 
-    def slow(name: bytes, size: int) -> memoryview | None:
+    def slow(name: bytes, size: int, until_us: int) -> memoryview | None:
         assert hanging.free.wait(30)
-        return prepare(hanging, name, size)
+        return prepare(hanging, name, size, until_us)
 
     monkeypatch.setattr(hanging, "prepare_store", slow)
     assert isinstance(store, GuardedStore)
@@ -305,11 +305,11 @@ def test_a_write_that_fails_late_is_no_copy(
     """It was sealed, and the next with it; the store says only then that it has no room for the first."""
     acme, complete, first = place.label("acme"), HostArena.complete_store, list[bytes]()
 
-    def once(name: bytes) -> None:
+    def once(name: bytes) -> bool:
         first.append(name)
         if len(first) == 1:
             raise StoreError("is full")
-        complete(hanging, name)
+        return complete(hanging, name)
 
     monkeypatch.setattr(hanging, "complete_store", once)
     assert place.keep(acme, "p", 12) == 8 and len(place.tier) == 2

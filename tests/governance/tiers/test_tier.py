@@ -15,12 +15,15 @@ from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.stores.store_protocol import Deleted
 from kvcustody.governance.tiers.tier import PublishedRun, TierShare
+from standins.governance.store_servers import KINDS, MOST, StoreServer
 from standins.governance.tier_place import ABSOLUTE_US, BLOCK, STEP, Place, content, keys_of
 
 
-@pytest.fixture(params=["host", "nvme"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path, request.param)
+@pytest.fixture(params=["host", "nvme", *MOST])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, server: Callable[[str], StoreServer]
+) -> Iterator[Place]:
+    made = Place(tmp_path, request.param, server=server(request.param) if request.param in KINDS else None)
     yield made
     live, there = made.counted()
     assert live == there == len(made.tier), "copies begun, less those ended, are those in the store"
@@ -269,7 +272,7 @@ def test_a_store_that_fails_gives_misses_and_loses_nothing(
     acme = place.label("acme")
     place.keep(acme, "p", 4)
 
-    def fails(name: bytes, size: int = 0) -> None:
+    def fails(*_: object) -> None:
         raise StoreError("out of order")
 
     for step in ("prepare_store", "complete_store"):
@@ -411,7 +414,7 @@ def test_a_destroyed_epoch_ends_its_copies_with_their_key(place: Place) -> None:
     place.world.keyring.destroy(acme.spec.owner, 1)
     assert place.tier.narrow() == 1 and place.bring(beta, "p", 4) == 4
     events = [(one.step, one.cause) for one in place.events() if one.tenant == "acme"]
-    by_store = "zeroed" if place.kind == "host" else "unlinked"
+    by_store = place.store.ends_by
     assert events[1:] == [("ended", "key-destroyed"), ("destroyed", "key-destroyed"), ("destroyed", by_store)]
 
 

@@ -30,13 +30,13 @@ from standins.console.read_page import Facts, Literal, Page, Table, page_of, rea
 
 PLAIN_WORDS = """
 a accurate action age and answered are arrived asked asks at before by bytes called cause choice class compensating
-complete control deadline death decided decision device do drawn duplicates effect end event exceptions finding first
-for found from full hit how identifier idx in information is it its kept key kind left length limit meaning median
-member moving name not nothing number of oldest on open opening other outcome owner parameters past period predicted
-profile promises prompt question read received recomputing record recorded release released remaining request response
-result reused revision rfc right risk says section selector service share show side software source started state
-status step tenant that the their these they through to token took treated under unknown unlinked verification weakest
-what when whether why with within worker wrong
+complete control deadline death decided decision deleted device do drawn duplicates effect end event exceptions finding
+first for found from full hit how identifier idx in information is it its kept key kind left length limit meaning
+median member moving name not nothing number of oldest on open opening other outcome owner parameters past period
+predicted profile promises prompt question read received recomputing record recorded release released remaining request
+response result reused revision rfc right risk says section selector service share show side software source started
+state status step tenant that the their these they through to token took treated under unknown unlinked verification
+weakest what when whether why with within worker wrong
 """
 
 UUID = "d0c5" + "1234567890abcdef" * 2

@@ -14,6 +14,7 @@ from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierShare, TierTerms
 from standins.governance.sealed_objects import World
+from standins.governance.store_servers import StoreServer
 
 BLOCK, STEP = 256, 4
 
@@ -27,9 +28,21 @@ LAYOUT = hashlib.sha256(b"layout").digest()
 class Place:
     """A tier, its keys, and a device whose block of a key holds bytes that the key says."""
 
-    def __init__(self, folder: Path, kind: str, capacity: int = 1 << 20) -> None:
-        self.world = World(folder)
+    def __init__(
+        self,
+        folder: Path,
+        kind: str,
+        capacity: int = 1 << 20,
+        *,
+        server: StoreServer | None = None,
+        worker: str = "w1",
+        world: World | None = None,
+        prefix: str = "",
+    ) -> None:
+        """`server`: where the store is that workers of one `prefix` share, else of the folder's name."""
+        self.world = World(folder) if world is None else world
         self.folder, self.kind, self.capacity = folder, kind, capacity
+        self.server, self.worker, self.prefix = server, worker, prefix or folder.name
         self.allowed = {"internal": ABSOLUTE_US}
         self.shares: dict[str, TierShare] = {}
         self.staging = Staging(2, STEP * BLOCK)
@@ -38,11 +51,7 @@ class Place:
 
     def open(self) -> None:
         """As a process does that begins."""
-        store: TierStore = (
-            HostArena(self.capacity)
-            if self.kind == "host"
-            else FileStore(self.folder / "tier", self.capacity)
-        )
+        store = self.made()
         terms = TierTerms(
             self.layout,
             BLOCK,
@@ -56,6 +65,15 @@ class Place:
         self.tier = SealedTier(
             store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
         )
+
+    def made(self) -> TierStore:
+        """The store of this kind."""
+        if self.server is not None:
+            utc_us = self.world.clock.utc_us
+            return self.server.store(self.prefix, self.worker, self.capacity, utc_us=utc_us)
+        if self.kind == "host":
+            return HostArena(self.capacity)
+        return FileStore(self.folder / "tier", self.capacity)
 
     def limit(self, tenant: str, classification: str) -> CopyLimit:
         absolute_us = self.allowed.get(classification, 0)

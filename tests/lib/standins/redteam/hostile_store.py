@@ -21,7 +21,9 @@ from kvcustody.governance.tiers import tier as tier_module
 from kvcustody.governance.tiers.seal import sealer
 from kvcustody.governance.tiers.seal.extended_nonce import TAG_BYTES, ExtendedNonceKey
 from kvcustody.governance.tiers.seal.object_layout import HEADER_BYTES, ObjectFacts
+from kvcustody.governance.tiers.stores.remote_store import ENVELOPE_BYTES
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from standins.governance.store_servers import StoreServer
 from standins.governance.tier_place import BLOCK, STEP, Place, keys_of
 
 _NAME = slice(16, 48)
@@ -153,8 +155,9 @@ FILE_ATTACKS: dict[str, FileAttack] = {
 class HostileStore:
     """A tier whose store is the attacker's. `attached` counts loads that put a byte on the device."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.place = Place(folder, kind)
+    def __init__(self, folder: Path, kind: str, server: StoreServer | None = None) -> None:
+        self.place = Place(folder, kind, server=server)
+        self.server = server
         self.acme, self.beta = self.place.label("acme"), self.place.label("beta")
         self.attached = self.tried = 0
 
@@ -194,6 +197,15 @@ class HostileStore:
             held[one.name] = data
         return held
 
+    def put(self, name: bytes, data: bytes) -> None:
+        """Another object under this name, by whoever has the store."""
+        if self.server is None:
+            put(self.place.store, name, data)
+            return
+        prefix = self.place.prefix
+        envelope = self.server.raw(prefix, name)[:ENVELOPE_BYTES]
+        self.server.raw(prefix, name, envelope + data)
+
     def load(self) -> int:
         """Ask for the object as a request does; how many blocks were put on the device."""
         self.tried += 1
@@ -219,7 +231,7 @@ class HostileStore:
                 assert data is not None
                 has = has._replace(mine=data, older=has.mine)
             name = names[number % len(names)]
-            put(self.place.store, has.name, attacks[name](has, drawn))
+            self.put(has.name, attacks[name](has, drawn))
             attached[name] += bool(self.load())
             self.place.tier.destroy([has.name])  # where a control attached it, it is there still
         return attached

@@ -157,7 +157,7 @@ class FaultyStores(DiscoverableModule):  # type: ignore[misc]
         def complete_load(name: bytes) -> None:
             completes(instead.pop(name, name))
 
-        def prepare_store(name: bytes, size: int) -> Any:
+        def prepare_store(name: bytes, size: int, until_us: int = 0) -> Any:
             how, seconds = self._faults.get(kind, ("", 0.0))
             if how == "slow":
                 time.sleep(seconds)

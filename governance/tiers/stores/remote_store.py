@@ -1,0 +1,319 @@
+"""Sealed objects in a store on other machines, which several workers share: the part that is alike for every store.
+
+    store = RemoteStore(client, owner=owner_of("gpu-1"), capacity_bytes=quota, object_bytes_max=largest)
+    guarded = GuardedStore(store, seconds=1.0, clock=clock)      # deadlines, a breaker, and `in_flight` lanes
+
+1. What lies in the store is 24 bytes (owner 16, due 8) and the sealed object. The 24 bytes say who ends it; a store
+   that changes them has bytes deleted sooner or later, and nothing opened.
+2. The first writer of a name wins. A put that finds the name taken reads who took it: where that is this very put,
+   whose answer was lost, it is kept; else it is another's.
+3. `page` lists what this owner stored, and what is overdue by `OVERDUE_US` by whoever stored it: whoever finds that may
+   end it. Whose an object is is read once for each name.
+4. A request that fails is made once more, as long as no more than a tenth of the last ones were. A put or a delete that
+   is made twice does what it did.
+5. In memory are at most `in_flight` objects that are being stored, and twice as many that are being loaded.
+6. The quota counts what this owner stored, by its own books; the store's own room is the store's.
+
+Safe for threads; with more than one lane calls overlap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol, TypeVar
+
+from kvcustody.errors import StoreError
+from kvcustody.governance.tiers.seal.object_layout import HEADER_BYTES
+from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed
+
+OWNER_BYTES = 16
+OVERDUE_US = 3_600_000_000
+_ENVELOPE = struct.Struct(f"<{OWNER_BYTES}sQ")
+ENVELOPE_BYTES = _ENVELOPE.size
+_DELETED_AT_ONCE = 1000  # names; whoever waits for a delete does not wait for more
+_OTHERS_MAX = 100_000  # names of other owners whose owner is not read again
+_AGAIN_SHARE, _AGAIN_MAX = 0.1, 10.0
+Answer = TypeVar("Answer")
+
+
+class ObjectClient(Protocol):
+    """What one kind of store does. Safe for threads; each call is one request or a few, and ends by itself.
+
+    Raises `StoreError`, which never has a secret in it.
+    """
+
+    @property
+    def place(self) -> str:
+        """What messages call it."""
+
+    def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
+        """Store where nothing has this name; whether that was so. `lives_us`: when it may go by itself; 0: never."""
+
+    def get(self, name: bytes, size_max: int) -> memoryview | None:
+        """The object, of one that is longer the first `size_max` bytes; None where there is none."""
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """At most the first `size` bytes; None where there is none."""
+
+    def delete(self, names: Sequence[bytes]) -> Deleted:
+        """End these with all that the store keeps of them."""
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """The next names with their bytes, in order, as the store lists them; none where that was all."""
+
+    def read_note(self, name: str) -> bytes:
+        """A few bytes beside the objects; nothing where there are none."""
+
+    def write_note(self, name: str, data: bytes) -> None:
+        """Put them there, in place of what was."""
+
+    def close(self) -> None:
+        """Let connections go."""
+
+
+def owner_of(*parts: str) -> bytes:
+    """What stands for a worker in its objects: it tells nobody the worker's name who cannot guess it."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=OWNER_BYTES, person=b"kvc owner").digest()
+
+
+class _Prepared(NamedTuple):
+    """Memory for one object, its envelope included."""
+
+    memory: bytearray
+    size: int
+    until_us: int
+
+
+class RemoteStore:
+    """`capacity_bytes` of objects of one owner, behind `client`."""
+
+    kind, ends_by, outlives, is_shared = "remote", "deleted", True, True
+    prepares_in_memory = True
+
+    def __init__(
+        self,
+        client: ObjectClient,
+        *,
+        owner: bytes,
+        capacity_bytes: int,
+        object_bytes_max: int,
+        in_flight: int = 8,
+        utc_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        """`object_bytes_max`: no sealed object is longer; `utc_us`: what is overdue is by this clock."""
+        assert len(owner) == OWNER_BYTES, "an owner is a digest"
+        self.owner, self.capacity_bytes, self.in_flight = owner, capacity_bytes, in_flight
+        self._client, self._utc_us = client, utc_us
+        self._object_bytes_max = object_bytes_max
+        self._lock = threading.Lock()
+        self._sizes: dict[bytes, int] = {}  # of what this owner has there
+        self._used = self._preparing = 0
+        self._others: OrderedDict[bytes, int] = OrderedDict()  # when an object of another owner is due
+        self._prepared: dict[bytes, _Prepared] = {}
+        self._spares: list[bytearray] = []
+        self._loading: dict[bytes, list[memoryview]] = {}
+        self._again = _AGAIN_MAX  # requests that may be made once more
+        self._readers = ThreadPoolExecutor(in_flight, thread_name_prefix="kvcustody-owners")
+
+    @property
+    def used_bytes(self) -> int:
+        """Of what this owner has there, and of what it is storing."""
+        return self._used + self._preparing
+
+    def taken(self, size: int) -> int:
+        """Its own bytes."""
+        return size
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
+        """Memory to seal into, which is sent as it is."""
+        self.abandon_store(name)
+        with self._lock:
+            if self._used + self._preparing + size > self.capacity_bytes:
+                return None
+            self._preparing += size
+            whole = ENVELOPE_BYTES + size
+            memory = next((spare for spare in self._spares if len(spare) >= whole), None)
+            if memory is not None:
+                self._spares = [spare for spare in self._spares if spare is not memory]
+        memory = bytearray(whole) if memory is None else memory
+        _ENVELOPE.pack_into(memory, 0, self.owner, until_us)
+        self._prepared[name] = _Prepared(memory, size, until_us)
+        return memoryview(memory)[ENVELOPE_BYTES:whole]
+
+    def start_store(self, name: bytes) -> None:
+        """Nothing: lanes are `GuardedStore`'s."""
+
+    def complete_store(self, name: bytes) -> bool:
+        """Send it, where nobody has the name (rule 2)."""
+        prepared = self._prepared.pop(name, None)
+        if prepared is None:
+            raise StoreError(f"{self._client.place}: object `{name.hex()[:16]}` was not prepared")
+        memory, size, until_us = prepared
+        view = memoryview(memory)[: ENVELOPE_BYTES + size]
+        lives_us = max(1000, until_us - self._utc_us()) if until_us else 0
+        try:
+            is_kept = self._ask(lambda: self._client.put(name, view, lives_us)) or self._is_this(name, view)
+        finally:
+            view.release()
+            self._spare(prepared)
+        if is_kept:
+            self._note_own(name, size)
+        return is_kept
+
+    def _is_this(self, name: bytes, view: memoryview) -> bool:
+        """Whether what has the name began as this object does: a seal's nonce is never drawn twice."""
+        begins = ENVELOPE_BYTES + HEADER_BYTES
+        there = self._ask(lambda: self._client.peek(name, begins))
+        if there is not None:
+            self._note_owner(name, there)
+        return there is not None and there == view[:begins]
+
+    def abandon_store(self, name: bytes) -> None:
+        """Nothing was sent yet; of what is being sent a scan ends what came of it."""
+        prepared = self._prepared.pop(name, None)
+        if prepared is not None:
+            self._spare(prepared)
+
+    def _spare(self, prepared: _Prepared) -> None:
+        with self._lock:
+            self._preparing -= prepared.size
+            if len(self._spares) < self.in_flight:
+                self._spares.append(prepared.memory)
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    def start_load(self, name: bytes) -> None:
+        """Nothing."""
+
+    def abandon_load(self, name: bytes) -> None:
+        """Nothing was started."""
+
+    def prepare_load(self, name: bytes) -> memoryview | None:
+        """The object's bytes, in memory until `complete_load`; of one that grew no more than shows it."""
+        most = ENVELOPE_BYTES + self._sizes.get(name, self._object_bytes_max) + 1
+        found = self._ask(lambda: self._client.get(name, most))
+        if found is None:
+            return None
+        sealed = found[ENVELOPE_BYTES:].toreadonly()
+        with self._lock:
+            self._loading.setdefault(name, []).append(sealed)
+        return sealed
+
+    def complete_load(self, name: bytes) -> None:
+        """Their memory is free."""
+        with self._lock:
+            loading = self._loading[name]
+            loading.pop()
+            if not loading:
+                del self._loading[name]
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """Its beginning, behind the envelope; whose it is is known then."""
+        found = self._ask(lambda: self._client.peek(name, ENVELOPE_BYTES + size))
+        if found is None:
+            return None
+        self._note_owner(name, found)
+        return found[ENVELOPE_BYTES:]
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def delete(self, names: Iterable[bytes]) -> Deleted:
+        """End these; of more than a thousand the rest failed, and is to be asked again."""
+        listed = list(names)
+        now, later = listed[:_DELETED_AT_ONCE], tuple(listed[_DELETED_AT_ONCE:])
+        gone = self._ask(lambda: self._client.delete(now)) if now else Deleted(0, 0)
+        stays = {*gone.failed, *(one.name for one in gone.locked)}
+        size = gone.size - ENVELOPE_BYTES * gone.objects
+        for name in now:
+            if name not in stays:
+                with self._lock:
+                    self._used -= self._sizes.pop(name, 0)
+                self._others.pop(name, None)
+        return gone._replace(size=max(0, size), failed=gone.failed + later)
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """The next that are this owner's or overdue (rule 3); fewer than `limit` may be followed by others."""
+        while True:
+            listed = self._ask(lambda: self._client.page(after, limit))  # noqa: B023 - it is called here
+            if not listed:
+                return []
+            unknown = [
+                one.name for one in listed if one.name not in self._sizes and one.name not in self._others
+            ]
+            for name, begins in zip(unknown, self._readers.map(self._envelope, unknown), strict=True):
+                if begins is not None:
+                    self._note_owner(name, begins)
+            overdue_us = self._utc_us() - OVERDUE_US
+            found = []
+            for one in listed:
+                size = max(0, one.size - ENVELOPE_BYTES)
+                due_us = self._others.get(one.name)
+                if due_us is None:
+                    self._note_own(one.name, size)
+                if due_us is None or 0 < due_us < overdue_us:
+                    found.append(Listed(one.name, size))
+            if found:
+                return found
+            after = listed[-1].name
+
+    def _envelope(self, name: bytes) -> bytes | None:
+        return self._ask(lambda: self._client.peek(name, ENVELOPE_BYTES))
+
+    def _note_owner(self, name: bytes, begins: bytes) -> None:
+        """Whose it is by its envelope. What has none is nobody's: this owner ends it."""
+        if len(begins) < ENVELOPE_BYTES:
+            return
+        owner, due_us = _ENVELOPE.unpack_from(begins)
+        if owner == self.owner:
+            return
+        with self._lock:
+            self._others[name] = due_us
+            if len(self._others) > _OTHERS_MAX:
+                self._others.popitem(last=False)
+
+    def is_own(self, name: bytes) -> bool:
+        """Whether this owner stored it, as far as was read."""
+        return name not in self._others
+
+    def _note_own(self, name: bytes, size: int) -> None:
+        with self._lock:
+            self._used += size - self._sizes.get(name, 0)
+            self._sizes[name] = size
+
+    # -- the owner ------------------------------------------------------------------------------------------------
+
+    def holder(self) -> bytes:
+        """What this owner wrote of itself last (`tiers.heirs`)."""
+        return self._client.read_note(self.owner.hex())
+
+    def write_holder(self, written: bytes) -> None:
+        """Put down who holds this owner's objects."""
+        self._client.write_note(self.owner.hex(), written)
+
+    def close(self) -> None:
+        """Let the store go, with what is in it."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def _ask(self, request: Callable[[], Answer]) -> Answer:
+        """What it answers, the second time where the first failed and that may be (rule 4)."""
+        try:
+            answer = request()
+        except StoreError:
+            with self._lock:
+                may_again = self._again >= 1
+                self._again -= may_again
+            if not may_again:
+                raise
+            return request()
+        with self._lock:
+            self._again = min(_AGAIN_MAX, self._again + _AGAIN_SHARE)
+        return answer

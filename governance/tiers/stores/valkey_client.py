@@ -1,0 +1,149 @@
+"""Objects in Valkey, or in what speaks its protocol.
+
+    client = ValkeyClient(ValkeyPlace("cache.example", 6379, is_tls=True), "password", seconds=1.0)
+
+1. A put is `SET NX`: the first writer of a name wins. `PX` has the server let go of it at its time, which is a second
+   net and proves nothing.
+2. A delete is `UNLINK`, whose answer says whether the name was there. The server frees the memory and does not zero
+   it; replicas, append-only files and snapshots keep what they have: there a key's end is the only end.
+3. `page` goes through the keys once (`SCAN`) when it is asked from the beginning, and answers from that. One node is
+   spoken to: no cluster.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from kvcustody.errors import ConfigError, StoreError
+from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+Answer = TypeVar("Answer")
+
+
+class ValkeyPlace(NamedTuple):
+    """A server, its database, and what this tier's keys begin with."""
+
+    host: str
+    port: int
+    prefix: str = "kvcustody"
+    database: int = 0
+    is_tls: bool = False
+    username: str | None = None
+
+
+class ValkeyClient:
+    """One prefix of one database. Raises `ConfigError` where the library is missing or the address is in clear."""
+
+    def __init__(
+        self, place: ValkeyPlace, password: str | None, *, seconds: float, in_flight: int = 8
+    ) -> None:
+        """`seconds`: what one request may take."""
+        try:
+            import valkey
+        except ImportError:
+            raise ConfigError(
+                "remote tier: `valkey` is not installed (pip install 'kvcustody[valkey]')"
+            ) from None
+        if not place.is_tls and place.host not in _LOOPBACK:
+            raise ConfigError(f"remote tier: `valkey://{place.host}` is in clear; give `valkeys://`")
+        self.place = f"remote tier `valkey://{place.host}:{place.port}/{place.database}`"
+        self._prefix = place.prefix.strip(":").encode() + b":"
+        self._error: type[Exception] = valkey.exceptions.ValkeyError
+        pooled: Any = valkey.BlockingConnectionPool
+        pool = pooled(
+            max_connections=2 * in_flight,
+            timeout=seconds,
+            connection_class=valkey.SSLConnection if place.is_tls else valkey.Connection,
+            host=place.host,
+            port=place.port,
+            db=place.database,
+            username=place.username,
+            password=password,
+            socket_timeout=seconds,
+            socket_connect_timeout=seconds,
+        )
+        self._client: Any = valkey.Valkey(connection_pool=pool)
+        self._names: list[bytes] = []  # as the last listing found them
+
+    def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
+        """One request."""
+        expires = {"px": max(1, lives_us // 1000)} if lives_us else {}
+        return self._call(lambda: bool(self._client.set(self._key(name), data, nx=True, **expires)))
+
+    def get(self, name: bytes, size_max: int) -> memoryview | None:
+        """One request."""
+        found = self.peek(name, size_max)
+        return None if found is None else memoryview(found)
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """One request."""
+        found: bytes = self._call(lambda: self._client.getrange(self._key(name), 0, size - 1))
+        return found or None  # an absent key reads as empty, and no object is
+
+    def delete(self, names: Sequence[bytes]) -> Deleted:
+        """One exchange for all."""
+
+        def end() -> list[int]:
+            with self._client.pipeline(transaction=False) as asked:
+                for name in names:
+                    asked.strlen(self._key(name))
+                    asked.unlink(self._key(name))
+                return list(asked.execute())
+
+        said = self._call(end)
+        lengths, gone = said[::2], said[1::2]
+        absent = tuple(name for name, was_there in zip(names, gone, strict=True) if not was_there)
+        size = sum(length for length, was_there in zip(lengths, gone, strict=True) if was_there)
+        return Deleted(sum(gone), size, absent)
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """Rule 3; what went since the listing began is left out."""
+        if not after:
+            self._names = self._call(self._scan)
+        found: list[Listed] = []
+        begin = bisect_right(self._names, after)
+        while len(found) < limit and begin < len(self._names):
+            names = self._names[begin : begin + limit - len(found)]
+            begin += len(names)
+            sizes = self._call(lambda: self._sizes(names))  # noqa: B023 - it is called here
+            found += [Listed(name, size) for name, size in zip(names, sizes, strict=True) if size]
+        return found
+
+    def read_note(self, name: str) -> bytes:
+        """One request."""
+        found: bytes = self._call(lambda: self._client.getrange(self._note(name), 0, 4095))
+        return found
+
+    def write_note(self, name: str, data: bytes) -> None:
+        """One request."""
+        self._call(lambda: self._client.set(self._note(name), data))
+
+    def close(self) -> None:
+        """Connections."""
+        self._client.connection_pool.disconnect()
+
+    def _scan(self) -> list[bytes]:
+        pattern, at = self._prefix.replace(b"*", b"\\*") + b"o:*", len(self._prefix) + 2
+        keys = self._client.scan_iter(match=pattern, count=1000)
+        return sorted({key[at:] for key in keys if len(key) == at + NAME_BYTES})
+
+    def _sizes(self, names: Sequence[bytes]) -> list[int]:
+        with self._client.pipeline(transaction=False) as asked:
+            for name in names:
+                asked.strlen(self._key(name))
+            return list(asked.execute())
+
+    def _key(self, name: bytes) -> bytes:
+        return self._prefix + b"o:" + name
+
+    def _note(self, name: str) -> bytes:
+        return self._prefix + b"holder:" + name.encode()
+
+    def _call(self, request: Callable[[], Answer]) -> Answer:
+        try:
+            return request()
+        except (self._error, OSError) as error:
+            raise StoreError(f"{self.place}: request failed ({type(error).__name__})") from None
