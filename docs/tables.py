@@ -311,7 +311,7 @@ def _demanded_placement() -> str:
 
 def _wrong_route() -> str:
     rows = [
-        "| router | who knows the worker's group | requests | refused | on record | requests opened | blocks handed out |",
+        "| router | who knows the group | requests | refused | on record | requests opened | blocks handed out |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in ("smg", "vllm-router"):

@@ -180,6 +180,7 @@ def _plan(
     from kvcustody.console.demo.fleet_processes import NO_ROUTER, FleetPlan
     from kvcustody.lab.fleet.router_programs import (
         DYNAMO,
+        DYNAMO_MODULES,
         DYNAMO_PACKAGES,
         ROUTERS,
         find_program,
@@ -189,7 +190,7 @@ def _plan(
     found = {name: find_program(known.program, folders) for name, known in ROUTERS.items()}
     packages = {name: known.package for name, known in ROUTERS.items()} | {DYNAMO: " ".join(DYNAMO_PACKAGES)}
     if router is RouterChoice.DYNAMO:
-        found[DYNAMO] = find_python(("dynamo", "kvcustody", "zmq", "numpy"), folders)
+        found[DYNAMO] = find_python(DYNAMO_MODULES, folders)
     chosen = router.value
     if router is RouterChoice.AUTO:
         chosen = next((name for name, program in found.items() if program is not None), NO_ROUTER)

@@ -35,6 +35,7 @@ ROUTERS: Final = {
 }
 DYNAMO: Final = "dynamo"
 DYNAMO_PACKAGES: Final = ("ai-dynamo-runtime==1.6.1", "'kvcustody[events]'")
+DYNAMO_MODULES: Final = ("dynamo", "kvcustody", "zmq", "numpy")  # that its Python must have
 RETRIES: Final = 2  # that these flags let a router make of one request
 
 
