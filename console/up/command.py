@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 import threading
 from contextlib import ExitStack
 from enum import StrEnum
@@ -14,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from kvcustody.console.command import Json, print_json, say
-from kvcustody.console.up.running import READY_SECONDS, Progress, go_on, served, signals, stay, wait_for
+from kvcustody.console.up.plane import HOST, RunningPlane, check_modules, folder_of, open_plane
+from kvcustody.console.up.running import READY_SECONDS, Progress, signals, stay, wait_for
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.observability.logs import configure
 from kvcustody.plurals import several
 
 if TYPE_CHECKING:
     from kvcustody.console.up.vllm_worker import VllmWorker
-    from kvcustody.governance.service.service import Service
     from kvcustody.lab.traffic.simulated_worker import SimulatedWorker
 
 EPILOG = """
@@ -46,7 +44,6 @@ proof). In another terminal, in the same folder:
 Nothing here needs a GPU, the network, or a model that is downloaded. docs/start/up.md says what runs, and what is left.
 """
 _ENGINE_SECONDS = 660.0
-_HOST = "127.0.0.1"
 
 
 class ServingEngine(StrEnum):
@@ -57,10 +54,8 @@ class ServingEngine(StrEnum):
 
 
 class _Up(NamedTuple):
-    service: Service
+    plane: RunningPlane
     worker: SimulatedWorker | VllmWorker
-    url: str
-    folder: Path
     said: Progress
 
 
@@ -97,7 +92,7 @@ def up(
     """
     if engine_python and engine is not ServingEngine.VLLM:
         raise ConfigError("--engine-python is of --engine vllm")
-    _checked_extras()
+    check_modules("torch", "fastapi", "uvicorn")
     configure("error", "console")
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
@@ -111,7 +106,7 @@ def up(
             stop,
             seconds,
             has_ended=lambda: made.worker.ended,
-            on_enter=lambda: say(f"sign in   {_link(made)}", flush=True),
+            on_enter=made.plane.tell_link,
         )
         made.said("ending: the worker releases and scrubs what it holds")
     if made.worker.error is not None:
@@ -120,7 +115,7 @@ def up(
             if isinstance(made.worker.error, CustodyError)
             else ConfigError(f"the worker ended: {type(made.worker.error).__name__}")
         )
-    kept = f"; {made.folder} is kept" if folder is not None else ""
+    kept = f"; {made.plane.folder} is kept" if folder is not None else ""
     made.said(f"ended, {several(made.worker.requests, 'request')} served{kept}")
 
 
@@ -137,47 +132,25 @@ def _start(
     """Open everything in order; `stack` closes it in reverse. Raises `KeyboardInterrupt` where it is told to end."""
     said = Progress()
     said("importing")
-    from kvcustody.audit.tlog.signing_key import read_signing_key
-    from kvcustody.console.documents import ConsoleDocuments
-    from kvcustody.console.up.place import (
-        claimed,
-        enrol_people,
-        free_port,
-        plane_settings,
-        release_policy,
-        worker_settings,
-    )
+    from kvcustody.console.up.place import claimed, free_port, worker_settings
     from kvcustody.console.up.vllm_worker import VllmWorker
-    from kvcustody.console.up.witness import witnessed
-    from kvcustody.governance.service.service import open_service
     from kvcustody.lab.replay.workload.tenant_assignment import tenant_names
     from kvcustody.lab.traffic.office import VLLM, WORKER, Office
     from kvcustody.lab.traffic.simulated_worker import SimulatedWorker, lively
 
-    place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-up-")))
+    place = folder_of(stack, folder, "up")
     spec = lively(tenants, seed)
     with claimed(place), ExitStack() as opened:
-        settings = plane_settings(place.resolve(), port or free_port(_HOST))
-        go_on(stop)
-        said("opening the ledger, and its signing key")
-        service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
-        go_on(stop)
-        said("enrolling people, releasing the policy")
-        enrol_people(service, place)
-        release_policy(service, place.resolve(), spec)
-        go_on(stop)
-        said(f"serving on {settings.listen}")
-        opened.enter_context(served(service, stop))
-        ledger = read_signing_key(settings.signing_key_path).verifier
-        opened.enter_context(witnessed(service, place.resolve() / "witness", ledger))
-        policy = service.policies_in_effect().the_table(None).policy
+        plane = open_plane(opened, stop, said, place, port, spec)
         name = VLLM if engine is ServingEngine.VLLM else WORKER
-        office = Office(service, spec, tenant_names(policy, tenants), name)
-        of_worker = worker_settings(place.resolve(), settings.listen, name)
+        office = Office(plane.service, spec, tenant_names(plane.policy, tenants), name)
+        of_worker = worker_settings(plane.folder, plane.listen, name)
         worker: SimulatedWorker | VllmWorker
         if engine is ServingEngine.VLLM:
-            home = place.resolve() / "worker"
-            worker = VllmWorker(of_worker, home, spec, policy, port=free_port(_HOST), python=engine_python)
+            home = plane.folder / "worker"
+            worker = VllmWorker(
+                of_worker, home, spec, plane.policy, port=free_port(HOST), python=engine_python
+            )
             said("starting vLLM with a model of random weights; it takes a minute")
         else:
             worker = SimulatedWorker(of_worker, spec, stalls=office.stalls)
@@ -196,48 +169,18 @@ def _start(
         opened.callback(office.stop)
         said("serving tenants")
         stack.push(opened.pop_all())
-    return _Up(service, worker, f"http://{settings.listen}", place.resolve(), said)
+    return _Up(plane, worker, said)
 
 
 def _tell(made: _Up, as_json: bool) -> None:
     """Where it is, and how to get in."""
-    from kvcustody.console.up.place import key_file
-    from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
-    from kvcustody.lab.traffic.office import PEOPLE
-
     if as_json:
-        print_json(
-            {
-                "url": f"{made.url}/console/",
-                "link": _link(made),
-                "link_seconds": LINK_SECONDS,
-                "folder": str(made.folder),
-                "ledger": f"sqlite:///{made.folder / 'ledger.db'}",
-                "keys": {name: str(key_file(made.folder, name)) for name in PEOPLE},
-                "process": os.getpid(),
-            }
-        )
+        print_json(made.plane.as_json())
         sys.stdout.flush()
         return
-    say(f"console   {made.url}/console/")
-    say(f"sign in   {_link(made)}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
-    say(f"ledger    sqlite:///{made.folder / 'ledger.db'}")
-    say(f"keys      {made.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)")
+    made.plane.tell()
+    say(f"ledger    {made.plane.ledger}")
+    say(
+        f"keys      {made.plane.folder / 'keys'}   (you, author, owner: who signs what is in docs/start/up.md)"
+    )
     say("Ctrl-C ends it.", flush=True)
-
-
-def _link(made: _Up) -> str:
-    from kvcustody.console.web.sign_in import LINK
-    from kvcustody.lab.traffic.office import YOU
-
-    return made.url + LINK + made.service.sign_in_links.make(YOU).token
-
-
-def _checked_extras() -> None:
-    """Say what is to be installed before anything is begun."""
-    try:
-        import fastapi  # noqa: F401
-        import torch  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[all]'") from None

@@ -56,6 +56,7 @@ INFO: Final = {
     "version": "0",
     "status": "ok",
 }
+LOOPBACK: Final = "127.0.0.1"
 _ANSWER_TOKENS = 16
 _ANSWER_TOKENS_MAX = 1024
 
@@ -151,12 +152,14 @@ def _problem(status: int, reason: str) -> Response:
 
 
 class LocalServer(uvicorn.Server):
-    """Serves an application on loopback; `end` ends it in order, from any thread, before it began too."""
+    """Serves an application; `end` ends it in order, from any thread, before it began too."""
 
-    def __init__(self, application: Callable[..., Awaitable[None]], port: int) -> None:
+    def __init__(
+        self, application: Callable[..., Awaitable[None]], port: int, *, host: str = LOOPBACK
+    ) -> None:
         super().__init__(
             uvicorn.Config(
-                application, host="127.0.0.1", port=port, log_level="error", access_log=False,
+                application, host=host, port=port, log_level="error", access_log=False,
                 timeout_graceful_shutdown=5,
             )
         )  # fmt: skip
@@ -177,6 +180,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument(
+        "--host", default=LOOPBACK, help="where it listens, in clear: loopback, or a network of routers alone"
+    )
     parser.add_argument("--blocks", type=int, default=2048, help="of the pool (default: %(default)s)")
     parser.add_argument(
         "--ungoverned", metavar="NAME", default="", help="serve under this name, without custody"
@@ -186,14 +192,16 @@ def main() -> None:
     )
     given = parser.parse_args()
     if given.ungoverned:
-        plain = LocalServer(ModellessServer(given.ungoverned, None, None).application(None), given.port)
+        plain = LocalServer(
+            ModellessServer(given.ungoverned, None, None).application(None), given.port, host=given.host
+        )
         with ended_by_signals(plain):
             plain.run()
         return
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
     engine = ModellessEngine(settings, blocks=given.blocks, hangs_every=given.hangs_every)
-    serve(engine, settings, given.port)
+    serve(engine, settings, given.port, host=given.host)
 
 
 @contextlib.contextmanager
@@ -210,7 +218,7 @@ def ended_by_signals(server: LocalServer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def serve(engine: ModellessEngine, settings: Settings, port: int) -> None:
+def serve(engine: ModellessEngine, settings: Settings, port: int, *, host: str = LOOPBACK) -> None:
     """Serve until a signal ends it, or its engine ends: then raise what ended that (rule 3)."""
     with ExitStack() as stack:
         clock = SystemClock()
@@ -219,7 +227,9 @@ def serve(engine: ModellessEngine, settings: Settings, port: int) -> None:
         stack.callback(attempts.close)
         handlers = ModellessServer(settings.worker_name, engine, open_verifier(settings, clock).verify)
         server = LocalServer(
-            handlers.application(lambda app: IdentityMiddleware(app, gate, refused=attempts.note)), port
+            handlers.application(lambda app: IdentityMiddleware(app, gate, refused=attempts.note)),
+            port,
+            host=host,
         )
         stack.enter_context(ended_by_signals(server))
         stack.callback(engine.stop)

@@ -29,6 +29,8 @@ from kvcustody.integrations.jetstream.accounts import (
     credentials,
     server_configuration,
 )
+from kvcustody.integrations.jetstream.connection import NatsPlace
+from kvcustody.plurals import several
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -167,6 +169,46 @@ def keep(
     except ImportError as error:
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[nats]'") from None
     run_keeper(settings, about, memory_mib << 20, age_seconds)
+
+
+@app.command(
+    epilog="Example: `kvcustody events watch nats://127.0.0.1:4222 --credentials router.creds --seconds 10`"
+)
+def watch(
+    server: Annotated[str, typer.Argument(help="The NATS server.", metavar="URL")],
+    *,
+    file: Annotated[
+        Path, typer.Option("--credentials", help="A reader's credentials.", metavar="FILE", dir_okay=False)
+    ],
+    authority: Annotated[
+        Path | None, typer.Option("--ca", help="PEM of the CA of its certificate.", metavar="FILE")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long it reads before it says.")] = 5.0,
+    tenant: Annotated[str, typer.Option(help="The tenant that the credentials are of.")] = "",
+    issuer: Annotated[str, typer.Option(help="The tenant's issuer.")] = "",
+    as_json: _Json = False,
+) -> None:
+    """Say how many blocks of each tenant each worker tells, as a router's index reads them.
+
+    Tenants are shown by the tags of their subjects. For a tenant's credentials the settings `control_plane` and
+    `control_plane_key_path` say where its subjects are known.
+    """
+    if bool(tenant) != bool(issuer):
+        raise ConfigError("--tenant and --issuer: give both, or neither")
+    try:
+        from kvcustody.integrations.jetstream.watched_blocks import watch as watched
+    except ImportError as error:
+        raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[nats]'") from None
+    which = _tag_of(load_settings(), issuer, tenant) if tenant else subjects.EVERY
+    rows = watched(NatsPlace(server, file, authority), seconds, tenant=which)
+    if as_json:
+        _print_json({"streams": [row._asdict() for row in rows]})
+        return
+    for row in rows:
+        said = "complete" if row.is_usable else "incomplete"
+        typer.echo(f"{row.worker}  {row.tenant}  {several(row.blocks, 'block')}  {said}")
+    if not rows:
+        typer.echo("no worker told of a block")
 
 
 def _tag_of(settings: Settings, issuer: str, tenant: str) -> str:

@@ -14,10 +14,13 @@ import argparse
 import asyncio
 import http.client
 import json
+import os
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -58,10 +61,10 @@ class DynamoFront:
                 await service.upsert_worker(worker_record(number, url, events, taints=[*taints]))
             return service
 
-        self._service = self._wait(opened())
+        self._service = self._wait(opened)
 
-    def _wait(self, work: Any) -> Any:
-        made: Future[Any] = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
+    def _wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        made: Future[Any] = asyncio.run_coroutine_threadsafe(_begun(work), self._loop)
         return made.result(_ANSWER_SECONDS)
 
     def is_ready(self) -> bool:
@@ -92,12 +95,12 @@ class DynamoFront:
         constraints = (asked.get("nvext") or {}).get("routing_constraints")
         if constraints:
             question["routing_constraints"] = {"required_taints": constraints.get("required_taints") or []}
+        service = self._service
         left, found = dict(self._urls), _refused(503, "no worker answers")
         for _ in range(TRIES):
+            asked_of = question | {"allowed_worker_ids": [*left]}
             try:
-                chosen = self._wait(
-                    self._service.select_and_reserve(question | {"allowed_worker_ids": [*left]})
-                )
+                chosen = self._wait(partial(service.select_and_reserve, asked_of))
             except Exception as error:
                 return _refused(int(getattr(error, "status_code", 503)), str(error))
             url = left.pop(int(chosen["worker_id"]))
@@ -105,14 +108,15 @@ class DynamoFront:
                 found = forward(url, "POST", CHAT, body, headers)
             finally:
                 with suppress(Exception):  # the service ends a reservation by itself, too
-                    self._wait(self._service.free_reservation(chosen["selection_id"]))
+                    self._wait(partial(service.free_reservation, chosen["selection_id"]))
             if found.status not in (0, 503) or not left:
                 break
         return found if found.status else _refused(503, "no worker answers")
 
 
-async def _awaited(work: Any) -> Any:
-    return await work
+async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Dynamo's calls begin on the loop that waits for them."""
+    return await work()
 
 
 def forward(url: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> Forwarded:
@@ -192,6 +196,7 @@ def main() -> None:
         "--worker", type=_worker, action="append", required=True, metavar="URL=EVENTS[,TAINT...]"
     )
     given = parser.parse_args()
+    os.environ.setdefault("DYN_LOG", "error")
     front = DynamoFront(given.worker)
     made = server(front, given.port)
     threading.Thread(target=made.serve_forever, daemon=True).start()

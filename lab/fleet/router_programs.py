@@ -6,8 +6,9 @@ Flags are those of the router's page in `docs/routers/`.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +33,9 @@ ROUTERS: Final = {
         "vllm-router", "vllm-router==0.1.17", (), ("--eviction-interval-secs", "30")
     ),
 }
+DYNAMO: Final = "dynamo"
+DYNAMO_PACKAGES: Final = ("ai-dynamo-runtime==1.6.1", "'kvcustody[events]'")
+DYNAMO_MODULES: Final = ("dynamo", "kvcustody", "zmq", "numpy")  # that its Python must have
 RETRIES: Final = 2  # that these flags let a router make of one request
 
 
@@ -42,6 +46,27 @@ def find_program(name: str, folders: Iterable[Path] = ()) -> Path | None:
             return found.absolute()
     on_path = shutil.which(name)
     return None if on_path is None else Path(on_path)
+
+
+def find_python(modules: Iterable[str], folders: Iterable[Path]) -> Path | None:
+    """An interpreter in the folders that has all of these modules; None where there is none."""
+    code = f"import importlib.util as u; assert all(u.find_spec(one) for one in {[*modules]!r})"
+    for folder in folders:
+        python = folder / "python"
+        if (
+            python.is_file()
+            and not subprocess.run(  # noqa: S603 - an interpreter that its user names
+                [python, "-c", code], capture_output=True, check=False
+            ).returncode
+        ):
+            return python.absolute()
+    return None
+
+
+def dynamo_command(python: Path, workers: Mapping[str, str], *, port: int) -> list[str]:
+    """How Dynamo's selection service is started as a router; `workers`: where each tells its blocks, by its URL."""
+    told = [word for url, events in workers.items() for word in ("--worker", f"{url}={events}")]
+    return [str(python), "-m", "kvcustody.lab.fleet.dynamo_front", "--port", str(port), *told]
 
 
 def router_command(

@@ -14,15 +14,20 @@ import httpx
 import pytest
 
 from kvcustody.console.web.page_request import PLACES
-from kvcustody.lab.fleet.router_programs import ROUTERS, find_program
+from kvcustody.integrations.jetstream.connection import NatsPlace
+from kvcustody.integrations.jetstream.watched_blocks import watch
+from kvcustody.lab.fleet.router_programs import DYNAMO_MODULES, ROUTERS, find_program, find_python
 from standins.console.browser_pages import check_in_browser
 from standins.console.start_up import Started, start
+from standins.integrations.jetstream.nats_server import ABSENT, BINARY
+from standins.waiting import until
 
 pytest.importorskip("torch", reason="the workers' blocks are tensors")
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = [Path(one) for one in os.environ.get("KVCUSTODY_PROGRAMS", "").split(os.pathsep) if one]
 FOLDERS = [*PROGRAMS, *(ROOT / f".venv-{name}/bin" for name in (*ROUTERS, "envoy"))]
 ROUTER = next((name for name, one in ROUTERS.items() if find_program(one.program, FOLDERS)), "none")
+DYNAMO_PYTHON = find_python(DYNAMO_MODULES, [*PROGRAMS, ROOT / ".venv-dynamo/bin"])
 PICTURED = ("Routes", "Health")
 START_SECONDS = 300.0
 
@@ -34,6 +39,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Started,
     began = time.monotonic()
     more = [word for one in FOLDERS if one.is_dir() for word in ("--programs", str(one))]
     more += ["--ungoverned", "1"] if ROUTER != "none" else []
+    more += ["--events", "nats"] if BINARY is not None else []
     made = start(folder, "--router", ROUTER, *more, command=("demo", "fleet"))
     assert time.monotonic() - began < START_SECONDS
     with httpx.Client(
@@ -54,6 +60,32 @@ def test_every_page_shows_rows(started: tuple[Started, Path, httpx.Client]) -> N
         empty = {path for path in empty if 'class="empty"' in client.get(path).raise_for_status().text}
         time.sleep(1.0)
     assert empty == set()
+
+
+@pytest.mark.system("workers of a fleet tell nothing, or the stream is not kept")
+@pytest.mark.skipif(BINARY is None, reason=ABSENT)
+def test_workers_tell_their_blocks_over_nats(started: tuple[Started, Path, httpx.Client]) -> None:
+    made, _, _ = started
+    events = made.said["events"]
+    place = NatsPlace(events["nats"], Path(events["credentials"]))
+
+    def told() -> set[str]:
+        return {row.worker for row in watch(place, 3.0) if row.blocks and row.is_usable}
+
+    until(lambda: told() == {"worker-1", "worker-2"}, 120)
+    assert httpx.get(f"{events['keeper']}/ready").status_code == 200
+
+
+@pytest.mark.system("a fleet behind Dynamo finds nothing, or gives a tenant another's")
+@pytest.mark.skipif(DYNAMO_PYTHON is None, reason="Dynamo is not installed (benchmarks/dynamo_env.sh)")
+def test_dynamo_routes_a_fleet(tmp_path: Path) -> None:
+    assert DYNAMO_PYTHON is not None
+    programs = ("--programs", str(DYNAMO_PYTHON.parent))
+    made = start(tmp_path, "--router", "dynamo", *programs, "--minutes", "0.8", command=("demo", "fleet"))
+    assert made.process.wait(START_SECONDS) == 0 and made.process.stdout is not None
+    figures = json.loads(made.process.stdout.read())["figures"]
+    assert figures["failures"] == {} and figures["answered"] > 20
+    assert figures["own_found_tokens"] > 0 and figures["foreign_found_tokens"] == 0
 
 
 @pytest.mark.system("a fleet's pages break in a browser")

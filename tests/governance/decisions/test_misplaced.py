@@ -22,6 +22,7 @@ from standins.builders import policy
 
 RULES = "placement: [{id: acme-own, groups: [east-1], tenants: [acme], dedicated: true}]\n"
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=8, dtype=torch.float16)
+ASKED = 3
 SHARES = {"acme": "{guaranteed: 25%, cap: 75%}", "globex": "{guaranteed: 25%, cap: 75%}"}
 
 
@@ -58,15 +59,16 @@ def test_a_worker_serves_whom_its_policy_lets_its_group_serve(
     tmp_path: Path, rules: str, group: str, served: set[str]
 ) -> None:
     with opened(tmp_path, rules, group) as worker:
-        answers = {tenant: ask(worker, tenant) for tenant in SHARES}
-        assert {tenant for tenant, answer in answers.items() if isinstance(answer, Admission)} == served
-        for tenant in SHARES.keys() - served:
-            refused = answers[tenant]
-            assert isinstance(refused, AdmissionRefused) and refused.reason == MISPLACED
+        for _ in range(ASKED):  # the first makes the tenant's plan, and later ones find it
+            answers = {tenant: ask(worker, tenant) for tenant in SHARES}
+            assert {tenant for tenant, answer in answers.items() if isinstance(answer, Admission)} == served
+            for tenant in SHARES.keys() - served:
+                refused = answers[tenant]
+                assert isinstance(refused, AdmissionRefused) and refused.reason == MISPLACED
     engine = open_store(tmp_path / "ledger.db")
     with engine.connect() as connection:
         leaves = connection.scalars(select(events.c.leaf).where(events.c.kind == "attempts-refused"))
         said = [json.loads(leaf) for leaf in leaves]
     engine.dispose()
     found = {(leaf["reason"], leaf["source"], leaf["attempts"]) for leaf in said}
-    assert found == {("misplaced", tenant, 1) for tenant in SHARES.keys() - served}
+    assert found == {("misplaced", tenant, ASKED) for tenant in SHARES.keys() - served}

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
+import zmq
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
@@ -113,6 +115,40 @@ def test_a_worker_without_custody_says_its_name_and_finds_nothing() -> None:
         assert said["choices"][0]["message"]["content"] == "plain-1"
         assert said["usage"]["prompt_tokens"] == 3
         assert client.post(f"{CHAT}/render", json=body).json()["token_ids"] == [97, 32, 98, 32, 99]
+
+
+def test_blocks_of_prompts_are_told_with_their_tokens(tmp_path: Path) -> None:
+    """A router computes its own hashes of them: what is told is the prompt, in the order of its blocks."""
+    settings, keys = settings_of(tmp_path)
+    [port] = free_ports(1)
+    endpoint = f"tcp://127.0.0.1:{port}"
+    told = {"kv_events_endpoint": endpoint, "kv_events_format": "dynamo", "kv_events_tokens": "published"}
+    engine = ModellessEngine(settings.model_copy(update=told), blocks=64)
+    stored = list[dict[str, Any]]()
+    context = zmq.Context()
+    listening = context.socket(zmq.SUB)
+    listening.subscribe(b"")
+    engine.start()
+    assert engine.serving.wait(WAIT_SECONDS) and engine.error is None, engine.error
+    listening.connect(endpoint)
+    gate, verify = open_request_gate(settings), open_verifier(settings).verify
+    application = ModellessServer("worker-0", engine, verify).application(
+        lambda inner: IdentityMiddleware(inner, gate)
+    )
+    wanted = tokens_of(PROMPT, engine.block_tokens).tolist()
+    with TestClient(application) as client:
+
+        def heard() -> bool:
+            assert ask(client, keys["acme"], f"{PROMPT} {len(stored)}")[0] == 200
+            while listening.poll(100):
+                batch = msgspec.msgpack.decode(listening.recv_multipart()[2])
+                stored.extend(event for event in batch[1] if event["type"] == "BlockStored")
+            return any(event["token_ids"][: len(wanted)] == wanted for event in stored)
+
+        until(heard, WAIT_SECONDS)
+    engine.stop()
+    context.destroy(linger=0)
+    assert engine.error is None and all(event["cache_salt"] for event in stored)
 
 
 def served(folder: Path) -> tuple[ModellessEngine, str, Future[None], ThreadPoolExecutor]:

@@ -24,6 +24,7 @@ from kvcustody.integrations.jetstream.keeper import StreamBounds, StreamKeeper
 from kvcustody.integrations.jetstream.publisher import StreamPublisher
 from kvcustody.integrations.jetstream.reader import StreamReader
 from kvcustody.integrations.jetstream.subjects import READERS_API, EventSubject
+from kvcustody.integrations.jetstream.watched_blocks import WatchedBlocks
 from standins.certificates import Authority
 from standins.integrations.jetstream.nats_server import ABSENT, BINARY, NatsServer
 from standins.integrations.jetstream.told_world import (
@@ -125,6 +126,30 @@ def test_events_reach_their_tenants_readers_alone_and_erasures_purge(server: Nat
                 await until(lambda: keeper.stats.purged_subjects == 1)
                 await kept(keeper)
                 assert keeper.stats.purged_messages == 3 and before == 5 and keeper.stats.age_seconds == 600
+            finally:
+                await asyncio.to_thread(told.close)
+
+    asyncio.run(run())
+
+
+def test_an_operator_sees_what_workers_tell(server: NatsServer) -> None:
+    async def run() -> None:
+        keeper, index = StreamKeeper(server.keeper()), WatchedBlocks()
+        keeper.take(epochs())
+        reader = StreamReader(server.reader("operator"), index)
+        async with beside(keeper.run(), reader.run()):
+            await until(lambda: keeper.stats.rounds)
+            told = await publisher(server)
+            try:
+                told.take_epochs(epochs())
+                told.publish([store(ANN, 0, 3), store(BOB, 0), store(EVE, 0, 2)])
+                counts = {ACME: 4, GLOBEX: 2}
+                await until(lambda: {row.tenant: row.blocks for row in index.rows(reader)} == counts)
+                assert all(row.worker == "gpu-1" and row.is_usable for row in index.rows(reader))
+                told.publish([remove(ANN, 1, 2)])
+                await until(lambda: {row.tenant: row.blocks for row in index.rows(reader)}[ACME] == 2)
+                told.take_epochs(epochs(EpochScope(ISSUER, "globex")))
+                await until(lambda: {row.tenant: row.blocks for row in index.rows(reader)}[GLOBEX] == 0)
             finally:
                 await asyncio.to_thread(told.close)
 

@@ -129,7 +129,9 @@ class RawPublisher:
         self._sequence = 0
 
     def send(self, *events: Any) -> None:
-        payload = msgspec.msgpack.encode([time.time(), events, 0])
+        self.forward(msgspec.msgpack.encode([time.time(), events, 0]))
+
+    def forward(self, payload: bytes) -> None:
         self._pub.send_multipart([b"", self._sequence.to_bytes(8, "big"), payload])
         self._sequence += 1
 

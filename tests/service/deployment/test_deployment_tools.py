@@ -14,7 +14,17 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.service.api.test_deployment import CHART, COMPOSE, KINDS, PACKAGING, REACHED, charted, kustomized
+from tests.service.deployment.test_deployment import (
+    CHART,
+    COMPOSE,
+    KINDS,
+    PACKAGING,
+    REACHED,
+    charted,
+    kustomized,
+)
+from tests.service.deployment.test_fleet_deployment import CHART as FLEET
+from tests.service.deployment.test_fleet_deployment import charted as fleet_objects
 
 KUBERNETES = "1.31"
 
@@ -31,10 +41,10 @@ CHANGED = {
 }
 
 
-def rendered(**changed: Any) -> list[dict[str, Any]]:
-    """The chart's objects as Helm renders them."""
-    with helm().Chart.load(str(CHART)) as chart:
-        manifests = chart.render(changed, name="kvcustody", namespace="default")
+def rendered(chart_folder: Path = CHART, **changed: Any) -> list[dict[str, Any]]:
+    """A chart's objects as Helm renders them."""
+    with helm().Chart.load(str(chart_folder)) as chart:
+        manifests = chart.render(changed, name=chart_folder.name, namespace="default")
     return [one for text in manifests.values() for one in yaml.safe_load_all(text) if one]
 
 
@@ -53,17 +63,27 @@ def test_helm_renders_what_the_other_tests_read(changed: dict[str, Any]) -> None
     assert found == expected and found.keys() == KINDS
 
 
-def test_helm_has_nothing_against_the_chart() -> None:
-    found = helm().lint(str(CHART))
+@pytest.mark.parametrize("changed", [{}, {"workers": ["a", "b", "c"], "doors": ["front"]}])
+def test_helm_renders_the_fleet_that_the_other_tests_read(changed: dict[str, Any]) -> None:
+    def named(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+    assert named(rendered(FLEET, **changed)) == named(fleet_objects(**changed))
+
+
+@pytest.mark.parametrize("chart", [CHART, FLEET], ids=lambda folder: folder.name)
+def test_helm_has_nothing_against_a_chart(chart: Path) -> None:
+    found = helm().lint(str(chart))
     assert found["total_charts_linted"] == 1 and not found["errors"]
     assert max((one["severity"] for one in found["messages"]), default=0) <= 1, (
         found
     )  # 1: "an icon is recommended"
 
 
-@pytest.mark.parametrize("made", ["kustomize", "helm"])
+@pytest.mark.parametrize("made", ["kustomize", "helm", "fleet"])
 def test_every_field_is_one_that_kubernetes_has(made: str) -> None:
-    objects = rendered() if made == "helm" else [*kustomized()[0].values()]
+    charts = {"helm": CHART, "fleet": FLEET}
+    objects = rendered(charts[made]) if made in charts else [*kustomized()[0].values()]
     check(objects)
     wrong = copy.deepcopy(next(one for one in objects if one["kind"] == "StatefulSet"))
     wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True

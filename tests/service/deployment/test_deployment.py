@@ -15,6 +15,7 @@ from kvcustody.governance.api.declarations import every_operation
 from kvcustody.governance.api.openapi_document import routed
 from kvcustody.governance.observability.metrics import MEASURES
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
+from kvcustody.governance.settings import Settings
 from standins.service.go_templates import fill
 
 PACKAGING = Path(__file__).resolve().parents[3] / "packaging"
@@ -173,15 +174,16 @@ def test_compose_is_closed_and_every_file_that_it_names_is_there_or_a_secret() -
 # -- closure: every name in these files is one that the service knows -------------------------------------------------
 
 VARIABLE = re.compile(r"\bKVCUSTODY_[A-Z0-9_]+")
-DEPLOYED = ("compose", "helm", "kustomize", "systemd", "Containerfile")
+DEPLOYED = ("compose", "helm", "kustomize", "systemd", "Containerfile", "Containerfile.router")
 SCRATCH = "/tmp"  # of Python itself
 CONFIG = "/etc/kvcustody/service.yaml"
 
 
 def variables(text: str) -> list[str]:
-    """Environment variables in a file that are no setting of the service."""
+    """Environment variables in a file that are no setting of the service, nor one of a worker or door."""
     named = {name.removeprefix("KVCUSTODY_SERVICE_").lower() for name in VARIABLE.findall(text)}
-    return sorted(named - set(ServiceSettings.model_fields) - {"config"})
+    workers = {f"kvcustody_{name}" for name in Settings.model_fields}
+    return sorted(named - set(ServiceSettings.model_fields) - workers - {"config"})
 
 
 def test_every_variable_of_the_deployment_files_is_a_setting() -> None:

@@ -1,0 +1,129 @@
+"""The control plane that `kvcustody up` and `kvcustody demo fleet` start: ledger, people, policy, console, witness."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcustody.console.command import say
+from kvcustody.console.up.running import Progress, go_on, served
+from kvcustody.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.access.roles import Role
+    from kvcustody.governance.service.service import Service
+    from kvcustody.lab.replay.workload.generator import WorkloadSpec
+    from kvcustody.policies.document.model import Policy
+
+HOST = "127.0.0.1"
+
+
+class RunningPlane(NamedTuple):
+    """One that serves. `listen`: its address; `ledger`: the database of its ledger, without a password."""
+
+    service: Service
+    folder: Path
+    listen: str
+    ledger: str
+    policy: Policy
+
+    @property
+    def url(self) -> str:
+        """Of the console, and of the API."""
+        return f"http://{self.listen}"
+
+    @property
+    def link(self) -> str:
+        """A fresh link that signs in whoever opens it, once."""
+        from kvcustody.console.web.sign_in import LINK
+        from kvcustody.lab.traffic.office import YOU
+
+        return self.url + LINK + self.service.sign_in_links.make(YOU).token
+
+    def as_json(self) -> dict[str, Any]:
+        """How to get in, for a document."""
+        from kvcustody.console.up.place import key_file
+        from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
+        from kvcustody.lab.traffic.office import PEOPLE
+
+        return {
+            "url": f"{self.url}/console/",
+            "link": self.link,
+            "link_seconds": LINK_SECONDS,
+            "folder": str(self.folder),
+            "ledger": self.ledger,
+            "keys": {name: str(key_file(self.folder, name)) for name in PEOPLE},
+            "process": os.getpid(),
+        }
+
+    def tell(self) -> None:
+        """How to get in, in two lines."""
+        from kvcustody.governance.service.access.sign_in_links import LINK_SECONDS
+
+        say(f"console   {self.url}/console/")
+        say(f"sign in   {self.link}   (once, within {LINK_SECONDS} s, on this machine; Enter prints another)")
+
+    def tell_link(self) -> None:
+        """Another link."""
+        say(f"sign in   {self.link}", flush=True)
+
+
+def check_modules(*modules: str) -> None:
+    """Raise `ConfigError` that says what to install where one of these is missing."""
+    for module in modules:
+        try:
+            __import__(module)
+        except ImportError:
+            raise ConfigError(f"`{module}` is not installed; pip install 'kvcustody[all]'") from None
+
+
+def folder_of(stack: ExitStack, folder: Path | None, name: str) -> Path:
+    """The folder that somebody named, or one that ends with the stack."""
+    return folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"kvcustody-{name}-")))
+
+
+def open_plane(
+    opened: ExitStack,
+    stop: threading.Event,
+    said: Progress,
+    folder: Path,
+    port: int,
+    spec: WorkloadSpec,
+    *,
+    machines: Mapping[str, frozenset[Role]] | None = None,
+    **more: Any,
+) -> RunningPlane:
+    """Start it in a claimed folder; `opened` ends it. `port` 0: one that is free. `more`: settings of the service.
+
+    Raises `KeyboardInterrupt` where it is told to end.
+    """
+    from kvcustody.audit.store.database.database_place import database_place
+    from kvcustody.audit.tlog.signing_key import read_signing_key
+    from kvcustody.console.documents import ConsoleDocuments
+    from kvcustody.console.up.place import enrol_people, free_port, plane_settings, release_policy
+    from kvcustody.console.up.witness import witnessed
+    from kvcustody.governance.service.service import open_service
+
+    place = folder.resolve()
+    settings = plane_settings(place, port or free_port(HOST), **more)
+    go_on(stop)
+    said("opening the ledger, and its signing key")
+    service = opened.enter_context(open_service(settings, documents=ConsoleDocuments()))
+    go_on(stop)
+    said("enrolling people, releasing the policy")
+    enrol_people(service, place, machines)
+    release_policy(service, place, spec)
+    go_on(stop)
+    said(f"the control plane serves on {settings.listen}")
+    opened.enter_context(served(service, stop))
+    ledger = read_signing_key(settings.signing_key_path).verifier
+    opened.enter_context(witnessed(service, place / "witness", ledger))
+    policy = service.policies_in_effect().the_table(None).policy
+    return RunningPlane(
+        service, place, settings.listen, database_place(str(settings.database_url)).masked(), policy
+    )
