@@ -329,7 +329,7 @@ class Governor(Authority[BlockManager]):
         And the moment from which everything else is decided: a new plan may have waited for the ledger.
         """
         known = self._book.known(key, moment.utc_us)
-        if known is not None:
+        if known is not None and self._is_placed(key, known):
             return known, moment
         plan = self._plan(key, request_id, moment)
         if isinstance(plan, AdmissionRefused) and self._is_monitored(key[0], request_id):

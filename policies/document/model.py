@@ -18,6 +18,8 @@ from kvcustody.tenants import issuers_of
 SCHEMA = "kvcustody/policy@1"
 EVERY_TENANT = "*"
 DEFAULT_TENANT = "default"
+NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""What rules, labels and classifications are called, and placement groups wherever they are named."""
 NO_MARK = SourceMark(0, 0)
 
 Labels = tuple[tuple[str, str], ...]

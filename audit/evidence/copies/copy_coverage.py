@@ -245,8 +245,8 @@ def judge_copies(
         own = left.get((life.worker, tier), ()) if life.worker else ()
         later = [one for one in own if one.process != uuid]
         for process, names in _inherited(heirs, uuid, tier).items():
-            others = left.get((process, tier), ())
-            later += (one for one in others if one.name in names and one.worker != life.worker)
+            others = (one for one in left.get((process, tier), ()) if one.name in names)
+            later += (one for one in others if not (life.worker and one.worker == life.worker))
         judged = _judge(found[uuid, tier], uuid, tier, life, later, now_us)
         judged = _selected(judged, life, chosen)
         if not len(judged.numbers):
