@@ -438,12 +438,6 @@ class Policy:
         """What becomes of a dead worker's copies of a classification."""
         return self.on_worker_death[level] if self.on_worker_death else UNSAID_DEATH
 
-    def receipt_shares(self, entry: TenantPolicy | None) -> tuple[Fraction, ...]:
-        """The share of requests that have a route receipt, by level, of a tenant with this entry."""
-        own = {} if entry is None else dict(entry.route_receipts)
-        every = self.route_receipts or (UNSAID_RECEIPTS,) * len(self.classifications)
-        return tuple(own.get(level, share) for level, share in enumerate(every))
-
     @property
     def checks_integrity(self) -> bool:
         """Whether any block is to be compared with its checksum before it is reused."""
