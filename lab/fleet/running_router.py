@@ -2,7 +2,7 @@
 
     with RunningRouter("smg", program, workers=8, log_folder=folder) as router:
         router.place("name", [1, 2, 3], [])      # which worker the program chose
-        router.ended(0)                          # the request that worker 0 has had longest is answered
+        router.ended(0, 0)                       # the request that worker 0 has had longest is answered
 
 1. Each worker is a port of this process. It answers questions about itself at once, and a completion when the model
    says that it ended. So the program counts as many requests at a worker as the model does.
@@ -26,6 +26,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from kvcustody.errors import ConfigError
+from kvcustody.lab.fleet.fleet_model import Placing
 from kvcustody.lab.fleet.local_processes import LocalProcesses, free_ports
 from kvcustody.lab.fleet.router_programs import router_command
 
@@ -56,7 +57,7 @@ _ANSWER: Final = {
 }
 
 
-class RunningRouter:
+class RunningRouter(Placing):
     """A router of `fleet_model`. Raises `ConfigError` where the program does not start, or places nothing."""
 
     def __init__(self, name: str, program: Path, *, workers: int, log_folder: Path) -> None:
@@ -102,8 +103,8 @@ class RunningRouter:
         """The worker that the program sent the request to; it counts its load itself."""
         return self._run(self._place(name, blocks))
 
-    def ended(self, worker: int) -> None:
-        """A worker's oldest request is answered."""
+    def ended(self, worker: int, number: int) -> None:
+        """The request that a worker has had longest is answered: which one it is does not change its load."""
         self._loop.call_soon_threadsafe(self._answer, worker)
 
     def close(self) -> None:
@@ -187,10 +188,10 @@ class RunningRouter:
         with suppress(OSError, asyncio.IncompleteReadError, ValueError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-                headers = dict(
-                    (name.strip().lower(), value.strip())
+                headers = {
+                    name.strip().lower(): value.strip()
                     for name, _, value in (line.partition(":") for line in head[1:])
-                )
+                }
                 size = int(headers.get("content-length", "0"))
                 if size > _BODY_BYTES_MAX:
                     break
