@@ -33,6 +33,7 @@ from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.keys.root_key_wrapping import ROOT_KEY_VARIABLE
+from kvcustody.policies.document.model import NAME_PATTERN
 from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.policies.document.yaml_document import YamlValues, document_problems, read_values
 
@@ -296,7 +297,7 @@ class Settings(LayeredSettings):
     )
     placement_group: str = Field(
         "default",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$",
+        pattern=f"^{NAME_PATTERN}$",
         description="The placement group that this worker is in; it refuses what its policy's `placement` lets other "
         "groups alone serve (docs/routers/door.md). `doors` of its identity document say the same.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from kvcustody.console.command import Json, print_json, stdout
 from kvcustody.errors import ConfigError
 from kvcustody.lab.fleet.fleet_study import FleetWorkload, StudyRow, problems_of, study, write_page
+from kvcustody.lab.fleet.open_router import MODEL, ROUTER_NAMES, router_opener
 from kvcustody.lab.replay.traces.readers import READERS, open_trace
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 
@@ -22,6 +24,8 @@ EPILOG = """
 Examples:
 
     kvcustody simulate fleet
+
+    kvcustody simulate fleet --router smg --programs .venv-smg/bin --workers 8
 
     kvcustody simulate fleet conversation_trace.jsonl --trace-format mooncake --workers 8 --workers 64 --html fleet.html
 
@@ -53,17 +57,39 @@ def fleet(
     blocks: Annotated[int, typer.Option(min=16, help="Blocks of each worker's cache.")] = 20_000,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the workload, tenants and erasures.")] = 1,
+    router: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(ROUTER_NAMES)}: the model, or a router's own code over workers of this process.",
+            autocompletion=lambda: list(ROUTER_NAMES),
+        ),
+    ] = MODEL,
+    programs: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder with the router's program; of Dynamo its environment's `bin`."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write tables and charts as a page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a workload through modelled doors, a prefix-aware router and workers' caches, and say what each thing costs.
+    """Run a workload through modelled doors, a router and modelled workers' caches, and say what each thing costs.
 
     It varies tenants (nobody kept apart, 1, 8, 128), doors (1, 2, 4), erasures a day (0, 100, 1,000) and workers. Names
-    and erase epochs are the product's own; the router, caches and times are models (docs/routers/demo.md).
+    and erase epochs are the product's own; caches and times are models, and so is the router without `--router`
+    (docs/routers/demo.md).
     """
+    if router not in ROUTER_NAMES:
+        raise ConfigError(f"--router `{router}` is none of: {', '.join(ROUTER_NAMES)}")
     workload = _workload(trace, trace_format, limit, seed)
     sizes = workers or [*_WORKERS]
-    rows = study(workload, sizes, per_copy=min(sizes), seed=seed, blocks_max=blocks)
+    with tempfile.TemporaryDirectory(prefix="kvcustody-simulate-") as logs:
+        rows = study(
+            workload,
+            sizes,
+            per_copy=min(sizes),
+            seed=seed,
+            blocks_max=blocks,
+            open_router=router_opener(router, programs or (), Path(logs)),
+        )
     problems = problems_of(rows)
     if html is not None:
         write_page(html, workload, rows)
@@ -71,6 +97,7 @@ def fleet(
         print_json(
             {
                 "workload": workload.name,
+                "router": router,
                 "requests": len(workload.requests),
                 "rows": [row.as_json() for row in rows],
                 "problems": problems,

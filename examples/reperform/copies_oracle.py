@@ -58,10 +58,11 @@ class Process(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a process found under a name that one before it of the worker had left, when (UTC)."""
+    """What a process found under a name that one before it had left, when (UTC)."""
 
     name: str
     incarnation: str
+    worker: str
     at_us: int
     cause: str
 
@@ -71,22 +72,46 @@ def judge_copies(
 ) -> list[Copy]:
     """Every copy that was due in a period, by incarnation, tier and number."""
     steps: dict[tuple[str, str], list[Body]] = defaultdict(list)
-    found: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    found: dict[str, list[Found]] = defaultdict(list)
+    opened: dict[tuple[str, str, str], set[str]] = defaultdict(
+        set
+    )  # by whom, whose tier: names that it found
     for body in leaves:
         if body["kind"] == "copies-destroyed" and not any(body["numbers"]):
             by = processes.get(body["incarnation"], Process(0, ""))
             for name, at in zip(body["names"], body["destroyed_boot_us"], strict=True):
-                of = Found(name, body["incarnation"], int(at) + by.offset_us, body["cause"])
-                found[by.worker, body["tier"]].append(of)
+                of = Found(name, body["incarnation"], by.worker, int(at) + by.offset_us, body["cause"])
+                found[body["tier"]].append(of)
+        elif body["kind"] == "tier-inherited":
+            opened[body["incarnation"], body["left_by_process"], body["tier"]] |= {*body["copies"]}
         elif body["kind"] in ("copies-stored", "copies-ended", "copies-destroyed"):
             steps[body.get("of_incarnation") or body["incarnation"], body["tier"]].append(body)
     made: list[Copy] = []
     for uuid, tier in sorted(steps):
         process = processes.get(uuid, Process(0, ""))
-        left = [one for one in found.get((process.worker, tier), ()) if one.incarnation != uuid]
-        judged = _Tier(uuid, tier, steps[uuid, tier], process, left if process.worker else []).judge(now_us)
+        left = [
+            one
+            for one in found[tier]
+            if one.incarnation != uuid
+            and (
+                (process.worker and one.worker == process.worker) or _is_heir(opened, one, uuid, tier, set())
+            )
+        ]
+        judged = _Tier(uuid, tier, steps[uuid, tier], process, left).judge(now_us)
         made += (copy for copy in judged if since_us <= copy.due_us < until_us)
     return made
+
+
+def _is_heir(
+    opened: dict[tuple[str, str, str], set[str]], one: Found, uuid: str, tier: str, passed: set[str]
+) -> bool:
+    """Whether who found a name says that it opened the tier of this process, or of one that did, and found it there."""
+    for (by, before, of), names in opened.items():
+        if before != uuid or of != tier or one.name not in names or by in passed:
+            continue
+        if by == one.incarnation or _is_heir(opened, one, by, tier, passed | {by}):
+            return True
+    return False
 
 
 class _Tier:

@@ -238,7 +238,7 @@ class Authority(ABC, Generic[PoolT_co]):
             return True
         claim = key[0].classification
         return all(
-            table.demand(plan.tenant, key[2], claim, key[3]).allows(self.placement_group)
+            table.may_serve(self.placement_group, plan.tenant, key[2], claim, key[3])
             for table in self.tables
             if table is not None
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kvcustody.governance.identity.document_fields import Identifier
+from kvcustody.governance.identity.document_fields import GroupName, Identifier
 from kvcustody.policies.document.yaml_document import YamlModel, read_model
 
 
@@ -27,7 +27,7 @@ class PlacementDocument(YamlModel):
     """The groups of one deployment, by name."""
 
     form: Literal["kvcustody/placement@1"] = Field(alias="schema")
-    groups: Annotated[dict[Identifier, PlacementGroup], Field(min_length=1, max_length=1024)]
+    groups: Annotated[dict[GroupName, PlacementGroup], Field(min_length=1, max_length=1024)]
     spread: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="after")

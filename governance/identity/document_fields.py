@@ -1,13 +1,14 @@
-"""Types of the fields of identity documents: names of tenants, issuers and users, and routes."""
+"""Types of the fields of identity and placement documents: names of tenants, issuers, users and groups, and routes."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.policies.document.model import NAME_PATTERN
 
 
 def _identifier(value: str) -> str:
@@ -24,4 +25,5 @@ def _route(value: str) -> str:
 
 
 Identifier = Annotated[str, AfterValidator(_identifier)]
+GroupName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 RouteName = Annotated[str, AfterValidator(_route)]

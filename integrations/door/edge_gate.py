@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ from kvcustody.integrations.identity.request_body import (
 from kvcustody.integrations.identity.request_headers import REQUEST_ID, RequestHeaders
 from kvcustody.integrations.identity.routes import VLLM_SERVER, Body, EngineServer
 from kvcustody.logger import get_logger
+from kvcustody.policies.document.model import NAME_PATTERN
 from kvcustody.policies.table.placement import ANYWHERE, Demand
 
 RETRIES_MAX: Final = 16
@@ -128,10 +130,13 @@ class EdgeGate:
         groups of workers that requests are spread over, in place of the one `group`. `record_hints`: takes a request's
         hints where one was clipped.
         `receipts`: where the door's half of route receipts is written.
-        Raises `ConfigError` where the document trusts doors: only clients come here.
+        Raises `ConfigError` where the document trusts doors, as only clients come here, and for a group's name that is
+        none.
         """
         if document.doors is not None:
             raise ConfigError("identity document: `doors` is for engines, not for the door before a router")
+        if re.fullmatch(NAME_PATTERN, group) is None:
+            raise ConfigError(f"`{group}` is no name of a placement group", group=group)
         if not 0 <= retries <= RETRIES_MAX:
             raise ConfigError(f"retries `{retries}` must be 0 to {RETRIES_MAX}", retries=retries)
         self.metrics = DoorMetrics() if metrics is None else metrics

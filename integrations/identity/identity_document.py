@@ -21,7 +21,7 @@ from kvcustody.governance.credentials.json_web_token import (
     LeewaySeconds,
 )
 from kvcustody.governance.edge.door_token import GROUP
-from kvcustody.governance.identity.document_fields import Identifier, RouteName
+from kvcustody.governance.identity.document_fields import GroupName, Identifier, RouteName
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.integrations.identity.routes import SCOPED
 from kvcustody.policies.document.yaml_document import YamlModel, read_model
@@ -111,7 +111,7 @@ class DoorsEntry(YamlModel):
     """Doors before a router whose tokens count here: their public keys, and the group that this worker is in."""
 
     keys: RelativePath
-    group: Identifier = GROUP
+    group: GroupName = GROUP
 
 
 class IdentityDocument(YamlModel):

@@ -56,7 +56,7 @@ class BlockIndex(Protocol):
         """Everything that a worker told of a tenant is void."""
 
 
-class Life(NamedTuple):
+class PublisherLife(NamedTuple):
     """A life of a publisher: its process, and which of its lives."""
 
     incarnation: str
@@ -75,7 +75,7 @@ class SnapshotQuestion(NamedTuple):
 class _Stream:
     """One worker's messages of one tenant."""
 
-    life: Life | None = None
+    life: PublisherLife | None = None
     followed: deque[str] = field(default_factory=lambda: deque(maxlen=FOLLOWED_MAX))
     expected: int = 0
     is_whole: bool = False
@@ -89,7 +89,7 @@ class _Stream:
     kept: dict[int, bytes] = field(default_factory=dict)
     kept_bytes: int = 0  # with those of parts
 
-    def is_earlier(self, life: Life) -> bool:
+    def is_earlier(self, life: PublisherLife) -> bool:
         """Whether a life is before the one that is followed (rule 2)."""
         if self.life is None or life.incarnation != self.life.incarnation:
             return life.incarnation in self.followed
@@ -234,7 +234,7 @@ class WorkerStreams:
         self._kept_bytes -= gone
         among.clear()
 
-    def _begin(self, key: tuple[str, str], stream: _Stream, life: Life, *, is_whole: bool) -> None:
+    def _begin(self, key: tuple[str, str], stream: _Stream, life: PublisherLife, *, is_whole: bool) -> None:
         """Another life: all that was told before is void."""
         if stream.life is not None:
             self.counts["lives"] += 1
@@ -295,7 +295,7 @@ class WorkerStreams:
         return stream.expected < stream.promised and self._now() - stream.promised_at > GRACE_SECONDS
 
 
-def _said(headers: Mapping[str, str] | None) -> tuple[Life, int] | None:
+def _said(headers: Mapping[str, str] | None) -> tuple[PublisherLife, int] | None:
     """The life and the number of a message; None where it has none."""
     if not headers:
         return None
@@ -303,7 +303,7 @@ def _said(headers: Mapping[str, str] | None) -> tuple[Life, int] | None:
     life, number = _number(of_process), _number(headers.get(NUMBER))
     if number is None or life is None or not 16 <= len(incarnation) <= 64:
         return None
-    return Life(incarnation, life), number
+    return PublisherLife(incarnation, life), number
 
 
 def _number(text: str | None) -> int | None:

@@ -4,7 +4,7 @@
    worker and raises its epoch; each door acts by it `door_delay_us` later at the latest.
 2. The router is a model of prefix-aware ones (SMG's and vllm-router's `cache_aware`): it remembers which worker it
    last sent each prefix of a name to. It sends a request there if enough of its prompt is known and no worker is
-   overloaded; else to the worker with the least to do. A part may stand in its place (`Placing`).
+   overloaded; else to the worker with the least to do. A router's own code may stand in its place (`Placing`).
 3. A worker keeps `blocks_max` blocks by owner, the least recently used let go. It computes one prompt at a time, as
    `ComputeCost` says; answers of all its requests are decoded beside each other. So the time to the first token is what
    waits before a prompt, and what of it was not found.
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import heapq
 import random
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from kvcustody.governance.edge.erase_epochs import (
     EpochScope,
@@ -78,14 +79,32 @@ class FleetOutcome(NamedTuple):
         return self.found_tokens / self.oracle_tokens if self.oracle_tokens else 1.0
 
 
-class Placing(Protocol):
-    """A router: which worker a request goes to."""
+class CacheChange(NamedTuple):
+    """A worker has these blocks of an owner now, and those of `gone` no longer."""
 
+    owner: Hashable
+    blocks: Sequence[int]
+    gone: Sequence[tuple[Hashable, int]]
+
+
+class Placing(ABC):
+    """A router: which worker a request goes to. Requests are numbered as they are placed, from 0 on."""
+
+    @abstractmethod
     def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
         """The worker's number; `loads` are the requests that each has."""
 
+    def took(self, worker: int, name: str, change: CacheChange) -> None:
+        """What a worker tells of a request that came under a name."""
 
-class PrefixRouter:
+    def first_token(self, number: int) -> None:
+        """A request's prompt is computed."""
+
+    def ended(self, worker: int, number: int) -> None:
+        """A request is answered."""
+
+
+class PrefixRouter(Placing):
     """Rule 2."""
 
     def __init__(self, *, share_min: float = 0.3, load_gap: int = 32, load_ratio: float = 1.5) -> None:
@@ -107,8 +126,8 @@ class PrefixRouter:
         return worker
 
 
-class _Cache:
-    """One worker's blocks by owner, and when it is free again (rule 3)."""
+class WorkerCache:
+    """One worker's blocks by owner, and when it is free again (rule 3). Times are UTC microseconds."""
 
     def __init__(self, blocks_max: int) -> None:
         self._kept: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
@@ -116,18 +135,21 @@ class _Cache:
         self.free_us = 0.0
         self.requests = 0
 
-    def take(self, owner: Hashable, blocks: Sequence[int]) -> int:
+    def take(self, owner: Hashable, blocks: Sequence[int]) -> tuple[int, list[tuple[Hashable, int]]]:
+        """How many leading blocks are there, and what was let go for them: all of them are there afterwards."""
         found = 0
         while found < len(blocks) and (owner, blocks[found]) in self._kept:
             found += 1
         for block in reversed(blocks):  # the leading ones are used last, so they go last
             self._kept[owner, block] = None
             self._kept.move_to_end((owner, block))
+        gone = []
         while len(self._kept) > self._blocks_max:
-            self._kept.popitem(last=False)
-        return found
+            gone.append(self._kept.popitem(last=False)[0])
+        return found, gone
 
-    def drop(self, keys: Sequence[tuple[Hashable, int]]) -> None:
+    def drop(self, keys: Iterable[tuple[Hashable, int]]) -> None:
+        """End these."""
         for key in keys:
             self._kept.pop(key, None)
 
@@ -189,8 +211,8 @@ def simulate(
     """Run `requests`, in time order, each of the tenant of this number; its session is the subject."""
     cost = ComputeCost() if cost is None else cost
     router = PrefixRouter() if router is None else router
-    doors, caches = _Doors(shape, seed), [_Cache(shape.blocks_max) for _ in range(shape.workers)]
-    loads, ends = [0] * shape.workers, list[tuple[float, int]]()
+    doors, caches = _Doors(shape, seed), [WorkerCache(shape.blocks_max) for _ in range(shape.workers)]
+    loads, ahead = [0] * shape.workers, list[tuple[float, bool, int, int]]()  # first tokens, and ends
     computed: set[tuple[Hashable, int]] = set()
     of_subject: dict[str, list[tuple[Hashable, int]]] = {}
     prompt_tokens = found_tokens = oracle_tokens = 0
@@ -203,12 +225,18 @@ def simulate(
             tenant, subject = chance.choice(subjects)
             keys = of_subject.pop(subject, [])
             computed.difference_update(keys)
-            for cache in caches:
+            for worker, cache in enumerate(caches):
                 cache.drop(keys)
+                router.took(worker, NOBODY, CacheChange(NOBODY, (), keys))
             doors.erased(moments.pop(0), tenant, subject)
             erasures += 1
-        while ends and ends[0][0] <= at_us:
-            loads[heapq.heappop(ends)[1]] -= 1
+        while ahead and ahead[0][0] <= at_us:
+            _, is_end, worker, of = heapq.heappop(ahead)
+            if is_end:
+                loads[worker] -= 1
+                router.ended(worker, of)
+            else:
+                router.first_token(of)
         tenant, subject = f"tenant-{tenant_number}", f"{request.session}"
         blocks = request.blocks.tolist()
         name, owner = NOBODY, NOBODY
@@ -217,7 +245,9 @@ def simulate(
             owner = f"{tenant}/{subject}" if shape.by_subject else tenant
         worker = router.place(name, blocks, loads)
         cache = caches[worker]
-        found = min(cache.take(owner, blocks) * block_tokens, request.input_tokens)
+        there, gone = cache.take(owner, blocks)
+        router.took(worker, name, CacheChange(owner, blocks, gone))
+        found = min(there * block_tokens, request.input_tokens)
         oracle = 0
         while oracle < len(blocks) and (owner, blocks[oracle]) in computed:
             oracle += 1
@@ -232,7 +262,8 @@ def simulate(
         waits.append((cache.free_us - at_us) / 1e3)
         loads[worker] += 1
         decoded = request.output_tokens / cost.decode_tokens_per_second * 1e6
-        heapq.heappush(ends, (cache.free_us + decoded, worker))
+        heapq.heappush(ahead, (cache.free_us, False, worker, number))
+        heapq.heappush(ahead, (cache.free_us + decoded, True, worker, number))
         prompt_tokens += request.input_tokens
         found_tokens += found
         oracle_tokens += min(oracle * block_tokens, request.input_tokens)

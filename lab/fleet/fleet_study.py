@@ -16,6 +16,7 @@ from markupsafe import Markup
 from kvcustody.errors import ConfigError
 from kvcustody.files import READABLE, write_file
 from kvcustody.lab.fleet.fleet_model import ComputeCost, FleetOutcome, FleetShape, scaled, simulate
+from kvcustody.lab.fleet.open_router import MODEL, OpenRouter, router_opener
 from kvcustody.lab.replay.charts import Series, StackedBar, environment, stacked_bars
 from kvcustody.lab.replay.traces.model import TraceRequest
 from kvcustody.lab.replay.workload.labels import Labeller, zipf_weights
@@ -24,6 +25,7 @@ from kvcustody.plurals import several
 TENANTS: Final = (0, 1, 8, 128)
 DOORS: Final = (1, 2, 4)
 ERASURES: Final = (0, 100, 1000)
+PARTS: Final = ("isolation", "doors", "erasures", "workers")
 
 
 class FleetWorkload(NamedTuple):
@@ -72,9 +74,14 @@ def study(
     cost: ComputeCost | None = None,
     seed: int = 1,
     blocks_max: int = 20_000,
+    open_router: OpenRouter | None = None,
+    parts: Sequence[str] = PARTS,
     progress: Callable[[StudyRow], None] = lambda _: None,
 ) -> list[StudyRow]:
-    """Every row; the first of `workers` is that of all parts but `workers`. One copy of the load is for `per_copy`."""
+    """Every row; the first of `workers` is that of all parts but `workers`. One copy of the load is for `per_copy`.
+
+    `open_router`: gives each row a fresh router; without it the model.
+    """
     first = FleetShape(workers[0], 8, blocks_max=blocks_max)
     wanted = [("isolation", first._replace(tenants=tenants)) for tenants in TENANTS]
     by_subject = first._replace(by_subject=True)
@@ -84,19 +91,24 @@ def study(
     wanted += [("workers", first._replace(workers=each)) for each in workers]
     made: list[StudyRow] = []
     known: dict[FleetShape, FleetOutcome] = {}
+    open_router = router_opener(MODEL, (), Path()) if open_router is None else open_router
     for part, shape in wanted:
+        if part not in parts:
+            continue
         if shape not in known:
             requests = scaled(workload.requests, max(1, shape.workers // per_copy))
             tenants = max(1, shape.tenants)
             labels = Labeller(zipf_weights(tenants), tenants=tenants, seed=seed)
-            known[shape] = simulate(
-                requests,
-                [labels.label(request).tenant for request in requests],
-                shape,
-                block_tokens=workload.block_tokens,
-                cost=cost,
-                seed=seed,
-            )
+            with open_router(shape) as router:
+                known[shape] = simulate(
+                    requests,
+                    [labels.label(request).tenant for request in requests],
+                    shape,
+                    block_tokens=workload.block_tokens,
+                    cost=cost,
+                    router=router,
+                    seed=seed,
+                )
         made.append(StudyRow(part, shape, known[shape]))
         progress(made[-1])
     return made

@@ -18,6 +18,8 @@ from kvcustody.tenants import issuers_of
 SCHEMA = "kvcustody/policy@1"
 EVERY_TENANT = "*"
 DEFAULT_TENANT = "default"
+NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""What rules, labels and classifications are called, and placement groups wherever they are named."""
 NO_MARK = SourceMark(0, 0)
 
 Labels = tuple[tuple[str, str], ...]
@@ -435,12 +437,6 @@ class Policy:
     def after_death(self, level: int) -> OnWorkerDeath:
         """What becomes of a dead worker's copies of a classification."""
         return self.on_worker_death[level] if self.on_worker_death else UNSAID_DEATH
-
-    def receipt_shares(self, entry: TenantPolicy | None) -> tuple[Fraction, ...]:
-        """The share of requests that have a route receipt, by level, of a tenant with this entry."""
-        own = {} if entry is None else dict(entry.route_receipts)
-        every = self.route_receipts or (UNSAID_RECEIPTS,) * len(self.classifications)
-        return tuple(own.get(level, share) for level, share in enumerate(every))
 
     @property
     def checks_integrity(self) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, Ty
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
+from kvcustody.policies.document.model import NAME_PATTERN
 from kvcustody.policies.document.problems import Problems, SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import (
     HIDDEN,
@@ -473,7 +474,7 @@ TRUTH = Reads(
     "`true` or `false`", lambda text: text.lower() == "true", None, {"type": "boolean"}, ("boolean",)
 )
 IDENTIFIER = _name(
-    r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    NAME_PATTERN,
     "A name: ASCII letters, digits and ._-",
     "use at most 64 ASCII letters, digits and `._-`, a letter or digit first",
 )

@@ -188,6 +188,12 @@ class DecisionTable:
         """Which placement groups may serve a request of a tenant."""
         return self.placement.demand(tenant, route, claim, hint)
 
+    def may_serve(
+        self, group: str, tenant: str, route: str | None, claim: str | None, hint: str | None
+    ) -> bool:
+        """Whether a placement group may serve a request of a tenant; soon said where there are no rules."""
+        return not self.policy.placement or self.demand(tenant, route, claim, hint).allows(group)
+
     def after_death(self, tenant: str, level: int) -> OnWorkerDeath:
         """What becomes of a tenant's copies of a classification when their worker died."""
         return self.policy.after_death(level)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, Self
 
-from kvcustody.policies.document.model import UNSAID_RECEIPTS, Policy
+from kvcustody.policies.document.model import UNSAID_RECEIPTS, Policy, TenantPolicy
 
 EVERY_REQUEST = Fraction(1)
 
@@ -32,8 +32,8 @@ class ReceiptShares(NamedTuple):
     @classmethod
     def of(cls, policy: Policy) -> Self:
         """What a policy says."""
-        others = policy.receipt_shares(policy.default)
-        each = {tenant.id: policy.receipt_shares(tenant) for tenant in policy.tenants}
+        others = shares_of(policy, policy.default)
+        each = {tenant.id: shares_of(policy, tenant) for tenant in policy.tenants}
         tenants = {name: shares for name, shares in each.items() if shares != others}
         is_said = tenants or {*others} != {UNSAID_RECEIPTS}
         return cls(others if is_said else (), tenants, policy.opened_tenants())
@@ -75,6 +75,13 @@ class ReceiptShares(NamedTuple):
             if len(shares) not in (0, levels) or not all(0 <= share <= 1 for share in shares):
                 raise ValueError("one share a classification, 0 to 1")
         return made
+
+
+def shares_of(policy: Policy, entry: TenantPolicy | None) -> tuple[Fraction, ...]:
+    """What a policy says of a tenant with this entry, by level; without rule 2."""
+    own = {} if entry is None else dict(entry.route_receipts)
+    every = policy.route_receipts or (UNSAID_RECEIPTS,) * len(policy.classifications)
+    return tuple(own.get(level, share) for level, share in enumerate(every))
 
 
 def _said(shares: Iterable[Fraction]) -> list[str]:

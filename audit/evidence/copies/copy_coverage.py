@@ -8,7 +8,8 @@
 3. Of a process that died, its end was not seen: the evidence alone counts. In memory there never is any. What lay in
    files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
    what it says of that one (number 0). So it is of what an orderly stop left in files: it is due when it was, and in no
-   figure before.
+   figure before. Of a process of another worker that is so where its `tier-inherited` leaf says that it opened the tier
+   that this one left, and names the copy; and of who so inherits from that one. Without that leaf it stays open.
 4. Every copy that is due has one verdict: covered, late, open (no end or no evidence on record yet), unproven (its
    process died, or no leaf says that it was stored) or disputed. Copies that live and are not due are in no figure.
 5. Leaves are read through their rows (`read_copies`), or alone (`LeafRecord.copies`); the arithmetic is one.
@@ -35,7 +36,7 @@ from kvcustody.audit.evidence.coverage.custody_units import (
     last_event_us,
     lives_of,
 )
-from kvcustody.audit.evidence.coverage.leaf_record import COPY_STEPS, LeafRecord
+from kvcustody.audit.evidence.coverage.leaf_record import COPY_STEPS, INHERITED, LeafRecord
 from kvcustody.audit.kinds import END_UNRECORDED, EVIDENCE, ORDERLY_STOP, PROCESS_DEATH
 from kvcustody.audit.kinds.block_runs import Int64s
 from kvcustody.audit.store.database.snapshot import AsOf, is_in
@@ -163,7 +164,12 @@ def _read(
         if wanted is not None:
             where.append(or_(each == wanted, column.tenant.is_(None)))
     query = select(events.c.leaf).select_from(copy_steps.join(events, is_leaf_of(copy_steps)))
-    return [orjson.loads(leaf) for leaf in connection.scalars(query.where(and_(*where)))]
+    inherited = select(events.c.leaf).where(
+        events.c.kind == INHERITED, is_in(as_of, events), has_leaf(events)
+    )
+    found = [orjson.loads(leaf) for leaf in connection.scalars(query.where(and_(*where)))]
+    said = (orjson.loads(leaf) for leaf in connection.scalars(inherited))
+    return found + [body for body in said if with_system or body["tenant"]]
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
@@ -224,18 +230,26 @@ def judge_copies(
 ) -> CopyCoverage:
     """Verdicts of the chosen copies, from their leaves in whatever order; `keep` gets those that were counted."""
     found: dict[tuple[str, str], dict[str, list[Body]]] = {}
-    left: dict[tuple[str, str], list[tuple[str, str, int, str]]] = {}
+    left: dict[tuple[str, str], list[_Left]] = {}
+    heirs: dict[tuple[str, str], list[Body]] = {}
     for body in leaves:
         if body["kind"] == _DESTROYED and not any(body["numbers"]):
             _take_left(left, body, lives)
+            continue
+        if body["kind"] == INHERITED:
+            heirs.setdefault((body["left_by_process"], body["tier"]), []).append(body)
             continue
         about = body.get("of_incarnation") or body["incarnation"]
         found.setdefault((about, body["tier"]), {}).setdefault(body["kind"], []).append(body)
     digest, rows = hashlib.sha256(), dict[tuple[str, str, str], list[CopyCoverageRow]]()
     for uuid, tier in sorted(found):
         life = lives.get(uuid, CopyLife(0, ""))
-        later = left.get((life.worker, tier), []) if life.worker else []
-        judged = _judge(found[uuid, tier], uuid, tier, life, [one for one in later if one[1] != uuid], now_us)
+        own = left.get((life.worker, tier), ()) if life.worker else ()
+        later = [one for one in own if one.process != uuid]
+        for process, names in _inherited(heirs, uuid, tier).items():
+            others = (one for one in left.get((process, tier), ()) if one.name in names)
+            later += (one for one in others if not (life.worker and one.worker == life.worker))
+        judged = _judge(found[uuid, tier], uuid, tier, life, later, now_us)
         judged = _selected(judged, life, chosen)
         if not len(judged.numbers):
             continue
@@ -253,15 +267,41 @@ def judge_copies(
     return CopyCoverage(tuple(made), digest.hexdigest())
 
 
-def _take_left(
-    left: dict[tuple[str, str], list[tuple[str, str, int, str]]], body: Body, lives: Mapping[str, CopyLife]
-) -> None:
-    """What a process found that one before it had left: name, who found it, when (UTC), and how it was destroyed."""
+class _Left(NamedTuple):
+    """What a process found that one before it had left, and destroyed: when (UTC), and by which evidence."""
+
+    name: str
+    process: str
+    worker: str
+    at_us: int
+    cause: str
+
+
+def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapping[str, CopyLife]) -> None:
+    """By tier and worker, and by tier and process."""
     uuid = body["incarnation"]
     life = lives.get(uuid, CopyLife(0, ""))
-    each = left.setdefault((life.worker, body["tier"]), [])
-    for name, at in zip(body["names"], body["destroyed_boot_us"], strict=True):
-        each.append((name, uuid, int(at) + life.offset_us, body["cause"]))
+    made = [
+        _Left(name, uuid, life.worker, int(at) + life.offset_us, body["cause"])
+        for name, at in zip(body["names"], body["destroyed_boot_us"], strict=True)
+    ]
+    for who in {life.worker, uuid}:
+        left.setdefault((who, body["tier"]), []).extend(made)
+
+
+def _inherited(heirs: Mapping[tuple[str, str], list[Body]], uuid: str, tier: str) -> dict[str, set[str]]:
+    """The names of a process's copies that each process which opened its tier, or an heir's, names as left (rule 3)."""
+    made: dict[str, set[str]] = {}
+    asked: list[tuple[str, set[str] | None]] = [(uuid, None)]
+    while asked:
+        process, of = asked.pop()
+        for body in heirs.get((process, tier), ()):
+            names = {*body["copies"]} if of is None else of & {*body["copies"]}
+            known = made.setdefault(body["incarnation"], set())
+            if names - known:
+                known |= names
+                asked.append((body["incarnation"], names))
+    return made
 
 
 def _listed(leaves: list[Body], uuid: str, moment: str) -> _Listed:
@@ -296,7 +336,7 @@ def _judge(
     uuid: str,
     tier: str,
     life: CopyLife,
-    left: list[tuple[str, str, int, str]],
+    left: list[_Left],
     now_us: int,
 ) -> JudgedCopies:
     stored = _listed(steps.get(_STORED, []), uuid, "stored_boot_us")
@@ -376,22 +416,22 @@ def _evidence(
 
 
 def _found_later(
-    left: list[tuple[str, str, int, str]],
+    left: list[_Left],
     life: CopyLife,
     names: NDArray[np.bytes_],
     since: Int64s,
     proof: dict[str, Flags],
     first: Int64s,
 ) -> None:
-    """What a later process of the worker destroyed under the name of a copy whose own process did not (rule 3).
+    """What a later process destroyed under the name of a copy whose own process did not (rule 3).
 
     `since`: when the copy was stored; never for one that is not asked about.
     """
     known: dict[str, list[tuple[int, str]]] = {}
-    for name, _, at_us, cause in left:
-        known.setdefault(name, []).append((at_us - life.offset_us, cause))
+    for one in left:
+        known.setdefault(one.name, []).append((one.at_us - life.offset_us, one.cause))
     for place in np.flatnonzero((since < _NEVER) & (first == _NEVER)).tolist():
-        later = sorted(one for one in known.get(names[place].decode(), ()) if one[0] >= since[place])
+        later = sorted(each for each in known.get(names[place].decode(), ()) if each[0] >= since[place])
         for at, cause in later:
             if cause in proof:
                 proof[cause][place] = True

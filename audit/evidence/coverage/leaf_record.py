@@ -145,6 +145,7 @@ _KINDS = {
     ),
 }  # fmt: skip
 COPY_STEPS = ("copies-stored", "copies-ended", "copies-destroyed")
+INHERITED = "tier-inherited"  # which process opened the tier that one before had left
 _FEW = frozenset({"worker-started", "erasure-requested", "holds-narrowed"})  # bodies are kept whole
 
 
@@ -290,7 +291,7 @@ class LeafRecord:
                 if kind == "erasure-requested":
                     self._asked.append((number, int(at_us)))
                 self._take_one(kind, body)
-            elif kind in COPY_STEPS:
+            elif kind in COPY_STEPS or kind == INHERITED:
                 self.copies.append(body)
         self.leaves += len(leaves)
         self.last_us = last

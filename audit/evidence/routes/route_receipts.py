@@ -54,7 +54,7 @@ class RoutePeriod(NamedTuple):
     prefix: str = ""
 
 
-class Place(NamedTuple):
+class HalfPlace(NamedTuple):
     """Where a half stands: when it was written (UTC µs), the id of its log, and its number there."""
 
     at_us: int
@@ -62,7 +62,7 @@ class Place(NamedTuple):
     idx: int
 
 
-BEFORE_ALL: Final = Place(-1, -1, -1)
+BEFORE_ALL: Final = HalfPlace(-1, -1, -1)
 
 
 class SentHalf(NamedTuple):
@@ -114,7 +114,7 @@ class Receipt(NamedTuple):
     tenant: str
     sent: SentHalf | None
     found: tuple[FoundHalf, ...]
-    place: Place = BEFORE_ALL
+    place: HalfPlace = BEFORE_ALL
     door_halves: int = 0
 
     @property
@@ -221,10 +221,10 @@ def read_routes(
 
 
 def receipts_in_order(
-    connection: Connection, period: RoutePeriod, *, as_of: AsOf | None = None, after: Place = BEFORE_ALL
+    connection: Connection, period: RoutePeriod, *, as_of: AsOf | None = None, after: HalfPlace = BEFORE_ALL
 ) -> Iterator[Receipt]:
     """The receipts of a period behind a place, in the order of their places (rule 6)."""
-    end: Place | None = after
+    end: HalfPlace | None = after
     while end is not None:
         places, end = _next_places(connection, period, as_of, end)
         joined = _joined(connection, period, as_of, places)
@@ -232,11 +232,11 @@ def receipts_in_order(
 
 
 def _next_places(
-    connection: Connection, period: RoutePeriod, as_of: AsOf | None, after: Place
-) -> tuple[dict[Place, str], Place | None]:
+    connection: Connection, period: RoutePeriod, as_of: AsOf | None, after: HalfPlace
+) -> tuple[dict[HalfPlace, str], HalfPlace | None]:
     """The receipts' names of the next halves behind a place, and up to where all are there; None: there are no more."""
-    places: dict[Place, str] = {}
-    ends: list[Place] = []
+    places: dict[HalfPlace, str] = {}
+    ends: list[HalfPlace] = []
     for table in (routes_sent, routes_found):
         of, since_us = table.c, max(period.since_us, after.at_us)
         query = _halves(table, period._replace(since_us=since_us), as_of).where(
@@ -247,15 +247,15 @@ def _next_places(
             )
         )
         rows = connection.execute(query.limit(_SLICE_ROWS)).all()
-        places |= {Place(row.at_us, row.log, row.idx): row.receipt for row in rows}
+        places |= {HalfPlace(row.at_us, row.log, row.idx): row.receipt for row in rows}
         if len(rows) == _SLICE_ROWS:
-            ends.append(Place(rows[-1].at_us, rows[-1].log, rows[-1].idx))
+            ends.append(HalfPlace(rows[-1].at_us, rows[-1].log, rows[-1].idx))
     end = min(ends, default=None)
     return {place: name for place, name in places.items() if end is None or place <= end}, end
 
 
 def _joined(
-    connection: Connection, period: RoutePeriod, as_of: AsOf | None, places: dict[Place, str]
+    connection: Connection, period: RoutePeriod, as_of: AsOf | None, places: dict[HalfPlace, str]
 ) -> Iterator[Receipt]:
     """The receipts of these names, each with all of its halves (rule 1)."""
     if not places:
@@ -264,17 +264,17 @@ def _joined(
         since_us=min(places).at_us - DOOR_GRACE_US, until_us=max(places).at_us + DOOR_GRACE_US
     )
     names = {*places.values()}
-    found: dict[tuple[int, str], list[tuple[Place, FoundHalf]]] = defaultdict(list)
-    sent: dict[tuple[int, str], list[tuple[Place, SentHalf]]] = defaultdict(list)
+    found: dict[tuple[int, str], list[tuple[HalfPlace, FoundHalf]]] = defaultdict(list)
+    sent: dict[tuple[int, str], list[tuple[HalfPlace, SentHalf]]] = defaultdict(list)
     tenants: dict[int, str] = {}
     for row in connection.execute(_halves(routes_found, near, as_of, names)):
         tenants[row.log] = tenant_of(row.log_name)
         half = FoundHalf(row.worker_name, *(getattr(row, name) for name in FoundHalf._fields[1:]))
-        found[row.log, row.receipt].append((Place(row.at_us, row.log, row.idx), half))
+        found[row.log, row.receipt].append((HalfPlace(row.at_us, row.log, row.idx), half))
     for row in connection.execute(_halves(routes_sent, near, as_of, names)):
         tenants[row.log] = tenant_of(row.log_name)
         said = SentHalf(row.worker_name, *(getattr(row, name) for name in SentHalf._fields[1:]))
-        sent[row.log, row.receipt].append((Place(row.at_us, row.log, row.idx), said))
+        sent[row.log, row.receipt].append((HalfPlace(row.at_us, row.log, row.idx), said))
     for key in {*found, *sent}:
         doors, halves = sent.get(key, []), found.get(key, [])
         yield Receipt(

@@ -6,7 +6,7 @@
    of one tenant. Erasures come at a rate a day over that time, each of a subject that has been there.
 2. The router places by `cache_salt`, which is the name that the door writes: the subject's, or the tenant's shared one.
    An erasure raises the subject's epoch; the shared one is raised in batches, `--epoch-minutes` apart.
-3. Each worker's cache is a model: blocks of a subject, the least recently used let go. An erasure ends the subject's
+3. Each worker's cache is that of `fleet_model`: blocks of a subject, the least recently used let go. An erasure ends the subject's
    blocks in all of them. What is counted is the tokens of a prompt's leading blocks that its worker has.
 4. The control raises the tenant's epoch with every erasure.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from kvcustody.governance.edge.erase_epochs import (
 )
 from kvcustody.governance.edge.router_namespace import NamespaceAge, RouterNamespaces
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.lab.fleet.fleet_model import WorkerCache
 from kvcustody.lab.replay.traces.model import TraceRequest
 from kvcustody.lab.replay.traces.readers import open_trace
 from kvcustody.times import DAY_US, MINUTE_US
@@ -54,31 +54,6 @@ class Naming(NamedTuple):
     batch_us: int = 0
 
 
-class WorkerCache:
-    """Blocks of subjects at one worker, `blocks_max` of them."""
-
-    def __init__(self, blocks_max: int) -> None:
-        self._kept: OrderedDict[tuple[object, int], None] = OrderedDict()
-        self._blocks_max = blocks_max
-
-    def take(self, subject: object, blocks: list[int]) -> int:
-        """How many leading blocks are there; all of them are afterwards."""
-        found = 0
-        while found < len(blocks) and (subject, blocks[found]) in self._kept:
-            found += 1
-        for block in reversed(blocks):  # the leading ones are used last, so they go last
-            self._kept[subject, block] = None
-            self._kept.move_to_end((subject, block))
-        while len(self._kept) > self._blocks_max:
-            self._kept.popitem(last=False)
-        return found
-
-    def erase(self, subject: object) -> None:
-        """End what is a subject's."""
-        for key in [key for key in self._kept if key[0] == subject]:
-            del self._kept[key]
-
-
 class Fleet:
     """The router, a cache for each of its workers, and the names of requests as erasures leave them."""
 
@@ -87,6 +62,7 @@ class Fleet:
         self._caches = {worker: WorkerCache(blocks_max) for worker in router.workers}
         self._tags, self._lock = EpochTags(bytes(32)), threading.Lock()
         self._raised: list[RaisedEpoch] = []
+        self._of_subject: dict[str, set[int]] = {}
         self._known = KnownEpochs(EraseEpochs(), self._tags)
         self._namespaces = RouterNamespaces(KeyBuffer.random())
         self._batched_us = -DAY_US
@@ -103,15 +79,17 @@ class Fleet:
         text = "".join(f"{block:0{BLOCK_CHARACTERS}x}" for block in blocks)
         answer = self._router.ask(chat(text, name) | {"max_tokens": 2})
         with self._lock:
-            found = self._caches[answer.worker].take(subject, blocks)
+            found, _ = self._caches[answer.worker].take(subject, blocks)
+            self._of_subject.setdefault(subject, set()).update(blocks)
             self.tokens += request.input_tokens
             self.found_tokens += min(found * 512, request.input_tokens)
 
     def erase(self, subject: object, at_us: int) -> None:
         """End a subject's blocks, and raise what this way of naming raises."""
         with self._lock:
+            blocks = self._of_subject.pop(str(subject), ())
             for cache in self._caches.values():
-                cache.erase(str(subject))
+                cache.drop((str(subject), block) for block in blocks)
         self._is_waiting = True
         if not self._naming.is_shared:
             self._raise(EpochScope(ISSUER, TENANT, str(subject)))

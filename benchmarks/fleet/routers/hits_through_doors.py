@@ -4,7 +4,7 @@
 
 1. A trace in Mooncake's form goes through the router in its order, some requests at once. Each session is of a tenant;
    these have weights as Zipf has them. Doors are taken in turns.
-2. Each worker's cache is a model (`WorkerCache` of `erasures_and_hits.py`), by tenant. Alone, neither the router
+2. Each worker's cache is that of `fleet_model`, by tenant. Alone, neither the router
    nor caches know tenants: everybody finds everybody's.
 3. The oracle finds whatever any worker has computed for this tenant.
 4. What must hold, and ends with exit status 1 where it does not: with one tenant, doors find 0.97 of what the router
@@ -23,10 +23,11 @@ from typing import Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "harness"))
 
 from bench import Bench
-from erasures_and_hits import BLOCK_CHARACTERS, WorkerCache
+from erasures_and_hits import BLOCK_CHARACTERS
 from router_probes import chat
 from running_router import Router, running
 
+from kvcustody.lab.fleet.fleet_model import WorkerCache
 from kvcustody.lab.replay.traces.model import TraceRequest
 from kvcustody.lab.replay.traces.readers import open_trace
 from kvcustody.lab.replay.workload.labels import Labeller, zipf_weights
@@ -77,7 +78,7 @@ class Counted:
             if answer.status != 200:
                 self.failed += 1
                 return
-            found = self._caches[answer.worker].take(tenant, blocks)
+            found, _ = self._caches[answer.worker].take(tenant, blocks)
             known = 0
             while known < len(blocks) and (tenant, blocks[known]) in self._computed:
                 known += 1

@@ -22,7 +22,7 @@ from kvcustody.policies.document.model import Affinity, Labels, OnRunning, Polic
 from kvcustody.policies.document.offload_defaults import default_within_us
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import Obligations
-from kvcustody.policies.table.receipts import share_text
+from kvcustody.policies.table.receipts import share_text, shares_of
 from kvcustody.policies.workbench.diff.model import DutyChange
 from kvcustody.policies.workbench.prove.obligation_checks import looser_fields
 from kvcustody.policies.workbench.prove.route_examples import RouteExamples
@@ -93,7 +93,7 @@ def _receipts(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) 
     """Rule 5; what changes for every tenant alike is one change."""
     changes: dict[tuple[str, Fraction, Fraction], list[str]] = {}
     for tenant in tenants:
-        before, after = (table.policy.receipt_shares(table.tenant(tenant)) for table in (old, new))
+        before, after = (shares_of(table.policy, table.tenant(tenant)) for table in (old, new))
         for level, name in enumerate(new.policy.classifications):
             if name in old.policy.classifications:
                 change = name, before[old.level(name)], after[level]

@@ -15,7 +15,7 @@ from kvcustody.governance.decisions.staged_table import Stage, quotas_of
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.forecast_pools import ForecastPools
 from kvcustody.governance.monitoring.enforcement import CANARY, ENFORCE, MONITOR, Enforcement
-from kvcustody.testkit.conformance.engine_protocol import FINISHED, REFUSED, RUNNING, RequestSpec, Setup
+from kvcustody.testkit.conformance.engine_protocol import FINISHED, OVER, REFUSED, RUNNING, RequestSpec, Setup
 from kvcustody.testkit.conformance.engines import toy_engine
 from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
 from standins.governance.monitored_workload import POLICY, agentic, reader, requests, serve
@@ -273,6 +273,30 @@ def test_a_tenant_that_the_policy_does_not_know_is_served_and_recorded() -> None
     assert last.refused_tokens == last.reused_tokens > 0
     order(one, ENFORCE)
     assert sides(one) == set()
+    assert one.check() == one.scan() == []
+    one.close()
+
+
+def test_a_misplaced_request_is_served_and_counted_while_its_tenant_is_monitored() -> None:
+    rules = "placement: [{id: alpha-own, groups: [east-1], tenants: [alpha], dedicated: true}]\n"
+    one = NativeEngine(Setup(POLICY + rules, VirtualClock(), blocks=400))
+    one.governor.may_monitor, one.governor.placement_group = True, "west-1"
+
+    def refused(tenant: str) -> bool:
+        request = one.submit(RequestSpec(reader(tenant, "ann"), WORDS))
+        while one.outcome(request).state not in OVER:
+            one.step()
+        return one.outcome(request).state == REFUSED
+
+    def would_deny(tenant: str) -> int:
+        return one.governor.stats().tenants[tenant].would_deny.get("misplaced", 0)
+
+    assert refused("alpha") and not refused("beta"), "control: enforced"
+    order(one, CANARY, tenants=frozenset(("beta",)))
+    assert not refused("alpha") and not refused("alpha") and not refused("beta")
+    assert (would_deny("alpha"), would_deny("beta")) == (2, 0)
+    order(one, ENFORCE)
+    assert refused("alpha")
     assert one.check() == one.scan() == []
     one.close()
 

@@ -121,7 +121,7 @@ def test_copies_of_a_dead_worker_go_to_an_heir_or_end(
         assert fsck(connection).problems == []
         rows = copy_coverage(connection, as_of_us=world.clock.utc_us() + 3 * 3_600_000_000).by_tier()
     engine.dispose()
-    if outcome == "ended" and first == second:
+    if outcome == "ended":
         assert [(row.due, row.covered, row.unlinked) for row in rows] == [(len(before),) * 3]
 
 

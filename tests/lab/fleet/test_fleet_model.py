@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcustody.lab.fleet.fleet_model import ComputeCost, FleetShape, PrefixRouter, scaled, simulate
+from kvcustody.lab.fleet.fleet_model import ComputeCost, FleetShape, Placing, PrefixRouter, scaled, simulate
 from kvcustody.lab.fleet.fleet_study import FleetWorkload, problems_of, study, write_page
 from kvcustody.lab.replay.traces.model import TraceRequest
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
@@ -34,7 +34,7 @@ def test_a_tenant_finds_its_own_and_nobody_elses() -> None:
 
 
 def test_a_router_that_forgets_finds_less_than_the_oracle() -> None:
-    class InTurns:
+    class InTurns(Placing):
         def __init__(self) -> None:
             self.next = -1
 

@@ -13,7 +13,7 @@ from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measur
 from kvcustody.audit.evidence.routes.route_receipts import (
     BEFORE_ALL,
     JoinedRoutes,
-    Place,
+    HalfPlace,
     Receipt,
     RoutePeriod,
     by_problem,
@@ -122,7 +122,7 @@ def listed(
     period = _period(desk, caller, tenant, since, until)._replace(prefix=prefix)
     question = _question("listRouteReceipts", caller, period, since, until)
     position = desk.cursors.read(question, cursor)
-    after = BEFORE_ALL if position is None else Place(*map(int, position))
+    after = BEFORE_ALL if position is None else HalfPlace(*map(int, position))
     with desk.reading(period.tenant) as connection:
         found = [*islice(receipts_in_order(connection, period, after=after), limit + 1)]
     following = desk.cursors.write(question, list(found[limit - 1].place)) if len(found) > limit else None
@@ -152,7 +152,7 @@ def findings(
         0,
     )  # the receipt before, and how many findings of the next one were on earlier pages
     if position is not None:
-        after, shown = Place(*map(int, position[:3])), int(position[3])
+        after, shown = HalfPlace(*map(int, position[:3])), int(position[3])
     items: list[dict[str, Any]] = []
     following: list[int] | None = None
     with desk.reading(period.tenant) as connection:

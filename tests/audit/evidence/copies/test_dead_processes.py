@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import copies_oracle
 import orjson
 import pytest
 from sqlalchemy import Engine, func, select
@@ -23,12 +25,14 @@ from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.clock import SystemClock
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
-from standins.audit.copy_world import SECOND, CopyWorld
+from kvcustody.governance.tiers.heirs import TierHolder
+from standins.audit.copy_world import SECOND, Copy, CopyWorld
 
 pytestmark = pytest.mark.system
 
 WHY = Closing(DECLARED, 90, 0, "ops", "dpo", "host destroyed")
 FAR = 2**50
+EVER = 2**60
 
 
 def record(writer: Any, events: list[Event]) -> None:
@@ -46,12 +50,12 @@ def close(store: Engine, incarnation: str) -> bool:
         return close_process(committer, store, clock, incarnation, WHY, "ops:closing")
 
 
-def rows(store: Engine, **chosen: Any) -> dict[str, CopyCoverageRow]:
+def rows(store: Engine, as_of_us: int = FAR, **chosen: Any) -> dict[str, CopyCoverageRow]:
     """By tier; what rows give and what leaves give is the same."""
     with store.connect() as connection:
         asked = CustodySelection(**chosen)
-        found = copy_coverage(connection, asked, as_of_us=FAR)
-        alone = copies_from_leaves(LeafRecord(leaves_in_database(connection)), asked, FAR)
+        found = copy_coverage(connection, asked, as_of_us=as_of_us)
+        alone = copies_from_leaves(LeafRecord(leaves_in_database(connection)), asked, as_of_us)
         assert found == alone and fsck(connection).problems == []
         return {row.tier: row for row in found.by_tier()}
 
@@ -123,6 +127,58 @@ def test_what_the_next_process_destroys_in_time_is_proved(
         )
         == 10
     )
+
+
+def opened(world: CopyWorld, died: Any, worker: str, copies: list[Copy], tier: str = "nvme") -> list[Event]:
+    """That an heir says that it opened a dead process's tier, and which copies it found there."""
+    holder = TierHolder(worker, "east-1", died.incarnation)
+    return copy_leaves(
+        tier,
+        [
+            CopyEvent(
+                "inherited", one.name, 0, one.tenant, one.classification, one.blocks, one.size,
+                world.now, one.due_us, "restored", "", holder,
+            )
+            for one in copies
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_what_an_heir_of_another_name_destroys_is_proved_where_its_leaf_says_so(
+    store: Engine, make_writer: Any, tmp_path: Path, is_closed: bool
+) -> None:
+    """A copy of each of the first two thirds is named by the first heir's leaf, of the first third by the second's."""
+    writer = make_writer(store, worker="gone")
+    world = CopyWorld("nvme", 4)
+    copies = [world.store(due_us=world.now + 500 * SECOND) for _ in range(9)]
+    record(writer, [start("gone"), *copy_leaves("nvme", world.events)])
+    if is_closed:
+        close(store, writer.incarnation)
+    unproved = "unproven" if is_closed else "open"
+    assert getattr(rows(store, EVER)["nvme"], unproved) == 9
+    first = make_writer(store, worker="first", spill_directory=tmp_path / "first")
+    record(first, [start("first"), *opened(world, writer, "gone", copies[:6])])
+    second = make_writer(store, worker="second", spill_directory=tmp_path / "second")
+    at_us = world.now + SECOND + writer.offset_us - second.offset_us
+    record(second, [start("second"), *copy_leaves("nvme", left_behind(world, at_us))])
+    assert getattr(rows(store, EVER)["nvme"], unproved) == 9, "no leaf says whose tier the second one opened"
+    record(second, opened(world, first, "first", copies, "host"))
+    assert getattr(rows(store, EVER)["nvme"], unproved) == 9, "the control: of another tier"
+    record(second, opened(world, first, "first", copies[:3]))
+    row = rows(store, EVER)["nvme"]
+    assert (row.due, row.covered, getattr(row, unproved), row.unlinked) == (9, 3, 6, 3)
+    record(second, opened(world, first, "first", copies))
+    row = rows(store, EVER)["nvme"]
+    assert (row.covered, getattr(row, unproved)) == (6, 3), "what the first heir does not name is nobody's"
+    with store.connect() as connection:
+        bodies = [orjson.loads(leaf) for leaf in connection.scalars(select(events.c.leaf))]
+    processes = {
+        each.incarnation: copies_oracle.Process(each.offset_us, name)
+        for each, name in ((writer, "gone"), (first, "first"), (second, "second"))
+    }
+    again = copies_oracle.judge_copies(bodies, processes, EVER, 0, EVER)
+    assert Counter(one.verdict for one in again) == Counter({"covered": 6, unproved: 3})
 
 
 def test_memory_has_no_evidence_but_its_own(store: Engine, make_writer: Any, tmp_path: Path) -> None:

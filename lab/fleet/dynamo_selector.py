@@ -1,0 +1,149 @@
+"""Dynamo's `SelectionService` over workers that tell it of their blocks: a question and an answer a line, as JSON.
+
+Runs in Dynamo's own environment, which `dynamo_router` does; nothing of kvcustody is imported.
+
+    {"place": NAME, "blocks": [1, 2]}        the worker that it selects, and books the request for
+    {"stored": WORKER, "name": NAME, "blocks": [1, 2]}, {"removed": WORKER, "keys": [3]}
+    {"prefilled": SELECTION}, {"ended": SELECTION}
+
+Before it selects, it waits until the service has read what workers told: no select is of an older moment than its
+question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import struct
+import sys
+import time
+from typing import Any
+
+BLOCK, MODEL = 16, "toy"
+_READ_SECONDS = 5.0
+
+
+def tokens_of(blocks: list[int]) -> list[int]:
+    """A block's number as tokens: equal numbers, equal tokens."""
+    return [block * BLOCK + place & 0x7FFFFFFF for block in blocks for place in range(BLOCK)]
+
+
+class Selector:
+    """The service and one publisher for each worker."""
+
+    def __init__(self, workers: int) -> None:
+        zmq, self._pack = importlib.import_module("zmq"), importlib.import_module("msgspec").msgpack.encode
+        self._service = importlib.import_module("dynamo.llm").SelectionService(indexer_threads=2)
+        self._context, self._publishers, self._sequence = zmq.Context(), [], [0] * workers
+        self._ports = []
+        for _ in range(workers):
+            publisher = self._context.socket(zmq.PUB)
+            publisher.set_hwm(0)
+            self._ports.append(publisher.bind_to_random_port("tcp://127.0.0.1"))
+            self._publishers.append(publisher)
+        self._unread: dict[int, tuple[str, list[int]]] = {}
+
+    async def register(self, blocks_max: int) -> None:
+        """Make the workers known; none has a bound on its queue, for no time passes while the service waits."""
+        for place, port in enumerate(self._ports):
+            await self._service.upsert_worker(
+                {
+                    "worker_id": place + 1,
+                    "model_name": MODEL,
+                    "block_size": BLOCK,
+                    "endpoint": f"http://127.0.0.1:{20_000 + place}",
+                    "kv_events_endpoint": f"tcp://127.0.0.1:{port}",
+                    "data_parallel_start_rank": 0,
+                    "data_parallel_size": 1,
+                    "total_kv_blocks": blocks_max,
+                    "max_num_batched_tokens": 1 << 30,
+                }
+            )
+        for place in range(len(self._publishers)):  # a subscriber that is not there yet misses what is told
+            until = time.monotonic() + _READ_SECONDS
+            while not await self._overlap(place, "ready", [place]):
+                self.stored(place, "ready", [place], [place])
+                await asyncio.sleep(0.05)
+                if time.monotonic() > until:
+                    raise SystemExit("the service reads no events")
+            self._unread.clear()
+
+    async def place(self, name: str, blocks: list[int]) -> dict[str, Any]:
+        """Select a worker and book the request."""
+        until = time.monotonic() + _READ_SECONDS
+        while self._unread:
+            worker, (said, told) = next(iter(self._unread.items()))
+            if await self._overlap(worker, said, told) >= len(told):
+                del self._unread[worker]
+            elif time.monotonic() > until:
+                found = await self._overlap(worker, said, told)
+                raise SystemExit(f"the service has read {found} of {len(told)} blocks that a worker told {said} {told[:5]} {told[-5:]} {len(set(told))}")
+        asked = {"model_name": MODEL, "token_ids": tokens_of(blocks), "cache_salt": name}
+        answer = await self._service.select_and_reserve(asked)
+        return {"worker": answer["worker_id"] - 1, "selection": answer["selection_id"]}
+
+    def stored(self, worker: int, name: str, blocks: list[int], keys: list[int]) -> None:
+        """A worker has the blocks of a prompt; `keys` are their hashes."""
+        event = {
+            "type": "BlockStored",
+            "block_hashes": keys,
+            "parent_block_hash": None,
+            "token_ids": tokens_of(blocks),
+            "block_size": BLOCK,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            "cache_salt": name,
+        }
+        self._tell(worker, event)
+        self._unread[worker] = name, blocks
+
+    def removed(self, worker: int, keys: list[int]) -> None:
+        """A worker no longer has these."""
+        self._tell(worker, {"type": "BlockRemoved", "block_hashes": keys, "medium": "GPU"})
+
+    async def prefilled(self, selection: str) -> None:
+        """The first token came."""
+        await self._service.prefill_complete(selection)
+
+    async def ended(self, selection: str) -> None:
+        """The request is over."""
+        await self._service.free_reservation(selection)
+
+    async def _overlap(self, worker: int, name: str, blocks: list[int]) -> int:
+        asked = {"model_name": MODEL, "token_ids": tokens_of(blocks), "cache_salt": name}
+        answer = await self._service.overlap_scores(asked)
+        for item in answer.get("scores") or answer.get("workers") or []:
+            if item.get("worker_id") == worker + 1:
+                return int(item.get("overlap_blocks", item.get("device_blocks", 0)) or 0)
+        return 0
+
+    def _tell(self, worker: int, event: dict[str, Any]) -> None:
+        number = self._sequence[worker]
+        self._sequence[worker] = number + 1
+        batch = self._pack([time.time(), [event], 0])
+        self._publishers[worker].send_multipart([b"", struct.pack(">Q", number), batch])
+
+
+async def main(workers: int, blocks_max: int) -> None:
+    """Answer questions until there are no more."""
+    selector = Selector(workers)
+    await selector.register(blocks_max)
+    print(json.dumps({"workers": workers}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "place" in asked:
+            print(json.dumps(await selector.place(asked["place"], asked["blocks"])), flush=True)
+        elif "stored" in asked:
+            selector.stored(asked["stored"], asked["name"], asked["blocks"], asked["keys"])
+        elif "removed" in asked:
+            selector.removed(asked["removed"], asked["keys"])
+        elif "prefilled" in asked:
+            await selector.prefilled(asked["prefilled"])
+        else:
+            await selector.ended(asked["ended"])
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))
