@@ -56,6 +56,7 @@ from kvcustody.audit.kinds.control_events import (
     WorkerStopped,
 )
 from kvcustody.audit.kinds.copy_events import (
+    DELETED,
     END_UNRECORDED,
     EVIDENCE,
     KEY_DESTROYED,
@@ -64,6 +65,7 @@ from kvcustody.audit.kinds.copy_events import (
     ZEROED,
     CopiesDestroyed,
     CopiesEnded,
+    CopiesLocked,
     CopiesStored,
     TierInherited,
     TransferDecided,
@@ -110,6 +112,7 @@ from kvcustody.audit.kinds.route_events import RouteFound, RouteSent
 __all__ = [
     "BARE",
     "DECLARED",
+    "DELETED",
     "END_UNRECORDED",
     "EVIDENCE",
     "GENERATED",
@@ -139,6 +142,7 @@ __all__ = [
     "ClockConfirmed",
     "CopiesDestroyed",
     "CopiesEnded",
+    "CopiesLocked",
     "CopiesStored",
     "CustodyChanged",
     "CustodyEnded",

@@ -248,7 +248,9 @@ def test_what_is_locked_ends_by_its_key_and_is_asked_for_when_the_lock_ends(
     assert place.tier.erase("e", Selector("acme", "ada"), 0).waiting == 1, "its bytes are there"
     evidence = [one.cause for one in place.events() if one.step == "destroyed"]
     assert evidence == ["key-destroyed"] and place.bring(ada, "p", 4) == 0
-    assert place.tier.locked_until_us() == locked.until_us
+    told = [one for one in place.events() if one.step == "locked"]
+    assert [(one.number, one.erasure) for one in told] == [(1, "e")]
+    assert place.tier._clock.of_boot(told[0].due_us) == locked.until_us, "until when, on record"
     asked = place.store._client._versions  # type: ignore[attr-defined]
     calls: list[bytes] = []
     place.store._client._versions = lambda one: calls.append(one) or asked(one)  # type: ignore[attr-defined]

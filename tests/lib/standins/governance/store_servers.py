@@ -172,7 +172,7 @@ class S3Server(StoreServer):
         named = {
             "dir": self.folder, "ip": "127.0.0.1", "master.port": master, "volume.port": volume,
             "filer.port": filer, "s3.port": self.port, "s3.port.iceberg": 0, "s3.port.lance": 0,
-            "s3.config": self._config, "master.volumeSizeLimitMB": 64, "volume.max": 60,
+            "s3.config": self._config, "master.volumeSizeLimitMB": 64, "volume.max": 200,
         }  # fmt: skip
         binary = _beside("weed")
         assert binary is not None
