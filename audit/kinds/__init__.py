@@ -57,6 +57,7 @@ from kvcustody.audit.kinds.control_events import (
     WorkerStopped,
 )
 from kvcustody.audit.kinds.copy_events import (
+    DELETED,
     END_UNRECORDED,
     EVIDENCE,
     KEY_DESTROYED,
@@ -65,6 +66,7 @@ from kvcustody.audit.kinds.copy_events import (
     ZEROED,
     CopiesDestroyed,
     CopiesEnded,
+    CopiesLocked,
     CopiesStored,
     TierInherited,
     TransferDecided,
@@ -111,6 +113,7 @@ from kvcustody.audit.kinds.route_events import RouteFound, RouteSent
 __all__ = [
     "BARE",
     "DECLARED",
+    "DELETED",
     "END_UNRECORDED",
     "EVIDENCE",
     "GENERATED",
@@ -140,6 +143,7 @@ __all__ = [
     "ClockConfirmed",
     "CopiesDestroyed",
     "CopiesEnded",
+    "CopiesLocked",
     "CopiesStored",
     "CustodyChanged",
     "CustodyEnded",

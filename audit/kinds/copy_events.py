@@ -103,6 +103,23 @@ class CopiesDestroyed(WorkersLifecycleEvent, frozen=True, tag="copies-destroyed"
     figures = LeafFigures(by="cause")
 
 
+class CopiesLocked(WorkersLifecycleEvent, frozen=True, tag="copies-locked"):
+    """A store refuses to delete the bytes of these ended copies until `until_us`, by a lock of its own (class B).
+
+    It is no evidence of an end: that is a key's, or the delete that follows the lock. `erasure` ended them, if any did.
+    """
+
+    tier: Words
+    tenant: HeldTenant
+    classification: Words
+    names: WordList
+    numbers: tuple[int, ...]
+    blocks_each: tuple[int, ...]
+    bytes_each: tuple[int, ...]
+    until_us: tuple[int, ...]
+    erasure: ErasureId = ""
+
+
 class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
     """A worker died, and another opened the tier that it left (class B): what became of these copies.
 

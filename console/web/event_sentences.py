@@ -390,6 +390,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         + ("taken over" if body["outcome"] == "restored" else "ended")
     ),
     "copies-destroyed": _copies("were destroyed in"),
+    "copies-locked": _copies("ended, and their bytes are locked by the store of"),
     "transfer-decided": _transfer,
     "erasure-requested": _requested,
     "erasure-applied": _applied,

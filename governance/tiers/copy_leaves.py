@@ -10,12 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvcustody.audit.kinds import CopiesDestroyed, CopiesEnded, CopiesStored, Event, TierInherited
+from kvcustody.audit.kinds import (
+    CopiesDestroyed,
+    CopiesEnded,
+    CopiesLocked,
+    CopiesStored,
+    Event,
+    TierInherited,
+)
 from kvcustody.governance.tiers.copy_event import CopyEvent
 
 COPIES_A_LEAF = 40  # the longest lists of so many fit a leaf beside the longest names
 WITHIN_US = 1_000_000
-_STEPS = ("inherited", "stored", "ended", "destroyed")
+_STEPS = ("inherited", "stored", "ended", "destroyed", "locked")
 
 
 def copy_leaves(
@@ -25,7 +32,9 @@ def copy_leaves(
 
     `within_us(tenant, classification)`: how long after it was due a copy may be proved destroyed, by the tier's policy.
     """
-    assert all(event.step in _STEPS for event in events), "a copy is inherited, stored, ended or destroyed"
+    assert all(event.step in _STEPS for event in events), (
+        "a copy is inherited, stored, ended, destroyed or locked"
+    )
     groups: dict[tuple[str | bool, ...], list[CopyEvent]] = {}
     for step in _STEPS:
         for event in events:
@@ -59,6 +68,10 @@ def _leaf(tier: str, group: list[CopyEvent], within_us: Callable[[str, str], int
             names,
             blocks,
             sizes,
+        )
+    if first.step == "locked":
+        return CopiesLocked(
+            now_us, tier, tenant, classification, names, numbers, blocks, sizes, due_us, first.erasure
         )
     if first.step == "stored":
         within = within_us(tenant, classification)

@@ -61,7 +61,7 @@ from kvcustody.governance.tiers.seal.object_layout import (
 from kvcustody.governance.tiers.seal.sealer import open_into, read_facts, seal_into
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
-from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from kvcustody.governance.tiers.stores.store_protocol import Locked, TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
 
@@ -864,10 +864,6 @@ class SealedTier:
             return self._clock.boot_us() + _ASK_AGAIN_US
         return max(self._clock.boot_us() + _ASK_AGAIN_US, self._clock.to_boot(min(self._locked.values())))
 
-    def locked_until_us(self) -> int:
-        """Until when the store keeps bytes of copies that ended (UTC), the latest of them; 0: of none."""
-        return max((until_us for name, until_us in self._locked.items() if name in self._waiting), default=0)
-
     def narrow(self) -> int:
         """The policy, a keyring or a file of shred keys has changed: end what may be here no longer; how many.
 
@@ -1112,7 +1108,8 @@ class SealedTier:
             gone = self._store.delete(asked)
         except StoreError:
             return 0
-        self._locked |= {one.name: one.until_us for one in gone.locked}
+        for one in gone.locked:
+            self._note_lock(one)
         absent, stays = set(gone.absent), {*gone.failed, *(one.name for one in gone.locked)}
         for name in [name for name in asked if name not in stays]:
             self._locked.pop(name, None)
@@ -1124,6 +1121,14 @@ class SealedTier:
             elif not ended.is_destroyed:
                 self._lost[name] = ended
         return gone.objects
+
+    def _note_lock(self, locked: Locked) -> None:
+        """The store keeps what ended until then: told once for each date."""
+        name, until_us = locked
+        ended = self._waiting.get(name)
+        if self._locked.get(name) != until_us and ended is not None and ended.number:
+            self._tell("locked", name, ended._replace(due_us=until_us))
+        self._locked[name] = until_us
 
     def _tell_destroyed(self, shreds: set[bytes]) -> None:
         """Keys are destroyed: what waits under them cannot be opened by anybody any more."""

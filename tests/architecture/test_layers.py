@@ -211,7 +211,7 @@ HOMES: dict[str, dict[str, str]] = {
         "kvcustody.governance.keys.locked_buffer": "HKDF",
         "kvcustody.governance.monitoring.enforcement": "the share of sessions of an order",
         "kvcustody.governance.service.page_cursor": "tags of cursors",
-        "kvcustody.governance.service.schedules.s3_delivery": "AWS signatures",
+        "kvcustody.governance.tiers.stores.s3_requests": "AWS signatures",
         "kvcustody.governance.tiers.seal.seal_notice": "tags of sealed objects",
         "kvcustody.integrations.tensorrt_llm.derived_salt": "salts of domains",
         "kvcustody.integrations.vllm.conformance_record": "tags of conformance records",

@@ -25,6 +25,7 @@ CLIENTS = ("aiohttp", "http.client", "httpx", "requests", "urllib.request", "url
 READER = "src/kvcustody/http_exchange.py"
 MAY_HOLD_A_CLIENT = {  # connections that are kept; what they answer is read by `read_bounded`
     "governance/control_plane/connection.py",
+    "governance/tiers/stores/s3_requests.py",
     "console/up/vllm_worker.py",
     "integrations/key_services/openbao.py",
     "console/demo/fleet_traffic.py",

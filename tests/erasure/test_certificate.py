@@ -248,6 +248,31 @@ def test_it_lists_copies_by_tier_and_is_complete_once_each_has_evidence(
         assert verify_certificate(claimed, VKEYS).ok
 
 
+def test_it_says_what_a_store_keeps_locked_and_until_when(store: Engine, tmp_path: Path) -> None:
+    """Their keys are destroyed, so it is complete; one was deleted when its lock ended, and is locked no more."""
+    until_us = 86_400_000_000
+    locked = [step("locked", number, "", "this")._replace(due_us=until_us) for number in (1, 2)]
+    keys = [step("destroyed", number, "key-destroyed") for number in (1, 2, 4)]
+    gone = [step("destroyed", number, "deleted") for number in (2, 4)]
+    case = Case(store, tmp_path, copies=[*BEGUN, *ERASED, *keys, *locked, *gone])
+    figures = copies_of(case.document)["nvme"]
+    utc_us = figures["locked_until_us"]
+    assert figures == {
+        **{"ended": 3, "bytes": 700, "zeroed": 0, "unlinked": 0, "key_destroyed": 3, "waiting": 0},
+        **{"deleted": 2, "locked": 1, "locked_until_us": utc_us},
+    }
+    assert case.document.facts["outcome"] == "complete" and utc_us > until_us, (
+        "UTC, not the process's boot time"
+    )
+    assert verify_certificate(case.data, VKEYS, case.opening).ok
+    page = render(case.document, "html").decode()
+    assert "1 with bytes that the store keeps locked until" in page
+    other = tampered(
+        case.document, lambda body: body["figures"]["copies"]["nvme"].update(locked=0), again=True
+    )
+    assert not verify_certificate(other, VKEYS).ok
+
+
 def without(kind: str) -> Callable[[dict[str, Any]], None]:
     def change(body: dict[str, Any]) -> None:
         body["leaves"] = [one for one in body["leaves"] if f'"kind":"{kind}"' not in one["leaf"]]

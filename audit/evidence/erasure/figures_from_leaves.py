@@ -13,18 +13,21 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from kvcustody.audit.kinds import EVIDENCE
+from kvcustody.audit.kinds import DELETED, EVIDENCE
 from kvcustody.audit.kinds.block_runs import decode_flat
 from kvcustody.audit.leaf.change_items import plain_bodies
 
 LEVELS = ("unread", "launched", "retired", "sampled", "full")
 Unit = tuple[str, int, int]
+_DELETED_AT = EVIDENCE.index(DELETED)
+_OF_REMOTE = ("deleted", "locked", "locked_until_us")
 
 
 class ErasedCopies(NamedTuple):
     """Copies of one tier that an erasure ended, and how many of them have which evidence; `bytes` are sealed ones.
 
-    `deleted`: the store's own listing shows none of their versions and markers any more.
+    `deleted`: the store's own listing shows none of their versions and markers any more. `locked`: the store keeps
+    their bytes, the longest until `locked_until_us` (UTC), by a lock of its own.
     """
 
     ended: int
@@ -34,11 +37,13 @@ class ErasedCopies(NamedTuple):
     key_destroyed: int
     waiting: int
     deleted: int = 0
+    locked: int = 0
+    locked_until_us: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """As JSON has it; `deleted` only where any was, for tiers on the machine have no such end."""
-        made = self._asdict()
-        return made if self.deleted else {name: made[name] for name in made if name != "deleted"}
+        """As JSON has it; what only a remote store can do stands there where it did."""
+        found = self._asdict()
+        return {name: value for name, value in found.items() if value or name not in _OF_REMOTE}
 
 
 class ErasureFigures(NamedTuple):
@@ -136,9 +141,14 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
     """By tier: what the erasure ended, and what leaves of the same processes prove of it."""
     ended: dict[str, dict[tuple[str, int, str], int]] = {}
     proofs: dict[str, dict[str, set[tuple[str, int, str]]]] = {}
+    locks: dict[str, dict[tuple[str, int, str], int]] = {}
     for body in bodies:
         if body["kind"] == "copies-ended" and body["erasure"] == erasure:
             ended.setdefault(body["tier"], {}).update(zip(_named(body), body["bytes_each"], strict=True))
+        elif body["kind"] == "copies-locked" and body.get("erasure") == erasure:
+            offset_us = int(body["at_us"]) - int(body["boot_us"])
+            until = (int(each) + offset_us for each in body["until_boot_us"])
+            locks.setdefault(body["tier"], {}).update(zip(_named(body), until, strict=True))
         elif body["kind"] == "copies-destroyed":
             proofs.setdefault(body["tier"], {}).setdefault(body["cause"], set()).update(_named(body))
     made = []
@@ -147,7 +157,12 @@ def _copies(bodies: Iterable[Mapping[str, Any]], erasure: str) -> tuple[tuple[st
         zeroed, unlinked, key_destroyed, deleted = map(len, of_tier)
         waiting = len(sizes.keys() - set().union(*of_tier))
         size = sum(sizes.values())
-        copies = ErasedCopies(len(sizes), size, zeroed, unlinked, key_destroyed, waiting, deleted)
+        locked = [until for one, until in locks.get(tier, {}).items() if one not in of_tier[_DELETED_AT]]
+        copies = ErasedCopies(
+            *(len(sizes), size, zeroed, unlinked, key_destroyed, waiting, deleted),
+            locked=len(locked),
+            locked_until_us=max(locked, default=0),
+        )
         made.append((tier, copies))
     return tuple(made)
 

@@ -41,7 +41,7 @@ from kvcustody.audit.evidence.processes.marked_processes import marked_processes
 from kvcustody.audit.evidence.processes.work_periods import about, life_leaves, work_periods
 from kvcustody.audit.evidence.query.evidence_columns import read
 from kvcustody.audit.evidence.subjects.subject_filter import of_subjects, of_tenant
-from kvcustody.audit.kinds import KINDS, SYSTEM, ErasureRequested
+from kvcustody.audit.kinds import KINDS, SYSTEM, CopiesLocked, ErasureRequested
 from kvcustody.audit.reports.document import Document, DocumentKind
 from kvcustody.audit.reports.signing.document_signature import sign_document
 from kvcustody.audit.store.database.signed_orders import SIGNED_LATER, orders_of
@@ -64,6 +64,7 @@ CERTIFICATE = DocumentKind(
     "certificate", "kvcustody/erasure-certificate@1", "log", ("ledger", "checkpoint_size")
 )
 REQUESTED = KINDS[ErasureRequested].name
+_LOCKED = KINDS[CopiesLocked].name
 SALT_BYTES = 32
 LIMITS = (
     "it covers memory and tiers that the named workers manage; not copies outside of them",
@@ -234,7 +235,7 @@ def _signed_later(connection: Connection, erasure: str) -> Iterator[tuple[str, i
 
 
 def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[tuple[str, int]]:
-    """The leaves that end copies for it, and those that prove the end of any of these."""
+    """The leaves that end copies for it, those that prove the end of any of these, and what stores keep locked."""
     made: set[tuple[str, int]] = set()
     destroyed = copy_steps.alias("destroyed")
     column, of = copy_steps.c, destroyed.c
@@ -246,6 +247,11 @@ def _copies(connection: Connection, erasure: str, names: dict[int, str]) -> set[
         of.high >= column.low,
         of.low <= column.high,
     )
+    for log, idx, leaf in connection.execute(
+        select(events.c.log, events.c.idx, events.c.leaf).where(events.c.kind == _LOCKED, has_leaf(events))
+    ):
+        if orjson.loads(leaf)["erasure"] == erasure:
+            made.add((names[log], idx))
     for query in (
         select(column.log, column.idx).where(ended),
         select(of.log, of.idx).where(has_leaf(destroyed), exists(select(column.idx).where(ended, proving))),

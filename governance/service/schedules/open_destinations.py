@@ -10,9 +10,10 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.schedules.folder_delivery import FolderDelivery
 from kvcustody.governance.service.schedules.parcel import Destination
-from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key
+from kvcustody.governance.service.schedules.s3_delivery import S3Delivery
 from kvcustody.governance.service.schedules.webhook_delivery import WebhookDelivery
 from kvcustody.governance.service.settings import ReportDestination, ReportFolder, ReportStore
+from kvcustody.governance.tiers.stores.s3_requests import S3Key
 
 
 def open_destinations(named: Sequence[ReportDestination]) -> dict[str, Destination]:

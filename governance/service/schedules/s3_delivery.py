@@ -9,16 +9,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 from kvcustody.audit.siem.sink import SinkError
 from kvcustody.governance.service.schedules.parcel import Parcel
+from kvcustody.governance.tiers.stores.s3_requests import S3Key, signed_headers
 from kvcustody.http_exchange import HttpReply, exchange
 
 _ANSWER_BYTES_MAX = 1 << 20
@@ -27,19 +25,6 @@ _TAKEN = 412  # somebody has the name
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PORTS = {"https": 443, "http": 80}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
-_ALGORITHM = "AWS4-HMAC-SHA256"
-
-
-class S3Key(NamedTuple):
-    """An access key: its public id, its secret, and the region that it signs for."""
-
-    id: str
-    secret: bytes
-    region: str
-
-    def __repr__(self) -> str:
-        """Without the secret."""
-        return f"S3Key({self.id!r})"
 
 
 class S3Delivery:
@@ -112,28 +97,3 @@ class S3Delivery:
         code = _CODE.search(answer.body)
         why = f"{answer.status} {code[1].decode()}" if code else str(answer.status)
         return SinkError(f"store `{self.name}` answered {why}", name=self.name, status=answer.status)
-
-
-def signed_headers(
-    method: str,
-    host: str,
-    path: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    key: S3Key,
-    now: datetime,
-) -> dict[str, str]:
-    """The headers of a request without a query, with its signature; names are in small letters."""
-    moment, content = now.strftime("%Y%m%dT%H%M%SZ"), hashlib.sha256(body).hexdigest()
-    given = {**headers, "host": host, "x-amz-content-sha256": content, "x-amz-date": moment}
-    names = ";".join(sorted(given))
-    lines = "".join(f"{name}:{given[name].strip()}\n" for name in sorted(given))
-    request = "\n".join((method, quote(path), "", lines, names, content))
-    scope = f"{moment[:8]}/{key.region}/s3/aws4_request"
-    text = "\n".join((_ALGORITHM, moment, scope, hashlib.sha256(request.encode()).hexdigest()))
-    derived = b"AWS4" + key.secret
-    for part in scope.split("/"):
-        derived = hmac.digest(derived, part.encode(), "sha256")
-    signature = hmac.digest(derived, text.encode(), "sha256").hex()
-    credential = f"Credential={key.id}/{scope},SignedHeaders={names},Signature={signature}"
-    return given | {"authorization": f"{_ALGORITHM} {credential}"}

@@ -23,13 +23,15 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
-from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place, S3Secret
+from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place
+from kvcustody.governance.tiers.stores.s3_requests import S3Key
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient, ValkeyPlace
 
 SCHEMES = ("s3", "valkey", "valkeys")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]{0,200}")
 _SECRET_BYTES_MAX = 4096
 _VALKEY_PORT = 6379
+_AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 class RemotePlan(NamedTuple):
@@ -86,8 +88,8 @@ def _client(plan: RemotePlan, shard: int) -> ObjectClient:
     seconds = 2 * plan.timeout_seconds  # whoever waits has given up by then
     if parts.scheme == "s3":
         prefix = f"{parts.path.strip('/')}/shard-{shard}"
-        place = S3Place(parts.netloc, prefix, plan.region, plan.endpoint)
-        return S3Client(place, _s3_secret(plan), seconds=seconds, in_flight=plan.in_flight)
+        place = S3Place(parts.netloc, prefix, plan.endpoint)
+        return S3Client(place, _s3_key(plan), seconds=seconds, in_flight=plan.in_flight)
     return ValkeyClient(
         _valkey_place(plan, parts, port or _VALKEY_PORT, shard),
         _secret(plan),
@@ -105,16 +107,14 @@ def _valkey_place(plan: RemotePlan, parts: SplitResult, port: int, shard: int) -
     return ValkeyPlace(parts.hostname, port, named, int(database), parts.scheme == "valkeys", parts.username)
 
 
-def _s3_secret(plan: RemotePlan) -> S3Secret | None:
+def _s3_key(plan: RemotePlan) -> S3Key:
     text = _secret(plan)
+    words = [os.environ.get(name, "") for name in _AWS] if text is None else text.split()
+    if len(words) == 2 and all(words):
+        return S3Key(words[0], words[1].encode(), plan.region)
     if text is None:
-        return None
-    words = text.split()
-    if len(words) != 2:
-        raise ConfigError(
-            "setting `remote_tier_secret_path`: must have a key's id and its secret, on one line"
-        )
-    return S3Secret(*words)
+        raise ConfigError(f"setting `remote_tier_secret_path`: name a file, or set {' and '.join(_AWS)}")
+    raise ConfigError("setting `remote_tier_secret_path`: must have a key's id and its secret, on one line")
 
 
 def _secret(plan: RemotePlan) -> str | None:

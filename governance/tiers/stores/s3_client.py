@@ -1,6 +1,6 @@
-"""Objects in a store that speaks S3: bytes through `obstore`, ends through `boto3`, which can name versions.
+"""Objects in a store that speaks S3: bytes through `obstore`, ends through requests that name versions.
 
-    client = S3Client(S3Place(bucket="kv", prefix="fleet-1", region="eu-central-1", endpoint=None), key, seconds=2.0)
+    client = S3Client(S3Place(bucket="kv", prefix="fleet-1", endpoint=None), key, seconds=2.0)
 
 1. A put is conditional (`If-None-Match: *`): the first writer of a name wins.
 2. A delete lists every version and delete marker of a name and ends each by its id. A name without either is absent.
@@ -11,36 +11,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
+from html import escape, unescape
 from typing import Any, NamedTuple, TypeVar
 
 from kvcustody.errors import ConfigError, StoreError
+from kvcustody.governance.tiers.stores.s3_requests import S3Key, S3Requests
 from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed, Locked
 
 _KEYS_A_DELETE = 1000
-_LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
+_OK = (200, 204)
+_ABSENT = 404
+_VERSION = re.compile(r"<(Version|DeleteMarker)>(.*?)</\1>", re.DOTALL)
+_ERROR = re.compile(r"<Error>(.*?)</Error>", re.DOTALL)
+_CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 Answer = TypeVar("Answer")
 
 
 class S3Place(NamedTuple):
-    """A bucket, and the prefix under which this tier's objects are. `endpoint` None: AWS itself."""
+    """A bucket, and the prefix under which this tier's objects are. `endpoint` None: AWS in the key's region."""
 
     bucket: str
     prefix: str
-    region: str
     endpoint: str | None = None
-
-
-class S3Secret(NamedTuple):
-    """An access key. Its text never shows the secret."""
-
-    id: str
-    secret: str
-
-    def __repr__(self) -> str:
-        return f"S3Secret({self.id!r})"
 
 
 class _Version(NamedTuple):
@@ -55,45 +52,34 @@ class _Version(NamedTuple):
 class S3Client:
     """One bucket's prefix. Raises `ConfigError` where the libraries are missing or the endpoint is in clear."""
 
-    def __init__(
-        self, place: S3Place, secret: S3Secret | None, *, seconds: float, in_flight: int = 8
-    ) -> None:
-        """`secret` None: what the environment of the process says. `seconds`: what one request may take."""
-        obstore, boto3 = _libraries()
-        clear = place.endpoint is not None and place.endpoint.startswith("http://")
-        if clear and not str(place.endpoint).startswith(_LOOPBACK):
-            raise ConfigError(f"remote tier: `{place.endpoint}` is in clear; give an https address")
+    def __init__(self, place: S3Place, key: S3Key, *, seconds: float, in_flight: int = 8) -> None:
+        """`seconds`: what one request may take."""
+        obstore = _library()
+        endpoint = place.endpoint or f"https://s3.{key.region}.amazonaws.com"
+        try:
+            self._requests = S3Requests(
+                endpoint, place.bucket, key, seconds=seconds, connections=2 * in_flight
+            )
+        except ValueError as error:
+            raise ConfigError(f"remote tier: {error}") from None
         self.place = f"remote tier `s3://{place.bucket}/{place.prefix}`"
-        self._obstore, self._bucket = obstore, place.bucket
         under = f"{place.prefix.strip('/')}/".lstrip("/")
         self._objects, self._notes = f"{under}objects/", f"{under}holders/"
+        self._obstore = obstore
         self._taken: type[Exception] = obstore.exceptions.AlreadyExistsError
-        given: dict[str, Any] = {"region": place.region}
-        if place.endpoint is not None:
-            given |= {"endpoint": place.endpoint}
-        if secret is not None:
-            given |= {"access_key_id": secret.id, "secret_access_key": secret.secret}
         self._store = obstore.store.S3Store(
             place.bucket,
-            client_options={"allow_http": clear, "timeout": f"{seconds}s", "connect_timeout": f"{seconds}s"},
+            endpoint=endpoint,
+            region=key.region,
+            access_key_id=key.id,
+            secret_access_key=key.secret.decode(),
+            virtual_hosted_style_request=False,
+            client_options={
+                "allow_http": endpoint.startswith("http://"),
+                "timeout": f"{seconds}s",
+                "connect_timeout": f"{seconds}s",
+            },
             retry_config={"max_retries": 0},
-            **given,
-        )
-        import botocore.config
-
-        options = botocore.config.Config(
-            connect_timeout=seconds,
-            read_timeout=seconds,
-            retries={"total_max_attempts": 1},
-            max_pool_connections=2 * in_flight,
-        )
-        self._client = boto3.client(
-            "s3",
-            region_name=place.region,
-            endpoint_url=place.endpoint,
-            config=options,
-            aws_access_key_id=None if secret is None else secret.id,
-            aws_secret_access_key=None if secret is None else secret.secret,
         )
         self._listing = ThreadPoolExecutor(in_flight, thread_name_prefix="kvcustody-versions")
 
@@ -161,28 +147,17 @@ class S3Client:
         return Deleted(objects, size, absent, tuple(failed), versions_ended, markers, tuple(locked))
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
-        """One request of at most a thousand names. Names that only have markers or old versions are listed too."""
+        """One request of at most a thousand versions. Names with old versions or markers alone are listed too."""
         found: dict[bytes, int] = {}
-        ask: dict[str, Any] = {"KeyMarker": self._objects + after.hex()} if after else {}
+        ask = {"key-marker": self._objects + after.hex()} if after else {}
         while True:
-            said = self._call(
-                partial(
-                    self._client.list_object_versions,
-                    Bucket=self._bucket,
-                    Prefix=self._objects,
-                    MaxKeys=min(1000, limit),
-                    **ask,
-                )
-            )
-            for one in self._of_listing(said):
+            versions, ask = self._list({"prefix": self._objects, **ask})
+            for one in versions:
                 name = self._name(one.key)
                 if name is not None and name > after:
                     found[name] = max(found.get(name, 0), one.size)
-            if len(found) >= limit or not said["IsTruncated"]:
+            if len(found) > limit or not ask:  # of the last name there may be more versions
                 break
-            ask = {"KeyMarker": said["NextKeyMarker"]}
-            if "NextVersionIdMarker" in said:
-                ask["VersionIdMarker"] = said["NextVersionIdMarker"]
         return [Listed(name, found[name]) for name in sorted(found)[:limit]]
 
     def read_note(self, name: str) -> bytes:
@@ -201,7 +176,7 @@ class S3Client:
     def close(self) -> None:
         """Threads and connections."""
         self._listing.shutdown(wait=False, cancel_futures=True)
-        self._client.close()
+        self._requests.close()
 
     def _key(self, name: bytes) -> str:
         return self._objects + name.hex()
@@ -219,51 +194,69 @@ class S3Client:
         """Every version and marker of one name."""
         key = self._key(name)
         found: list[_Version] = []
-        ask: dict[str, Any] = {}
+        ask: dict[str, str] = {}
         while True:
-            said = self._call(
-                partial(self._client.list_object_versions, Bucket=self._bucket, Prefix=key, **ask)
-            )
-            found += [one for one in self._of_listing(said) if one.key == key]
-            if not said["IsTruncated"]:
+            versions, ask = self._list({"prefix": key, **ask})
+            found += [one for one in versions if one.key == key]
+            if not ask:
                 return found
-            ask = {"KeyMarker": said["NextKeyMarker"]}
-            if "NextVersionIdMarker" in said:
-                ask["VersionIdMarker"] = said["NextVersionIdMarker"]
 
-    @staticmethod
-    def _of_listing(said: Mapping[str, Any]) -> list[_Version]:
-        versions = [
-            _Version(one["Key"], one["VersionId"], one["Size"], False) for one in said.get("Versions", [])
-        ]
-        markers = [_Version(one["Key"], one["VersionId"], 0, True) for one in said.get("DeleteMarkers", [])]
-        return versions + markers
+    def _list(self, ask: Mapping[str, str]) -> tuple[list[_Version], dict[str, str]]:
+        """A page of versions, and what to ask for the next; nothing where that was all."""
+        text = self._asked("GET", "", {"versions": "", **ask}).decode(errors="replace")
+        found = []
+        for kind, inside in _VERSION.findall(text):
+            size = _field(inside, "Size")
+            length = int(size) if size.isdecimal() else 0
+            found.append(
+                _Version(_field(inside, "Key"), _field(inside, "VersionId"), length, kind == "DeleteMarker")
+            )
+        behind = _VERSION.sub("", text)
+        if _field(behind, "IsTruncated") != "true":
+            return found, {}
+        marks = {"key-marker": "NextKeyMarker", "version-id-marker": "NextVersionIdMarker"}
+        following = {name: said for name, tag in marks.items() if (said := _field(behind, tag))}
+        if following.items() <= dict(ask).items():
+            raise StoreError(f"{self.place}: its listing does not go on")
+        return found, following
 
     def _end(self, versions: Sequence[_Version]) -> list[tuple[str, str]]:
         """End these; keys and ids of those that stay."""
-        named = [{"Key": one.key, "VersionId": one.id} for one in versions]
-        said = self._call(
-            partial(
-                self._client.delete_objects, Bucket=self._bucket, Delete={"Objects": named, "Quiet": True}
-            )
+        named = "".join(
+            f"<Object><Key>{escape(one.key)}</Key><VersionId>{escape(one.id)}</VersionId></Object>"
+            for one in versions
         )
-        return [(one["Key"], one.get("VersionId", "null")) for one in said.get("Errors", [])]
+        body = f"<Delete><Quiet>true</Quiet>{named}</Delete>".encode()
+        text = self._asked("POST", "", {"delete": ""}, body).decode(errors="replace")
+        return [
+            (_field(inside, "Key"), _field(inside, "VersionId") or "null") for inside in _ERROR.findall(text)
+        ]
 
     def _locked_until_us(self, name: bytes, ids: Sequence[str]) -> int:
         """The latest date to which these versions are locked (UTC); 0 where the store names none."""
         latest = 0
         for id_ in ids:
             try:
-                said = self._call(
-                    partial(self._client.head_object, Bucket=self._bucket, Key=self._key(name), VersionId=id_)
-                )
-            except (StoreError, FileNotFoundError):
-                return 0
-            until = said.get("ObjectLockRetainUntilDate")
-            if until is None:
+                said = self._asked("GET", self._key(name), {"retention": "", "versionId": id_})
+                until = datetime.fromisoformat(_field(said.decode(errors="replace"), "RetainUntilDate"))
+            except (StoreError, FileNotFoundError, ValueError):
                 return 0
             latest = max(latest, int(until.timestamp() * 1_000_000))
         return latest
+
+    def _asked(self, method: str, name: str, query: Mapping[str, str], body: bytes = b"") -> bytes:
+        """What the store says to a signed request. Raises `StoreError` with its code, `FileNotFoundError` for 404."""
+        try:
+            answer = self._requests.ask(method, name, query, body)
+        except OSError as error:
+            raise StoreError(f"{self.place}: {error}") from None
+        if answer.status == _ABSENT:
+            raise FileNotFoundError
+        if answer.status not in _OK:
+            code = _CODE.search(answer.body)
+            said = f" {code[1].decode()}" if code else ""
+            raise StoreError(f"{self.place}: answered {answer.status}{said}")
+        return answer.body
 
     def _call(self, request: Callable[[], Answer]) -> Answer:
         """What it answers; a name that is absent or taken as the library's error, all else as `StoreError`."""
@@ -271,24 +264,21 @@ class S3Client:
             return request()
         except (FileNotFoundError, self._taken):
             raise
-        except Exception as error:  # of two libraries and their transports
-            raise StoreError(f"{self.place}: {_why(error)}") from error
+        except Exception as error:  # of the library and its transport, whose texts may show signatures
+            raise StoreError(f"{self.place}: request failed ({type(error).__name__})") from None
 
 
-def _why(error: Exception) -> str:
-    """The error's kind and the store's code: texts of these libraries may show addresses with signatures."""
-    said = getattr(error, "response", None)
-    code = said.get("Error", {}).get("Code") if isinstance(said, dict) else None
-    return f"request failed ({type(error).__name__}{f', {code}' if code else ''})"
+def _field(text: str, tag: str) -> str:
+    """What stands in the first element of this name; nothing where there is none."""
+    found = re.search(f"<{tag}>([^<]*)</{tag}>", text)
+    return unescape(found[1]) if found else ""
 
 
-def _libraries() -> tuple[Any, Any]:
+def _library() -> Any:
     try:
-        import boto3
         import obstore
+        import obstore.exceptions
         import obstore.store
-    except ImportError as error:
-        raise ConfigError(
-            f"remote tier: `{error.name}` is not installed (pip install 'kvcustody[s3]')"
-        ) from None
-    return obstore, boto3
+    except ImportError:
+        raise ConfigError("remote tier: `obstore` is not installed (pip install 'kvcustody[s3]')") from None
+    return obstore

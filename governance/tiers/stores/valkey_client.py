@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from kvcustody.errors import ConfigError, StoreError
 from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
 
+_HEAD_BYTES = 4096  # of an answer: its length, and what of the object comes with it
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Answer = TypeVar("Answer")
 
@@ -74,14 +77,26 @@ class ValkeyClient:
         return self._call(lambda: bool(self._client.set(self._key(name), data, nx=True, **expires)))
 
     def get(self, name: bytes, size_max: int) -> memoryview | None:
-        """One request."""
-        found = self.peek(name, size_max)
-        return None if found is None else memoryview(found)
+        """One request. Its answer is received into one buffer: the library's parser copies a large one three times."""
+        return self._call(lambda: self._receive(self._key(name), size_max))
+
+    def _receive(self, key: bytes, size_max: int) -> memoryview | None:
+        connection = self._client.connection_pool.get_connection("GETRANGE")
+        is_whole = False
+        try:
+            connection.send_command("GETRANGE", key, 0, size_max - 1)
+            found = _bulk(connection._sock, size_max)
+            is_whole = True
+        finally:
+            if not is_whole:  # what is left of an answer would be taken for the next one
+                connection.disconnect()
+            self._client.connection_pool.release(connection)
+        return found if len(found) else None  # an absent key reads as empty, and no object is
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """One request."""
         found: bytes = self._call(lambda: self._client.getrange(self._key(name), 0, size - 1))
-        return found or None  # an absent key reads as empty, and no object is
+        return found or None
 
     def delete(self, names: Sequence[bytes]) -> Deleted:
         """One exchange for all."""
@@ -147,3 +162,29 @@ class ValkeyClient:
             return request()
         except (self._error, OSError) as error:
             raise StoreError(f"{self.place}: request failed ({type(error).__name__})") from None
+
+
+def _bulk(connected: socket.socket, size_max: int) -> memoryview:
+    """One string of an answer, received in place. Raises `OSError` for anything else, and for more than was asked."""
+    head = b""
+    while b"\r\n" not in head:
+        more = connected.recv(_HEAD_BYTES)
+        if not more or len(head) > _HEAD_BYTES:
+            raise OSError("the answer ends before its length")
+        head += more
+    length, _, begun = head.partition(b"\r\n")
+    if not re.fullmatch(rb"\$[0-9]{1,10}", length):
+        raise OSError("the answer is no string")
+    if int(length[1:]) > size_max:
+        raise OSError("the answer is longer than was asked for")
+    whole = bytearray(int(length[1:]) + 2)
+    view, at = memoryview(whole), len(begun)
+    if at > len(whole):
+        raise OSError("the answer is longer than it says")
+    view[:at] = begun
+    while at < len(whole):
+        count = connected.recv_into(view[at:])
+        if not count:
+            raise OSError("the answer ends before its end")
+        at += count
+    return view[:-2]

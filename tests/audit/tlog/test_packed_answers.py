@@ -23,7 +23,8 @@ from kvcustody.audit.tlog.witness.state import WitnessError
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.credentials import issuer_keys
-from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key
+from kvcustody.governance.service.schedules.s3_delivery import S3Delivery
+from kvcustody.governance.tiers.stores.s3_requests import S3Key
 from kvcustody.http_exchange import deadline_transport, exchange, read_bounded
 
 UNPACKED_BYTES = 48 << 20

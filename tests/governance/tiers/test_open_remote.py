@@ -14,7 +14,7 @@ from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tiers.open_tiers import refuse_remote, tier_names, tier_plan
 from kvcustody.governance.tiers.stores.open_remote import RemotePlan, open_remote
 from standins.governance.offload_world import POLICY, TOKENS, World, prompt
-from standins.governance.store_servers import MOST, SECRET, S3Server, StoreServer, ValkeyServer, absent
+from standins.governance.store_servers import KEY, MOST, S3Server, StoreServer, ValkeyServer, absent
 
 S3 = {"remote_tier_url": "s3://kv-objects/fleet", "remote_tier_bytes": 1 << 30, "worker_name": "gpu-1"}
 
@@ -96,7 +96,7 @@ def test_a_secret_is_a_file_of_its_owner_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MOST)
 def test_it_opens_a_real_one(tmp_path: Path, server: Callable[[str], StoreServer], kind: str) -> None:
     there, path = server(kind), tmp_path / "secret"
-    path.write_text(f"{SECRET.id} {SECRET.secret}\n")
+    path.write_text(f"{KEY.id} {KEY.secret.decode()}\n")
     path.chmod(0o600)
     if isinstance(there, S3Server):
         plan = RemotePlan(f"s3://kv-objects/{tmp_path.name}", 1 << 20, there.endpoint, secret_path=path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from kvcustody.governance.orphans.scan_protocol import Held, TierCopies
 from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from standins import builders
+from standins.governance.store_servers import VALKEY, StoreServer
 from standins.governance.tier_place import ABSOLUTE_US, Place
 
 SECOND = 1_000_000
@@ -31,10 +32,10 @@ BLOCK_BYTES = 256
 class Recorded(Place):
     """A place whose every step goes on record."""
 
-    def __init__(self, folder: Path, kind: str, store: Engine) -> None:
+    def __init__(self, folder: Path, kind: str, store: Engine, server: StoreServer | None = None) -> None:
         self.database = store
         self.writers: list[EventWriter] = []
-        super().__init__(folder, kind)
+        super().__init__(folder, kind, server=server)
 
     def open(self) -> None:
         super().open()
@@ -91,9 +92,12 @@ class Recorded(Place):
         return [one.finding.orphan for one in found if "cop" in one.finding.orphan]
 
 
-@pytest.fixture(params=["host", "nvme"])
-def recorded(request: pytest.FixtureRequest, store: Engine, tmp_path: Path) -> Iterator[Recorded]:
-    place = Recorded(tmp_path, request.param, store)
+@pytest.fixture(params=["host", "nvme", VALKEY])
+def recorded(
+    request: pytest.FixtureRequest, store: Engine, tmp_path: Path, server: Callable[[str], StoreServer]
+) -> Iterator[Recorded]:
+    there = server(VALKEY) if request.param == VALKEY else None
+    place = Recorded(tmp_path, request.param, store, there)
     yield place
     for writer in place.writers:
         writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> I
 def test_nothing_that_a_store_returns_in_an_objects_place_is_attached(
     hostile: HostileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Swapped, cut, replayed, moved between tenants. Controls: the object itself is; all are where nothing is opened."""
+    """Swapped, cut, replayed, moved between tenants. Controls: the object itself; all, where nothing is opened."""
     has = hostile.stock()
     assert hostile.load() == STEP, "void: the object itself does not come"
     assert hostile.attack(2 * len(ATTACKS), ATTACKS, 7) == dict.fromkeys(ATTACKS, 0)
@@ -115,7 +116,7 @@ def test_a_store_that_is_killed_and_comes_back_empty(place: Guarded, valkey: Val
     valkey.start()
     until(place.answers)
     assert place.bring(acme, "p", 8) == 0 and place.keep(acme, "r", 4) == 4 == place.bring(acme, "r", 4)
-    assert place.orphans(repair=True) == ["tier index without object"], "a load had found the other"
+    assert place.orphans(repair=True) == ["index without tier object"], "a load had found the other"
     place.world.clock.advance(2 * ABSOLUTE_US)
     place.tier.expire()
     ended = {one.number for one in place.events() if one.step == "ended"}
@@ -198,12 +199,11 @@ class InBucket(Place):
         return store
 
 
-def versions(server: S3Server, bucket: str, prefix: str) -> tuple[int, int]:
-    """Versions and delete markers that the store lists."""
-    client = server.boto()
-    said = client.list_object_versions(Bucket=bucket, Prefix=f"{prefix}/objects/")
-    client.close()
-    return len(said.get("Versions", [])), len(said.get("DeleteMarkers", []))
+def versions(server: S3Server, bucket: str, prefix: str) -> tuple[list[str], int]:
+    """Ids of the versions, and how many delete markers the store lists."""
+    text = server.ask("GET", bucket, query={"versions": "", "prefix": f"{prefix}/objects/"}).body.decode()
+    ids = re.findall(r"<Version>.*?<VersionId>(.*?)</VersionId>.*?</Version>", text, re.DOTALL)
+    return ids, text.count("<DeleteMarker>")
 
 
 @pytest.mark.system
@@ -213,24 +213,20 @@ def test_the_end_of_an_object_is_that_of_every_version_and_marker(tmp_path: Path
     acme = place.label("acme")
     assert place.keep(acme, "p", 4) == 4
     [name] = place.tier.objects()
-    client, key = s3.boto(), f"{place.prefix}/objects/{name.hex()}"
-    old = client.get_object(Bucket=VERSIONED, Key=key)["Body"].read()
-    client.put_object(Bucket=VERSIONED, Key=key, Body=b"another")
-    client.delete_object(Bucket=VERSIONED, Key=key)
-    assert versions(s3, VERSIONED, place.prefix) == (2, 1)
-    listed = client.list_object_versions(Bucket=VERSIONED, Prefix=key)["Versions"]
-    reads = [
-        client.get_object(Bucket=VERSIONED, Key=key, VersionId=one["VersionId"])["Body"].read()
-        for one in listed
-    ]
+    key = f"{place.prefix}/objects/{name.hex()}"
+    old = s3.ask("GET", VERSIONED, key).body
+    s3.ask("PUT", VERSIONED, key, body=b"another")
+    s3.ask("DELETE", VERSIONED, key)
+    ids, markers = versions(s3, VERSIONED, place.prefix)
+    assert (len(ids), markers) == (2, 1)
+    reads = [s3.ask("GET", VERSIONED, key, query={"versionId": one}).body for one in ids]
     assert old in reads, "void: a plain delete was enough"
-    client.close()
     assert [one.name for one in place.store.page(b"", 9)] == [name], (
         "a marker hides it from nobody who lists versions"
     )
     gone = place.store.delete([name])
     assert (gone.objects, gone.versions, gone.markers) == (1, 2, 1)
-    assert versions(s3, VERSIONED, place.prefix) == (0, 0)
+    assert versions(s3, VERSIONED, place.prefix) == ([], 0)
     place.tier.close()
 
 
@@ -252,7 +248,9 @@ def test_what_is_locked_ends_by_its_key_and_is_asked_for_when_the_lock_ends(
     assert place.tier.erase("e", Selector("acme", "ada"), 0).waiting == 1, "its bytes are there"
     evidence = [one.cause for one in place.events() if one.step == "destroyed"]
     assert evidence == ["key-destroyed"] and place.bring(ada, "p", 4) == 0
-    assert place.tier.locked_until_us() == locked.until_us
+    told = [one for one in place.events() if one.step == "locked"]
+    assert [(one.number, one.erasure) for one in told] == [(1, "e")]
+    assert place.tier._clock.of_boot(told[0].due_us) == locked.until_us, "until when, on record"
     asked = place.store._client._versions  # type: ignore[attr-defined]
     calls: list[bytes] = []
     place.store._client._versions = lambda one: calls.append(one) or asked(one)  # type: ignore[attr-defined]

