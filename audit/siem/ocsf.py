@@ -74,6 +74,7 @@ TABLE: dict[str, OcsfClass] = {
     "receipt": OcsfClass(DATASTORE, 7, "Delete", INFORMATIONAL, ("failed",)),
     "copies-stored": OcsfClass(DATASTORE, 5, "Write"),
     "copies-ended": OcsfClass(DATASTORE, 7, "Delete"),
+    "blocks-handed-over": OcsfClass(DATASTORE, OTHER, "Hand over"),
     "tier-inherited": OcsfClass(DATASTORE, OTHER, "Inherit"),
     "copies-destroyed": OcsfClass(DATASTORE, 7, "Delete"),
     "transfer-decided": OcsfClass(DATASTORE, OTHER, "Decide", INFORMATIONAL, ("failed",)),
