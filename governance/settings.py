@@ -301,6 +301,23 @@ class Settings(LayeredSettings):
         description="The placement group that this worker is in; it refuses what its policy's `placement` lets other "
         "groups alone serve (docs/routers/door.md). `doors` of its identity document say the same.",
     )
+    handover_address: str = Field(
+        "",
+        pattern=r"^(|[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5})$",
+        description="`HOST:PORT` at which this worker gives what it prefilled to the workers of `handover_peers_path`; "
+        "each further shard takes the next port. Empty: it gives nothing (docs/tiers/hand-over.md).",
+    )
+    handover_peers_path: Path | None = Field(
+        None,
+        description="The workers that hand over to each other: names, addresses, public keys. Empty: none.",
+    )
+    handover_key_path: Path = Field(
+        Path("kvcustody-handover.key"),
+        description="This worker's own key for hand-overs, made at first start; its folder is the keyring's.",
+    )
+    handover_lease_seconds: int = Field(
+        30, ge=1, le=600, description="How long what is handed over may be fetched."
+    )
     windowed_token_seconds: int = Field(
         0,
         ge=0,
@@ -556,6 +573,12 @@ class Settings(LayeredSettings):
         return self
 
     @model_validator(mode="after")
+    def _handed_over(self) -> Settings:
+        if self.handover_address and self.handover_peers_path is None:
+            raise ValueError("handover_address: needs `handover_peers_path`, which says who may fetch")
+        return self
+
+    @model_validator(mode="after")
     def _separate_keys(self) -> Settings:
         if self.signing_key_file in (self.root_key_path, self.scope_token_key_path, self.keyring_path):
             raise ValueError(
@@ -581,6 +604,11 @@ class Settings(LayeredSettings):
     def signing_key_file(self) -> Path:
         """Where the key that signs checkpoints is."""
         return self.keyring_path.parent / self.signing_key_path
+
+    @property
+    def handover_key_file(self) -> Path:
+        """Where this worker's own key for hand-overs is."""
+        return self.keyring_path.parent / self.handover_key_path
 
     @property
     def clock_file(self) -> Path:

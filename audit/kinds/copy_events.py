@@ -139,6 +139,24 @@ class TierInherited(WorkersLifecycleEvent, frozen=True, tag="tier-inherited"):
     sizes_in_each: tuple[int, ...]
 
 
+class BlocksHandedOver(WorkersLifecycleEvent, frozen=True, tag="blocks-handed-over"):
+    """Blocks of a request that one worker prefilled pass to another that decodes it (class B).
+
+    `step`: `offered` to `peer` by this worker; `given`, its fetch was answered; `received` by this one from it; or
+    `refused`, by either, for a `reason`. `ticket` is the nonce of the ticket, by which both workers' leaves are found.
+    """
+
+    tenant: HeldTenant
+    step: Annotated[str, OneOf(frozenset(("offered", "given", "received", "refused")))]
+    peer: Words
+    peer_life: Words
+    ticket: Words
+    blocks: int
+    objects: int
+    bytes: int
+    reason: Words
+
+
 class TransferDecided(WorkersLifecycleEvent, frozen=True, tag="transfer-decided"):
     """Whether copies were moved, by what either way was predicted to take, and what came of it (class B).
 

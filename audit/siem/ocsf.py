@@ -75,6 +75,7 @@ TABLE: dict[str, OcsfClass] = {
     "copies-stored": OcsfClass(DATASTORE, 5, "Write"),
     "copies-ended": OcsfClass(DATASTORE, 7, "Delete"),
     "copies-locked": OcsfClass(DATASTORE, OTHER, "Lock"),
+    "blocks-handed-over": OcsfClass(DATASTORE, OTHER, "Hand over"),
     "tier-inherited": OcsfClass(DATASTORE, OTHER, "Inherit"),
     "copies-destroyed": OcsfClass(DATASTORE, 7, "Delete"),
     "transfer-decided": OcsfClass(DATASTORE, OTHER, "Decide", INFORMATIONAL, ("failed",)),

@@ -270,6 +270,14 @@ def _key_event(body: Body) -> str:
     return f"key epoch {body['epoch']} of {_whose(body)}: {body['action']}, by {body['actor']}{service}"
 
 
+def _handed_over(body: Body) -> str:
+    what, peer = _many(body["blocks"], "block"), body["peer"] or "another worker"
+    if body["step"] == "refused":
+        return f"a hand-over of {what} of {body['tenant']} with {peer} was refused: {body['reason']}"
+    way = {"offered": "was offered to", "given": "was given to", "received": "came from"}[body["step"]]
+    return f"{what} of {body['tenant']}, prefilled once, {way} {peer}"
+
+
 def _restricted(body: Body) -> str:
     word = "stopped using" if body["change"] == "restricted" else "uses again"
     return f"a worker {word} what one subject of {body['tenant']} left (case {body['case_id']})"
@@ -384,6 +392,7 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     ),
     "copies-stored": _copies("were sealed into"),
     "copies-ended": _copies("ended in"),
+    "blocks-handed-over": _handed_over,
     "tier-inherited": lambda body: (
         f"{_many(len(body['copies']), 'copy', 'copies')} of {_whose(body)} in tier {body['tier']} were left by worker "
         f"{body['left_by_worker'] or '(unknown)'}, which died: "

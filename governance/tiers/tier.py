@@ -102,7 +102,8 @@ class TierTerms(NamedTuple):
 
     `limit`: what holds for copies of a tenant and classification. `tenants`: those whose copies may be found again
     after a restart. `withholds`: whether what is of a domain stays as it is, neither stored nor brought back.
-    `holder`: the process that has the tier; None: nobody is asked whether the one before died.
+    `holder`: the process that has the tier; None: nobody is asked whether the one before died. `encloses`: objects say
+    what they are to who has the keys, also where the store does not outlive the process: other workers get them.
     """
 
     layout: bytes
@@ -116,6 +117,7 @@ class TierTerms(NamedTuple):
     shards: int = 1
     withholds: Callable[[DomainLabel], bool] = lambda label: False
     holder: TierHolder | None = None
+    encloses: bool = False
 
 
 class PublishedRun(NamedTuple):
@@ -143,6 +145,20 @@ class Found(NamedTuple):
     blocks: int
     size: int
     spare: int = 0
+
+
+class SealedObject(NamedTuple):
+    """One object as it rests in a tier, by its name."""
+
+    name: bytes
+    data: bytes
+
+
+class GivenObjects(NamedTuple):
+    """Sealed objects of a chain, one behind the other; `is_whole`: they reach its end."""
+
+    objects: tuple[SealedObject, ...] = ()
+    is_whole: bool = False
 
 
 class Restored(NamedTuple):
@@ -218,7 +234,7 @@ class SealedTier:
         """`lower`: the tier that takes what this one has no room for, as it is sealed."""
         self._store = store
         self._lower = lower
-        self._encloses = store.outlives or lower is not None
+        self._encloses = terms.encloses or store.outlives or lower is not None
         self._keys = keys
         self._shred = shred
         self.staging = staging
@@ -770,6 +786,50 @@ class SealedTier:
         )
         self._begin(name, here)
         return True
+
+    def give(self, label: DomainLabel, keys: bytes, depth: int) -> GivenObjects:
+        """A copy of each object that goes on from `depth` of the chain, sealed as it is: for another worker."""
+        objects = []
+        for found in self.lookup(label, keys, depth):
+            try:
+                sealed = self._store.prepare_load(found.name)
+            except StoreError:
+                break
+            if sealed is None:
+                break
+            try:
+                objects.append(SealedObject(found.name, bytes(sealed[: found.size])))
+            finally:
+                sealed.release()
+                self._store.complete_load(found.name)
+            depth += found.blocks
+        return GivenObjects(tuple(objects), depth == len(keys) // KEY_BYTES)
+
+    def receive(self, label: DomainLabel, keys: bytes, objects: Iterable[SealedObject]) -> int:
+        """Keep what another worker sealed, each where it is of this chain and policy lets it be here; how many blocks.
+
+        The copies are this tier's from now on, due no later than there. What they hold is checked when it is opened.
+        """
+        spec, count, blocks = label.spec, len(keys) // KEY_BYTES, 0
+        if spec is None or not self.admits(label):
+            return 0
+        for name, data in objects:
+            try:
+                facts = read_facts(self._keys.catalogue(), name, memoryview(data)[:_BEGINNING], len(data))
+                end = facts.depth + facts.blocks
+                if not facts.depth < end <= count:
+                    continue
+                if name != self._namer(spec)(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end]):
+                    continue
+                if not self._is_of(facts, label, spec, keys, facts.depth, end):
+                    continue
+            except KeyringError:
+                continue
+            row = self._row_of(0, facts, len(data), 0)
+            owner = CopyOwner(label.tenant, label.classification, facts.subject, label)
+            if self.take_over(name, row, owner, (facts.subject, facts.bucket), memoryview(data)):
+                blocks += facts.blocks
+        return blocks
 
     def _load_object(
         self,

@@ -105,7 +105,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """What a tier would bring; `None` for a request that must wait."""
-        if self._scheduler.must_wait(request):
+        if self._scheduler.must_wait(request, num_computed_tokens):
             return None, False
         tokens = self._scheduler.restorable_tokens(request, num_computed_tokens)
         return tokens, tokens > 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.request import Hints
     from kvcustody.integrations.vllm.scheduler.extra_content import Extras
     from kvcustody.integrations.vllm.tiers.copy_plans import PlannedLoad, UnsavedRun
+    from kvcustody.integrations.vllm.tiers.scheduler_handover import Fetching
 
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 
@@ -41,7 +42,9 @@ class GovernedRequest:
         "cause",
         "extends_keys",
         "extras",
+        "fetching",
         "fills_one_by_one",
+        "hands_to",
         "hints",
         "hit_blocks",
         "keyed_tokens",
@@ -103,6 +106,8 @@ class GovernedRequest:
         self.planned: PlannedLoad | None = None  # what a tier has for it
         self.restored_blocks = 0  # that a tier brought, or is bringing
         self.skips_tiers = False  # a load of it failed
+        self.hands_to = ""  # the worker that it is prefilled for
+        self.fetching: Fetching | None = None  # what another worker prefilled for it
 
     def end(self) -> None:
         """Its blocks were given back: nothing more is told of it."""

@@ -69,6 +69,7 @@ from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup, tier_groups
+from kvcustody.integrations.vllm.tiers.scheduler_handover import PEER, TICKET, Fetching
 from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
 from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
 from kvcustody.logger import get_logger
@@ -172,6 +173,7 @@ class SchedulerSide:
                 groups=groups,
                 always=plan.moves_always,
                 holder=TierHolder(self.settings.worker_name, self.settings.placement_group, incarnation),
+                settings=self.settings,
             )
             stack.pop_all()  # from now on the tiers close it
         self.tiers = state.deferred.tiers = tiers
@@ -224,7 +226,7 @@ class SchedulerSide:
         self.state.port.copies_leave = self.state.keys_early
         if not self.state.keys_early:
             self.port.pool.only_steps = True
-            scheduler._connector_finished = _nothing_to_hand_off
+            scheduler._connector_finished = self._hand_off
         else:
             self._open_salts(scheduler.vllm_config)
             scheduler._free_request = self._noting_loads(scheduler._free_request)
@@ -367,7 +369,18 @@ class SchedulerSide:
         governed.skips_reading = bool(request.skip_reading_prefix_cache)
         request.skip_reading_prefix_cache = False  # vLLM would not let such a request be deferred
         self.state.requests[request.request_id] = governed
+        self._hand_over(request, governed)
         self._admit(governed)
+
+    def _hand_over(self, request: Request, governed: GovernedRequest) -> None:
+        """Whom it is prefilled for, or what was prefilled for it."""
+        peer, ticket = _take(request, PEER), _take(request, TICKET)
+        handover = None if self.tiers is None else self.tiers.handover
+        if handover is None or governed.principal is None:
+            return
+        governed.hands_to = handover.peer_of(peer, (request.kv_transfer_params or {}).get("do_remote_decode"))
+        if isinstance(ticket, str):
+            governed.fetching = Fetching(ticket)
 
     def _kinds(self, request: Request) -> tuple[KindRange, ...]:
         """What the caller and the door say of its content; what the door would not have passed says nothing."""
@@ -452,10 +465,21 @@ class SchedulerSide:
         waited = time.time() - request.arrival_time
         return now_us - int(min(max(waited, 0.0), _LONGEST_WAIT_SECONDS) * MICROSECONDS)
 
-    def must_wait(self, request: Request) -> bool:
+    def _hand_off(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        """Stands for `Scheduler._connector_finished`: a ticket for who decodes elsewhere, and no blocks held."""
+        governed, tiers = governed_request(request), self.tiers
+        if governed is None or tiers is None or tiers.handover is None:
+            return False, None
+        return False, tiers.handover.offer(request, governed)
+
+    def must_wait(self, request: Request, computed_tokens: int) -> bool:
         """Whether `request` alone must be skipped now (rule 2)."""
-        governed = governed_request(request)
-        return governed is None or governed.waits_for is not None
+        governed, tiers = governed_request(request), self.tiers
+        if governed is None or governed.waits_for is not None:
+            return True
+        if governed.fetching is None or tiers is None or tiers.handover is None:
+            return False
+        return tiers.handover.must_wait(request, governed, computed_tokens)
 
     def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
         """How many tokens behind a hit of `computed_tokens` a tier would bring."""
@@ -604,11 +628,6 @@ class SchedulerSide:
         if self.state.events is not None:
             self.state.events.close()
         self._salts_open.close()
-
-
-def _nothing_to_hand_off(_request: Request) -> tuple[bool, None]:
-    """Stands for `Scheduler._connector_finished`, which lists a request's blocks for connectors that want them."""
-    return False, None
 
 
 def _take(request: Request, field: str) -> object:

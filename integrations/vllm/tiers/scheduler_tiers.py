@@ -38,7 +38,7 @@ import numpy as np
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
-from kvcustody.errors import IsolationError, KeyringError
+from kvcustody.errors import ConfigError, IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.keys.shred_keys import ShredKeys
@@ -68,12 +68,14 @@ from kvcustody.integrations.vllm.tiers.copy_plans import (
     UnsavedRun,
 )
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
+from kvcustody.integrations.vllm.tiers.scheduler_handover import SchedulerHandover
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
     CompareCopies,
     CopyJob,
     CopyReply,
     CopyRule,
+    FetchCopies,
     ForgetTenant,
     LoadCopies,
     LoadPart,
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
 
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.external.engine_port import EnginePort
+    from kvcustody.governance.settings import Settings
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
 _LATER = 0  # the number of a job that has none yet
@@ -160,8 +163,12 @@ class SchedulerTiers:
         groups: tuple[CopiedGroup, ...] = ONE_GROUP,
         holder: TierHolder | None = None,
         always: bool = False,
+        settings: Settings | None = None,
     ) -> None:
-        """`always`: whatever is permitted is moved, whatever it takes."""
+        """`always`: whatever is permitted is moved, whatever it takes. `settings`: of hand-overs to other workers.
+
+        Raises a `CustodyError` where what hand-overs need cannot be read.
+        """
         self._port = port
         self._keyring = keyring = port.keyring
         self._keys = SealKeys(keyring, shred)
@@ -205,6 +212,16 @@ class SchedulerTiers:
         self.directories = {
             tier: CopyDirectory(tier, shards, self._send, returned_keys=shred.returned) for tier in tiers
         }
+        self.handover: SchedulerHandover | None = None
+        if settings is not None and settings.handover_peers_path is not None:
+            if len(groups) > 1:
+                raise ConfigError(
+                    "setting `handover_peers_path`: a model of several layer groups is not handed over"
+                )
+            life = holder.incarnation if holder is not None else ""
+            self.handover = SchedulerHandover(
+                settings, tiers[0], life, port, self._keys, self._send, block_tokens=block_tokens
+            )
         for tier in tiers:
             rules = self._all_rules(tier)
             self._send(OpenTier(_LATER, tier, block_tokens, rules, holder))
@@ -305,7 +322,10 @@ class SchedulerTiers:
                 due_us = now_us + domain.idle_us
                 place = (residency, run.first, count, made)
                 keys = (run.parent, run.keys[count - 1])
-                into.append(LeavingRun(domain, *place, born_us, ceiling_us, due_us, *keys))
+                leaving = LeavingRun(domain, *place, born_us, ceiling_us, due_us, *keys)
+                if governed.hands_to:
+                    leaving = leaving._replace(awaited_by=next(iter(self.directories)))
+                into.append(leaving)
             run.drop(count)
 
     def _part(self, group: CopiedGroup, run: UnsavedRun, count: int, tag: int) -> LeavingPart | None:
@@ -335,6 +355,8 @@ class SchedulerTiers:
     def take_jobs(self) -> tuple[CopyJob, ...]:
         """The jobs that leave with the step that is being built (rule 1)."""
         self._look()
+        if self.handover is not None:
+            self.handover.looked()
         waiting = self._waiting
         each = len(self.directories) * len(self._groups)
         while waiting and len(self._stores) + each <= min(self._buffers, max(_STORES_MAX, each)):
@@ -604,6 +626,11 @@ class SchedulerTiers:
             for event in events:
                 self._steps[reply.tier][f"{event.step} {event.cause}".strip()] += 1
             self._record(reply.tier, events)
+            if self.handover is not None:
+                for given in reply.given:
+                    self.handover.given(given)
+                if reply.fetched is not None:
+                    self.handover.fetched(reply.number, reply.fetched)
             if reply.counts is not None:
                 self._counts[reply.tier, reply.shard] = reply.counts
             directory.answered(reply.number, reply.shard, reply.erased)
@@ -639,6 +666,8 @@ class SchedulerTiers:
         self._label_of.pop(reply.number, None)
         self._stores.discard(reply.number)
         directory.job_is_over(reply.number)
+        if self.handover is not None:
+            self.handover.is_over(reply.number)
         loading = self._loads.pop(reply.number, None)
         if loading is not None:
             self._loaded(*loading)
@@ -786,7 +815,9 @@ class SchedulerTiers:
         """When a copy is due next, or is to be asked for again."""
         dues = [directory.next_due_us() for directory in self.directories.values()]
         due_us = min((due for due in dues if due is not None), default=None)
-        return None if due_us is None else max(due_us, self._expire_us)
+        due_us = None if due_us is None else max(due_us, self._expire_us)
+        look_us = None if self.handover is None else self.handover.next_look_us()
+        return min((due for due in (due_us, look_us) if due is not None), default=None)
 
     def counts(self) -> list[TierCount]:
         """What each tier did and has."""
@@ -861,6 +892,8 @@ class SchedulerTiers:
         self._open[number] = set(range(self._shards))
         if isinstance(job, CompareCopies):
             self._comparisons[number] = (self._port.clock.now_us(), [])
+        if isinstance(job, FetchCopies):
+            label = job.label
         if label is not None:
             self._label_of[number] = label
         return number

@@ -15,6 +15,9 @@ from typing import NamedTuple, TypeAlias
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, TierErased
+from kvcustody.governance.handover.exchange import Given
+from kvcustody.governance.handover.offers import Offer
+from kvcustody.governance.handover.ticket import Ticket
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.heirs import TierHolder
@@ -147,6 +150,28 @@ class CompareCopies(NamedTuple):
     tier: str
 
 
+class OfferCopies(NamedTuple):
+    """Give these parts of a chain to who fetches them with this ticket."""
+
+    number: int
+    tier: str
+    offer: Offer
+
+
+class FetchCopies(NamedTuple):
+    """Fetch with a ticket what another worker sealed of one domain's part of a chain, and keep it.
+
+    `text`: the ticket as it came. `keys`: of the chain up to the part's end, 32 bytes a block.
+    """
+
+    number: int
+    tier: str
+    ticket: Ticket
+    text: str
+    label: DomainLabel
+    keys: bytes
+
+
 class CloseTier(NamedTuple):
     """The last job: end what does not outlive the process, and let the store go."""
 
@@ -166,6 +191,8 @@ CopyJob: TypeAlias = (
     | ExpireCopies
     | ProbeCopy
     | CompareCopies
+    | OfferCopies
+    | FetchCopies
     | CloseTier
 )
 
@@ -182,13 +209,22 @@ class OpenedTier(NamedTuple):
     returned_keys: int = 0
 
 
+class FetchedCopies(NamedTuple):
+    """Blocks that a fetch brought into the tier, the bytes that came, and why it was not all, where it was not."""
+
+    blocks: int
+    size: int
+    reason: str
+
+
 class CopyReply(NamedTuple):
     """One worker's answer to a job, with everything that happened to its copies until then.
 
     `number` 0: nobody asked. `restored`: to a load, part by part, less than was asked where it failed. `counts`: the
     worker's own, behind these events. `took_us`: what the job took on the thread.
     `probed`: the bytes that were read for nobody. `found`: what a comparison found, each as it was repaired.
-    `returned_keys`: how many keys an `EraseReturned` destroyed.
+    `returned_keys`: how many keys an `EraseReturned` destroyed. `fetched`: what came of a fetch. `given`: how
+    fetches of other workers were answered.
     """
 
     number: int
@@ -203,6 +239,8 @@ class CopyReply(NamedTuple):
     probed: int = 0
     found: tuple[Finding, ...] = ()
     returned_keys: int = 0
+    fetched: FetchedCopies | None = None
+    given: tuple[Given, ...] = ()
 
 
 def received(label: DomainLabel) -> DomainLabel:

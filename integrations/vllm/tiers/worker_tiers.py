@@ -11,7 +11,9 @@
    are those of a copy that is due when they are told.
 4. Keys come from this process's own access to the keyring, which is read again when its file has changed.
 5. What is due ends by the thread's own clock, also when no step comes.
-6. A scan has the thread compare the store with the index between two jobs: what a job made is in both by then.
+6. What another worker fetches is read by the tier's thread, and sealed as it rests there; what this one fetches comes
+   on a thread of its own, and is kept by the tier's thread then.
+7. A scan has the thread compare the store with the index between two jobs: what a job made is in both by then.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
@@ -30,6 +32,7 @@ from kvcustody.errors import ConfigError, KeyringError
 from kvcustody.files import private_folder
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.tier_protocol import TierErased
+from kvcustody.governance.handover.offers import OfferedPart
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.keyring_watch import KeyringWatch
@@ -48,6 +51,7 @@ from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import (
     KEY_BYTES,
     CopyLimit,
+    GivenObjects,
     PublishedRun,
     Restored,
     SealedTier,
@@ -69,10 +73,13 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     EraseCopies,
     EraseReturned,
     ExpireCopies,
+    FetchCopies,
+    FetchedCopies,
     ForgetTenant,
     LoadCopies,
     LoadPart,
     NarrowCopies,
+    OfferCopies,
     OpenedTier,
     OpenTier,
     ProbeCopy,
@@ -80,6 +87,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     StoreCopy,
     received,
 )
+from kvcustody.integrations.vllm.tiers.worker_handover import GivePart, KeepCopies, WorkerHandover
 from kvcustody.logger import get_logger
 
 _LOOK_SECONDS = 0.25  # between looks at what is due
@@ -167,6 +175,7 @@ class WorkerTiers:
                 object_blocks=plan.object_blocks,
                 shard=shard,
                 shards=shards,
+                encloses=settings.handover_peers_path is not None,
             )
             for tier in tiers:
                 with ExitStack() as opening:
@@ -175,6 +184,9 @@ class WorkerTiers:
                     thread = TierThread(tier, store, keys, terms, self._blocks, clock, self._results)
                     self.threads[tier] = thread
                     opening.pop_all()  # from now on its thread closes it
+            self._handover = WorkerHandover.open(
+                settings, next(iter(self.threads.values())), self._results, clock, shard, stack
+            )
             self._stack = stack.pop_all()
         _log.info(
             "tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size
@@ -200,9 +212,16 @@ class WorkerTiers:
                 self._loading[job.number] = job
             if isinstance(job, OpenTier):
                 self.threads[job.tier].buffers = self.buffers
+                if self._handover is not None and job.holder is not None:
+                    self._handover.begin(job.tier, job.holder.incarnation)
+            if self._handover is not None and isinstance(job, FetchCopies | OfferCopies):
+                self._handover.put(job)
+                continue
             self.threads[job.tier].put(job)
             if isinstance(job, CloseTier):
                 self.threads[job.tier].join()
+        if self._handover is not None:
+            self._handover.end_step()
 
     def finished_loads(self) -> set[str]:
         """Requests whose load is over, however it went, since the last call."""
@@ -252,6 +271,9 @@ class WorkerTiers:
             self._ready.append(reply)
 
 
+ThreadJob: TypeAlias = CopyJob | KeepCopies | GivePart
+
+
 class TierThread:
     """One tier of one worker, and the thread that alone uses it."""
 
@@ -280,14 +302,23 @@ class TierThread:
         self._rules: Rules = {}
         self._shares: dict[str, TierShare] = {}
         self._watch = KeyringWatch(keys.keyring, keys.path)
-        self._jobs: SimpleQueue[tuple[CopyJob, memoryview | None, ExitStack | None]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[ThreadJob, memoryview | None, ExitStack | None]] = SimpleQueue()
         self._is_over = False
         self._thread = GuardingThread(self._run, name=f"kvcustody-{name}")
         self._thread.start()
 
-    def put(self, job: CopyJob, plain: memoryview | None = None, held: ExitStack | None = None) -> None:
+    def put(self, job: ThreadJob, plain: memoryview | None = None, held: ExitStack | None = None) -> None:
         """Do this behind what was put before. `plain`: what is to be stored; `held` gives its buffer back."""
         self._jobs.put((job, plain, held))
+
+    def give(self, part: OfferedPart, seconds: float) -> GivenObjects:
+        """What the tier has of a part, read on its thread; nothing where that takes longer."""
+        asked = GivePart(part, SimpleQueue())
+        self.put(asked)
+        try:
+            return asked.answer.get(timeout=seconds)
+        except Empty:
+            return GivenObjects()
 
     def join(self) -> None:
         """Wait for the end that was put; not for ever."""
@@ -301,6 +332,9 @@ class TierThread:
                 self._look()
                 continue
             began_ns = perf_counter_ns()
+            if isinstance(job, GivePart):
+                self._give(job)
+                continue
             try:
                 reply = self._do(job, plain)
                 reply = reply._replace(took_us=(perf_counter_ns() - began_ns) // 1000)
@@ -312,6 +346,17 @@ class TierThread:
                     held.close()
             self._results.append(reply)
             self._look()
+
+    def _give(self, asked: GivePart) -> None:
+        given = GivenObjects()
+        try:
+            self._watch.look()
+            if self.tier is not None:
+                part = asked.part
+                given = self.tier.give(received(part.label), part.keys, part.first)
+        except Exception as error:
+            _log.error("copies not given", tier=self.name, error=repr(error))
+        asked.answer.put(given)
 
     def _look(self) -> None:
         """End what is due, once in a while (rule 5)."""
@@ -325,7 +370,7 @@ class TierThread:
         if events:
             self._results.append(CopyReply(0, self.name, self.terms.shard, events, counts=self.tier.counts))
 
-    def _do(self, job: CopyJob, plain: memoryview | None) -> CopyReply:
+    def _do(self, job: CopyJob | KeepCopies, plain: memoryview | None) -> CopyReply:
         self._watch.look()
         tier = self.tier
         if isinstance(job, OpenTier):
@@ -345,6 +390,11 @@ class TierThread:
         if isinstance(job, CompareCopies):
             found = self._compare(tier)  # before the answer, which tells what it ended
             return self._reply(job.number)._replace(found=found)
+        if isinstance(job, KeepCopies):
+            fetch, fetched = job.fetch, job.fetched
+            blocks = tier.receive(received(fetch.label), fetch.keys, fetched.objects)
+            size = sum(len(one.data) for one in fetched.objects)
+            return self._reply(job.number)._replace(fetched=FetchedCopies(blocks, size, fetched.reason))
         if isinstance(job, EraseReturned):
             returned = _despite_other_shards(lambda: tier.erase_returned(job.complete))
             return self._reply(job.number)._replace(returned_keys=returned)

@@ -72,6 +72,7 @@ class LocalEngine:
             self.llm = LLM(str(model), **options)
         self.engine = self.llm.llm_engine
         self._numbers = itertools.count()
+        self.transfer_params: dict[str, dict[str, Any] | None] = {}  # of answers, by request
         self.worker_pid = self.rpc("watch_writes")[0]
         self.core_pid = self.probe("pool")["pid"]
 
@@ -88,6 +89,7 @@ class LocalEngine:
         latency: str | None = None,
         max_tokens: int = 4,
         request_id: str | None = None,
+        carried_on: dict[str, Any] | None = None,
         **sampling: Any,
     ) -> str:
         """Queue a request; `tenant` gets a fresh token in a governed engine, and is the salt in a plain one."""
@@ -99,7 +101,7 @@ class LocalEngine:
             assert self.deployment is not None
             carried = self.deployment.carried(tenant, subject)
             salt, transfer = carried["cache_salt"], carried["transfer"]
-        carried_on = {"kvcustody": transfer, "kvcustody_latency": latency}
+        carried_on = {"kvcustody": transfer, "kvcustody_latency": latency, **(carried_on or {})}
         carried_on = {field: given for field, given in carried_on.items() if given is not None}
         extra = {"kv_transfer_params": carried_on} if carried_on else None
         prompt: dict[str, Any] = {"prompt_token_ids": list(tokens)}
@@ -127,6 +129,7 @@ class LocalEngine:
         for output in self.engine.step():
             if output.finished:
                 completion = output.outputs[0]
+                self.transfer_params[output.request_id] = output.kv_transfer_params
                 done[output.request_id] = Answer(
                     list(completion.token_ids), output.num_cached_tokens or 0, completion.finish_reason
                 )

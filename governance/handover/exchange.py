@@ -1,0 +1,294 @@
+"""The exchange of a hand-over: one request with a ticket, one answer with sealed objects, over a connection of its own.
+
+    fetch   := length, msgpack {ticket, worker, life, at_ms, signature}
+    answer  := length, msgpack {reason, life, copies: [[name, size, sum], …], signature}, then the objects
+
+1. The decode worker signs what it asks: a ticket that somebody else got hold of gives him nothing.
+2. A ticket is used up by the first fetch that is authentic, whatever becomes of it.
+3. The prefill worker signs names, sizes and sums, keyed by the ticket's nonce. Bytes of another exchange, torn, older
+   or zeroed ones do not match, and count as not come.
+4. Objects are sealed. Names, sizes and the ticket are in clear on the wire.
+5. Every length is bounded before anything is read, every exchange ends by its deadline, and so many run at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from kvcustody.audit.tlog.signed_note import VerifierKey
+from kvcustody.clock import Clock
+from kvcustody.governance.credentials.scope_token import FUTURE_MS_MAX
+from kvcustody.governance.handover.peers import PeerKey, Peers
+from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, read_ticket
+from kvcustody.governance.tiers.tier import SealedObject
+from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
+
+_LENGTH = struct.Struct(">I")
+_FETCH_BYTES_MAX: Final = 4_096
+_HEAD_BYTES_MAX: Final = 1 << 20
+COPIES_MAX: Final = 8_192
+_AT_ONCE_MAX: Final = 16
+_FETCH_SIGNED: Final = b"kvcustody/handover-fetch/1\x00"
+_ANSWER_SIGNED: Final = b"kvcustody/handover-answer/1\x00"
+_SUM_BYTES: Final = 32
+_log = get_logger(__name__)
+
+
+class _Fetch(msgspec.Struct, forbid_unknown_fields=True):
+    ticket: str
+    worker: str
+    life: str
+    at_ms: int
+    signature: bytes = b""
+
+    def signed(self) -> bytes:
+        text = "\x00".join((self.ticket, self.worker, self.life, str(self.at_ms)))
+        return _FETCH_SIGNED + text.encode()
+
+
+class _Answer(msgspec.Struct, forbid_unknown_fields=True):
+    reason: str = ""
+    life: str = ""
+    copies: list[tuple[bytes, int, bytes]] = []
+    signature: bytes = b""
+
+    def signed(self, asked: bytes) -> bytes:
+        """`asked`: the signature of the fetch that this answers."""
+        return _ANSWER_SIGNED + asked + msgspec.msgpack.encode((self.reason, self.life, self.copies))
+
+
+class Fetched(NamedTuple):
+    """What a fetch brought; `reason`: why nothing did."""
+
+    objects: tuple[SealedObject, ...] = ()
+    reason: str = ""
+
+
+class Given(NamedTuple):
+    """How one fetch was answered, for the record. `peer_life`: of the worker that asked, where it is authentic."""
+
+    nonce: bytes
+    peer: str
+    peer_life: str
+    objects: int
+    size: int
+    reason: str
+
+
+class Offers(Protocol):
+    """What the prefill worker has on offer."""
+
+    def take(self, ticket: Ticket, deadline: float) -> Sequence[SealedObject] | str:
+        """The objects of an offer, which is used up (rule 2), or why there are none; by `deadline` (monotonic)."""
+
+
+class HandoverServer:
+    """Answers fetches at one address, on threads of its own. Raises `OSError` where it cannot listen."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        offers: Offers,
+        key: PeerKey,
+        peers: Callable[[], Peers],
+        *,
+        worker: str,
+        life: str,
+        clock: Clock,
+        seconds: float = 5.0,
+        on_given: Callable[[Given], object] = lambda given: None,
+    ) -> None:
+        self._offers, self._key, self._peers = offers, key, peers
+        self._worker, self._life, self._clock, self._seconds = worker, life, clock, seconds
+        self._on_given = on_given
+        self._slots = threading.BoundedSemaphore(_AT_ONCE_MAX)
+        self._socket = socket.create_server(address)
+        self._socket.settimeout(0.2)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._is_over = threading.Event()
+        self._thread = GuardingThread(self._run, name="kvcustody-handover")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._is_over.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for the next connection waits no more
+        self._thread.join(2.0)
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                connection, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                deadline = time.monotonic() + self._seconds
+                asked = _receive(connection, _FETCH_BYTES_MAX, deadline)
+                answer, objects, given = self.answer(asked, deadline)
+                _send(connection, answer, deadline)
+                for one in objects:
+                    _send_all(connection, one.data, deadline)
+            self._on_given(given)
+        except (OSError, ValueError) as error:
+            _log.warning("hand-over not answered", why=str(error) or type(error).__name__)
+        finally:
+            self._slots.release()
+
+    def answer(self, asked: bytes, deadline: float) -> tuple[bytes, Sequence[SealedObject], Given]:
+        """The head of the answer, what follows it, and what is on record of it. Raises `ValueError` for no request."""
+        try:
+            fetch = msgspec.msgpack.decode(asked, type=_Fetch)
+        except msgspec.MsgspecError:
+            raise ValueError("is no request for a hand-over") from None
+        ticket, reason = self._authentic(fetch)
+        objects: Sequence[SealedObject] = ()
+        if ticket is not None:
+            taken = self._offers.take(ticket, deadline)
+            objects, reason = ((), taken) if isinstance(taken, str) else (taken[:COPIES_MAX], "")
+        nonce = b"" if ticket is None else ticket.nonce
+        copies = [(one.name, len(one.data), _sum(nonce, one.data)) for one in objects]
+        head = _Answer(reason, self._life, copies)
+        head.signature = self._key.sign(head.signed(fetch.signature))
+        peer_life = "" if ticket is None else fetch.life
+        size = sum(len(one.data) for one in objects)
+        given = Given(nonce, fetch.worker[:128], peer_life, len(objects), size, reason)
+        return msgspec.msgpack.encode(head), objects, given
+
+    def _authentic(self, fetch: _Fetch) -> tuple[Ticket | None, str]:
+        ticket = read_ticket(fetch.ticket, {self._worker: self._key.verifier}, self._clock)
+        if isinstance(ticket, RefusedTicket):
+            return None, ticket.reason
+        key = self._peers().keys.get(fetch.worker)
+        now_ms = self._clock.utc_us() // 1000
+        if ticket.life != self._life:
+            return None, "other-life"
+        if fetch.worker != ticket.peer or key is None:
+            return None, "other-peer"
+        if abs(fetch.at_ms - now_ms) > FUTURE_MS_MAX or len(fetch.life) != 32:
+            return None, "expired"
+        if not _verifies(key, fetch.signature, fetch.signed()):
+            return None, "forged"
+        return ticket, ""
+
+
+def fetch_objects(
+    ticket: Ticket,
+    text: str,
+    key: PeerKey,
+    peers: Peers,
+    *,
+    worker: str,
+    life: str,
+    clock: Clock,
+    bytes_max: int,
+    seconds: float = 2.0,
+) -> Fetched:
+    """Ask the ticket's worker for its objects; a failure of whatever kind is a reason, and nothing came.
+
+    `text`: the ticket as it came. `worker`, `life`: who asks.
+    """
+    deadline = time.monotonic() + seconds
+    address = peers.addresses.get(ticket.worker)
+    if address is None:
+        return Fetched(reason="other-key")
+    asked = _Fetch(text, worker, life, clock.utc_us() // 1000)
+    asked.signature = key.sign(asked.signed())
+    try:
+        with socket.create_connection(address, seconds) as connection:
+            _send(connection, msgspec.msgpack.encode(asked), deadline)
+            head = msgspec.msgpack.decode(_receive(connection, _HEAD_BYTES_MAX, deadline), type=_Answer)
+            if not _verifies(peers.keys[ticket.worker], head.signature, head.signed(asked.signature)):
+                return Fetched(reason="forged")
+            if head.reason:
+                return Fetched(reason=head.reason)
+            if head.life != ticket.life:
+                return Fetched(reason="other-life")
+            sizes = [size for _, size, _ in head.copies]
+            if len(sizes) > COPIES_MAX or min(sizes, default=1) < 1 or sum(sizes) > bytes_max:
+                return Fetched(reason="too-large")
+            objects = [
+                SealedObject(name, _receive_exactly(connection, size, deadline))
+                for name, size, _ in head.copies
+            ]
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        return Fetched(reason=f"unreachable: {str(error)[:80] or type(error).__name__}")
+    sums = [kept for _, _, kept in head.copies]
+    matching = [
+        one
+        for one, kept in zip(objects, sums, strict=True)
+        if hmac.compare_digest(kept, _sum(ticket.nonce, one.data))
+    ]
+    return Fetched(tuple(matching), "" if len(matching) == len(objects) else "torn")
+
+
+def _verifies(key: VerifierKey, signature: bytes, signed: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key.public).verify(signature, signed)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _sum(nonce: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=nonce, digest_size=_SUM_BYTES).digest()
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no answer within the deadline")
+    return left
+
+
+def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
+    _send_all(connection, _LENGTH.pack(len(data)) + data, deadline)
+
+
+def _send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
+    view = memoryview(data)
+    while view:
+        connection.settimeout(_left(deadline))
+        view = view[connection.send(view[: 1 << 20]) :]
+
+
+def _receive(connection: socket.socket, most: int, deadline: float) -> bytes:
+    (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline))
+    if size > most:
+        raise ValueError(f"says that it has {size} bytes, and may have {most}")
+    return _receive_exactly(connection, size, deadline)
+
+
+def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
+    into = bytearray(size)
+    view = memoryview(into)
+    while view:
+        connection.settimeout(_left(deadline))
+        count = connection.recv_into(view)
+        if not count:
+            raise ConnectionError("the other side ended the connection")
+        view = view[count:]
+    return bytes(into)

@@ -1,0 +1,162 @@
+"""The worker's half of hand-overs: it answers fetches of its first tier's sealed objects, and fetches from others.
+
+1. What another worker fetches is read by the tier's thread, sealed as it rests there.
+2. What this one fetches comes on threads of its own; the tier's thread keeps it. Nothing waits for it but the request.
+3. Shards hand over to shards: shard n listens n ports behind the address, and asks there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.credentials.watched_file import WatchedFile
+from kvcustody.governance.handover.exchange import Fetched, Given, HandoverServer, fetch_objects
+from kvcustody.governance.handover.offers import OfferedPart, OfferTable
+from kvcustody.governance.handover.peers import PeerKey, read_peers
+from kvcustody.governance.handover.ticket import Ticket
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from kvcustody.governance.tiers.tier import GivenObjects
+from kvcustody.integrations.vllm.tiers.tier_messages import CopyReply, FetchCopies, OfferCopies
+
+FETCH_SECONDS = 2.0
+_GIVE_SECONDS = 1.0  # that a read for another worker may wait for its turn
+
+
+class GivePart(NamedTuple):
+    """Read what the tier has of a part, for another worker; the answer goes into the queue."""
+
+    part: OfferedPart
+    answer: SimpleQueue[GivenObjects]
+
+
+class KeepCopies(NamedTuple):
+    """Keep what a fetch brought; the answer is the fetch's."""
+
+    fetch: FetchCopies
+    fetched: Fetched
+
+    @property
+    def number(self) -> int:
+        """The fetch's."""
+        return self.fetch.number
+
+
+class GivingThread(Protocol):
+    """The thread of the tier of which others get copies."""
+
+    name: str
+    store: TierStore
+
+    def put(self, job: KeepCopies) -> None:
+        """Do this behind what was put before."""
+
+    def give(self, part: OfferedPart, seconds: float) -> GivenObjects:
+        """What the tier has of a part; nothing where that takes longer."""
+
+
+class WorkerHandover:
+    """What one worker gives to others and fetches from them: of its first tier."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        thread: GivingThread,
+        results: deque[CopyReply],
+        clock: Clock,
+        shard: int,
+        stack: ExitStack,
+    ) -> None:
+        """Raises a `CustodyError` where the key or the peers cannot be read."""
+        assert settings.handover_peers_path is not None
+        self._thread, self._results, self._clock, self._shard = thread, results, clock, shard
+        self._worker, self._address, self._stack = settings.worker_name, settings.handover_address, stack
+        self._key = PeerKey.open(settings.handover_key_file, settings.worker_name)
+        self._peers = WatchedFile(settings.handover_peers_path, read_peers, clock).content
+        self._offers = OfferTable(lambda part: thread.give(part, _GIVE_SECONDS), clock)
+        self._life = ""
+        self._fetching: dict[str, Future[Fetched]] = {}  # by ticket, in this step
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvcustody-fetch")
+        stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+
+    @classmethod
+    def open(
+        cls,
+        settings: Settings,
+        thread: GivingThread,
+        results: deque[CopyReply],
+        clock: Clock,
+        shard: int,
+        stack: ExitStack,
+    ) -> WorkerHandover | None:
+        """None where the settings name no peers. Raises a `CustodyError` where key or peers cannot be read."""
+        if settings.handover_peers_path is None:
+            return None
+        return cls(settings, thread, results, clock, shard, stack)
+
+    def begin(self, tier: str, life: str) -> None:
+        """The process of this incarnation has opened a tier: fetches are answered from now on."""
+        if tier != self._thread.name or self._life:
+            return
+        self._life = life
+        if not self._address:
+            return
+        host, _, port = self._address.rpartition(":")
+        try:
+            server = HandoverServer(
+                (host.strip("[]"), int(port) + self._shard),
+                self._offers,
+                self._key,
+                self._peers,
+                worker=self._worker,
+                life=life,
+                clock=self._clock,
+                on_given=self._note,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"setting `handover_address`: `{self._address}` cannot be listened on ({error})"
+            ) from None
+        self._stack.callback(server.close)
+
+    def put(self, job: FetchCopies | OfferCopies) -> None:
+        """Offer, or fetch beside everything else; parts of one ticket are fetched together."""
+        if isinstance(job, OfferCopies):
+            self._offers.put(job.offer)
+            self._results.append(CopyReply(job.number, job.tier, self._shard))
+            return
+        fetching = self._fetching.get(job.text)
+        if fetching is None:
+            fetching = self._fetching[job.text] = self._threads.submit(self._fetch, job.ticket, job.text)
+        fetching.add_done_callback(lambda fetched: self._thread.put(KeepCopies(job, fetched.result())))
+
+    def end_step(self) -> None:
+        """All jobs of a step were put: a ticket that comes again is another fetch."""
+        self._fetching.clear()
+
+    def _fetch(self, ticket: Ticket, text: str) -> Fetched:
+        try:
+            peers = self._peers()
+            host, port = peers.addresses[ticket.worker]
+            return fetch_objects(
+                ticket,
+                text,
+                self._key,
+                peers._replace(addresses={ticket.worker: (host, port + self._shard)}),
+                worker=self._worker,
+                life=self._life,
+                clock=self._clock,
+                bytes_max=self._thread.store.capacity_bytes,
+                seconds=FETCH_SECONDS,
+            )
+        except Exception as error:  # whatever it was: nothing came, and the request computes
+            return Fetched(reason=f"unreachable: {type(error).__name__}")
+
+    def _note(self, given: Given) -> None:
+        self._results.append(CopyReply(0, self._thread.name, self._shard, given=(given,)))

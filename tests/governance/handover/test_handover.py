@@ -1,0 +1,300 @@
+"""Hand-over between two workers: own blocks arrive whole, once, and nothing of a ticket that is anybody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvcustody.audit.tlog.signing_key import create_signing_key
+from kvcustody.clock import VirtualClock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.handover import exchange
+from kvcustody.governance.handover.exchange import Fetched, Given, HandoverServer, fetch_objects
+from kvcustody.governance.handover.offers import Offer, OfferedPart, OfferTable
+from kvcustody.governance.handover.peers import PeerKey, Peers, read_peers
+from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, chain_digest, issue, read_ticket
+from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.tier import GivenObjects, SealedObject, SealedTier
+from standins.governance.sealed_objects import World
+from standins.governance.tier_place import STEP, Place, keys_of
+
+LIFE, PEER_LIFE = "ab" * 16, "cd" * 16
+BLOCKS = 2 * STEP
+
+
+class HandedPlace(Place):
+    """A host tier of which others get copies."""
+
+    def open(self) -> None:
+        super().open()
+        self.tier.close()
+        terms = self.tier._terms._replace(encloses=True)
+        self.store = HostArena(self.capacity)
+        self.tier = SealedTier(
+            self.store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms
+        )
+
+
+class Pair:
+    """A prefill and a decode worker, and what goes between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = VirtualClock()
+        (folder / "p").mkdir()
+        (folder / "d").mkdir()
+        world = World(folder)
+        self.prefill, self.decode = (HandedPlace(folder / name, "host", world=world) for name in ("p", "d"))
+        self.keys = {
+            name: PeerKey(create_signing_key(folder / f"{name}.key", name))
+            for name in ("prefill", "decode", "other")
+        }
+        self.given: list[Given] = []
+        self._nonces = itertools.count(1)
+        self.offers = OfferTable(self.give, self.clock)
+        self.tampers: Callable[[list[SealedObject]], list[SealedObject]] = lambda objects: objects
+        self.peers = Peers({name: key.verifier for name, key in self.keys.items()}, {})
+        self.server = HandoverServer(
+            ("127.0.0.1", 0), self.offers, self.keys["prefill"], lambda: self.peers,
+            worker="prefill", life=LIFE, clock=self.clock, on_given=self.given.append,
+        )  # fmt: skip
+        self.peers.addresses["prefill"] = self.server.address
+
+    def give(self, part: OfferedPart) -> GivenObjects:
+        found = self.prefill.tier.give(part.label, part.keys, part.first)
+        return found._replace(objects=tuple(self.tampers(list(found.objects))), is_whole=True)
+
+    def ticket(self, label: DomainLabel, prompt: str, *, blocks: int = BLOCKS, **changed: object) -> str:
+        """A ticket for what the prefill worker has of a prompt, and the offer behind it."""
+        keys, now_ms = keys_of(prompt, blocks), self.clock.utc_us() // 1000
+        assert label.spec is not None
+        domain = self.prefill.world.keys.domain(label.spec)
+        made = Ticket(
+            "prefill", LIFE, "decode", next(self._nonces).to_bytes(16), domain, chain_digest(keys), blocks, now_ms,
+            now_ms + 30_000,
+        )._replace(**changed)  # type: ignore[arg-type]  # fmt: skip
+        self.offers.put(Offer(made.nonce, (OfferedPart(label, 0, keys),), made.deadline_ms))
+        key = self.keys["prefill"]
+        return issue(made, key.verifier.key_id, key.sign)
+
+    def read(self, text: str) -> Ticket:
+        ticket = read_ticket(text, self.peers.keys, self.clock)
+        assert isinstance(ticket, Ticket), ticket
+        return ticket
+
+    def fetch(self, text: str, *, worker: str = "decode", signer: str = "", seconds: float = 1.0) -> Fetched:
+        return fetch_objects(
+            self.read(text), text, self.keys[signer or worker], self.peers,
+            worker=worker, life=PEER_LIFE, clock=self.clock, bytes_max=1 << 20, seconds=seconds,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.server.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def label(pair: Pair) -> DomainLabel:
+    whose = pair.prefill.label("acme", "ann")
+    assert pair.prefill.keep(whose, "prompt", BLOCKS) == BLOCKS
+    return whose
+
+
+def test_what_was_prefilled_arrives_whole_and_is_the_decode_workers_from_then_on(
+    pair: Pair, label: DomainLabel
+) -> None:
+    assert pair.decode.bring(label, "prompt", BLOCKS) == 0
+    found = pair.fetch(pair.ticket(label, "prompt"))
+    assert (len(found.objects), found.reason) == (2, "")
+    keys = keys_of("prompt", BLOCKS)
+    assert pair.decode.tier.receive(label, keys, found.objects) == BLOCKS
+    assert pair.decode.bring(label, "prompt", BLOCKS) == BLOCKS, "what was kept, byte for byte"
+    assert [event.step for event in pair.decode.events()] == ["stored", "stored"]
+    assert pair.prefill.bring(label, "prompt", BLOCKS) == BLOCKS, "its own live on under their own terms"
+    (given,) = pair.given
+    sizes = sum(len(one.data) for one in found.objects)
+    assert given == Given((1).to_bytes(16), "decode", PEER_LIFE, 2, sizes, "")
+    assert pair.decode.orphans() == pair.prefill.orphans() == []
+
+
+def test_the_copies_live_no_longer_than_those_they_are_of(pair: Pair, label: DomainLabel) -> None:
+    found = pair.fetch(pair.ticket(label, "prompt"))
+    pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects)
+    dues = {copy.due_us for place in (pair.prefill, pair.decode) for copy in place.tier.copies()}
+    assert len(dues) == 1
+    pair.decode.world.clock.advance(20_000_000)
+    assert pair.decode.bring(label, "prompt", BLOCKS) == 0
+
+
+def test_a_ticket_is_for_one_fetch(pair: Pair, label: DomainLabel) -> None:
+    text = pair.ticket(label, "prompt")
+    assert pair.fetch(text).objects, "control"
+    assert pair.fetch(text) == Fetched(reason="used")
+
+
+def test_a_ticket_is_for_one_worker(pair: Pair, label: DomainLabel) -> None:
+    text = pair.ticket(label, "prompt")
+    assert pair.fetch(text, worker="other") == Fetched(reason="other-peer")
+    assert pair.fetch(text, worker="decode", signer="other") == Fetched(reason="forged"), (
+        "and says so with its key"
+    )
+    assert pair.fetch(text).objects, "control: neither has used it up"
+
+
+def test_a_ticket_ends_with_its_deadline_and_with_the_workers_life(pair: Pair, label: DomainLabel) -> None:
+    text, other = pair.ticket(label, "prompt"), pair.ticket(label, "prompt", life="00" * 16)
+    assert pair.fetch(other) == Fetched(reason="other-life")
+    pair.clock.advance(30_000_000)
+    assert read_ticket(text, pair.peers.keys, pair.clock) == RefusedTicket("expired")
+    assert pair.offers.take(pair_ticket(text, pair), time.monotonic()) == "unknown", (
+        "nor is anything held for it"
+    )
+
+
+def pair_ticket(text: str, pair: Pair) -> Ticket:
+    """What the ticket said while it was in time."""
+    earlier = VirtualClock(utc_us=pair.clock.utc_us() - 30_000_000)
+    ticket = read_ticket(text, pair.peers.keys, earlier)
+    assert isinstance(ticket, Ticket)
+    return ticket
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text[:-8] + "AAAAAAAA", "forged"),
+        (lambda text: text[:40] + ("A" if text[40] != "A" else "B") + text[41:], "forged"),
+        (lambda text: "kvd1." + text[5:], "malformed"),
+        (lambda text: text[:60], "malformed"),
+        (lambda text: text + "A" * 2000, "malformed"),
+        (lambda text: "", "malformed"),
+    ],
+)
+def test_a_ticket_that_was_changed_is_none(
+    pair: Pair, label: DomainLabel, change: Callable[[str], str], reason: str
+) -> None:
+    text = pair.ticket(label, "prompt")
+    assert isinstance(read_ticket(text, pair.peers.keys, pair.clock), Ticket), "control"
+    assert read_ticket(change(text), pair.peers.keys, pair.clock) == RefusedTicket(reason)  # type: ignore[arg-type]
+
+
+def test_another_worker_cannot_make_a_ticket_of_this_one(pair: Pair, label: DomainLabel) -> None:
+    mine = pair.read(pair.ticket(label, "prompt"))
+    key = pair.keys["other"]
+    forged = issue(mine, key.verifier.key_id, key.sign)
+    assert read_ticket(forged, pair.peers.keys, pair.clock) == RefusedTicket("forged")
+    del pair.peers.keys["other"]
+    assert read_ticket(forged, pair.peers.keys, pair.clock) == RefusedTicket("other-key")
+
+
+def zeroed(objects: list[SealedObject]) -> list[SealedObject]:
+    return [one._replace(data=bytes(len(one.data))) for one in objects]
+
+
+def swapped(objects: list[SealedObject]) -> list[SealedObject]:
+    return [one._replace(name=other.name) for one, other in zip(objects, reversed(objects), strict=True)]
+
+
+@pytest.mark.parametrize("tamper", [zeroed, swapped, lambda objects: objects[:0]])
+def test_a_prefill_side_that_is_zeroed_or_lies_is_a_miss(
+    pair: Pair, label: DomainLabel, tamper: Callable[[list[SealedObject]], list[SealedObject]]
+) -> None:
+    pair.tampers = tamper
+    found = pair.fetch(pair.ticket(label, "prompt"))
+    pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects)
+    assert pair.decode.bring(label, "prompt", BLOCKS) == 0
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_what_is_torn_on_the_way_does_not_match_its_sum(
+    pair: Pair, label: DomainLabel, is_checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = exchange._send_all
+
+    def torn(connection: object, data: bytes, deadline: float) -> None:
+        is_object = len(data) > 900
+        send(connection, data[:-1] + bytes([data[-1] ^ 1]) if is_object else data, deadline)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exchange, "_send_all", torn)
+    if not is_checked:
+        monkeypatch.setattr(exchange, "_sum", lambda nonce, data: bytes(32))
+    found = pair.fetch(pair.ticket(label, "prompt"))
+    assert (found.reason, len(found.objects)) == (("torn", 0) if is_checked else ("", 2)), (
+        "control: nobody looks"
+    )
+    pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects)
+    assert pair.decode.bring(label, "prompt", BLOCKS) == 0, "and what is sealed does not open"
+
+
+def test_blocks_of_another_prompt_subject_or_tenant_are_not_taken(pair: Pair, label: DomainLabel) -> None:
+    found = pair.fetch(pair.ticket(label, "prompt"))
+    for whose in (pair.decode.label("acme", "bob"), pair.decode.label("beta", "ann")):
+        assert pair.decode.tier.receive(whose, keys_of("prompt", BLOCKS), found.objects) == 0
+    assert pair.decode.tier.receive(label, keys_of("other", BLOCKS), found.objects) == 0
+    pair.decode.allowed = {}
+    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == 0, (
+        "nor where policy says no"
+    )
+    pair.decode.allowed = {"internal": 16_000_000}
+    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == BLOCKS, "control"
+
+
+def test_an_erasure_while_it_is_on_its_way_leaves_nothing(pair: Pair, label: DomainLabel) -> None:
+    found = pair.fetch(pair.ticket(label, "prompt"))
+    assert len(found.objects) == 2
+    pair.prefill.tier.erase("e1", Selector("acme", "ann"), 1 << 60)
+    assert pair.decode.tier.receive(label, keys_of("prompt", BLOCKS), found.objects) == 0
+    assert pair.fetch(pair.ticket(label, "prompt"), seconds=0.2).reason == "gone"
+
+
+def test_a_worker_that_is_away_or_silent_is_a_miss_within_the_deadline(
+    pair: Pair, label: DomainLabel
+) -> None:
+    text = pair.ticket(label, "prompt")
+    pair.server.close()
+    assert pair.fetch(text, seconds=0.2).reason.startswith("unreachable")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00\x00\x00\x05hello", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_garbage_is_not_answered_and_the_next_is(pair: Pair, label: DomainLabel, data: bytes) -> None:
+    with socket.create_connection(pair.server.address, 5) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert pair.fetch(pair.ticket(label, "prompt")).objects
+
+
+def test_peers_are_read_from_their_document_and_problems_name_the_worker(tmp_path: Path) -> None:
+    key = create_signing_key(tmp_path / "a.key", "prefill-1")
+    path = tmp_path / "peers.yaml"
+
+    def write(address: str, text: str) -> None:
+        path.write_text(
+            "schema: kvcustody/handover-peers@1\nworkers:\n"
+            f"  prefill-1: {{address: '{address}', key: '{text}'}}\n"
+        )
+
+    write("10.0.0.5:9470", str(key.verifier))
+    assert read_peers(path).addresses == {"prefill-1": ("10.0.0.5", 9470)}
+    write("10.0.0.5", str(key.verifier))
+    with pytest.raises(ConfigError, match="address"):
+        read_peers(path)
+    write("10.0.0.5:9470", "nonsense")
+    with pytest.raises(ConfigError, match="key of `prefill-1`"):
+        read_peers(path)
