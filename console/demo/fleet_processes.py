@@ -155,7 +155,8 @@ class LocalFleet:
             return {}
         file = self._fleet / "nats" / f"{name}.creds"
         keys, now = FleetKeys.read(self._fleet / "nats"), int(time.time())
-        made = credentials(keys, name, permissions, now=now, seconds=SECONDS_MAX)
+        account = keys.readers if name == READER else keys.fleet
+        made = credentials(account, name, permissions, now=now, seconds=SECONDS_MAX)
         write_file(file, made.encode(), mode=PRIVATE)
         return {"nats": self.nats_url, "nats_credentials_path": file}
 

@@ -2,7 +2,7 @@
 
     keys = FleetKeys.create(Path("nats"))                                # operator and the accounts
     text = server_configuration(keys, ServerPlan())                      # for nats-server
-    credentials(keys, "gpu-1", worker_permissions("gpu-1"), now=…, seconds=86_400)
+    credentials(keys.fleet, "gpu-1", worker_permissions("gpu-1"), now=…, seconds=86_400)
 
 1. The server knows the operator and the accounts. Who a user is and what it may do is in its own JWT, signed by the
    account's key: tenants come and go without a change of the server.
