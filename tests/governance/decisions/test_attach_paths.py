@@ -43,6 +43,8 @@ LEASED = {
     # tiers: `TierRules.withholds` at each look-up, `may_restore` before a load is ordered elsewhere
     "governance/governor/offloading.py": {"_restore_span": "`withholds`, at the look-up"},
     "governance/tiers/run_transfers.py": {"best": "`withholds`"},
+    "governance/tiers/tier.py": {"give": "`withholds`, at the look-up; who fetches decides anew"},
+    "integrations/vllm/tiers/scheduler_handover.py": {"_begin": "`may_restore`"},
     "governance/tiers/owned_copies.py": {"load": "`withholds`"},
     "integrations/lmcache/custody_thread.py": {
         "has": "`withholds`",

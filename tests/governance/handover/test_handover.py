@@ -17,7 +17,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.handover import exchange
-from kvcustody.governance.handover.exchange import Fetched, Given, HandoverServer, fetch_objects
+from kvcustody.governance.handover.exchange import AnsweredFetch, Fetched, HandoverServer, fetch_objects
 from kvcustody.governance.handover.offers import Offer, OfferedPart, OfferTable
 from kvcustody.governance.handover.peers import PeerKey, Peers, read_peers
 from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, chain_digest, issue, read_ticket
@@ -56,7 +56,7 @@ class Pair:
             name: PeerKey(create_signing_key(folder / f"{name}.key", name))
             for name in ("prefill", "decode", "other")
         }
-        self.given: list[Given] = []
+        self.given: list[AnsweredFetch] = []
         self._nonces = itertools.count(1)
         self.offers = OfferTable(self.give, self.clock)
         self.tampers: Callable[[list[SealedObject]], list[SealedObject]] = lambda objects: objects
@@ -126,7 +126,7 @@ def test_what_was_prefilled_arrives_whole_and_is_the_decode_workers_from_then_on
     assert pair.prefill.bring(label, "prompt", BLOCKS) == BLOCKS, "its own live on under their own terms"
     (given,) = pair.given
     sizes = sum(len(one.data) for one in found.objects)
-    assert given == Given((1).to_bytes(16), "decode", PEER_LIFE, 2, sizes, "")
+    assert given == AnsweredFetch((1).to_bytes(16), "decode", PEER_LIFE, 2, sizes, "")
     assert pair.decode.orphans() == pair.prefill.orphans() == []
 
 
