@@ -32,7 +32,13 @@ from kvcustody.governance.handover.peers import PeerKey, read_peers
 from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, chain_digest, issue, read_ticket
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.integrations.vllm.tiers.copy_plans import Fetching
-from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, FetchCopies, FetchedCopies, OfferCopies
+from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CopyJob,
+    CopyRule,
+    FetchCopies,
+    FetchedCopies,
+    OfferCopies,
+)
 from kvcustody.logger import get_logger
 
 if TYPE_CHECKING:
@@ -70,10 +76,14 @@ class SchedulerHandover:
         port: EnginePort,
         keys: SealKeys,
         send: Callable[[CopyJob], int],
+        rule: Callable[[str, str, str], CopyRule],
         *,
         block_tokens: int,
     ) -> None:
-        """Raises a `CustodyError` where the key or the peers cannot be read."""
+        """`rule`: what policy lets a tenant's blocks of a classification do in a tier.
+
+        Raises a `CustodyError` where the key or the peers cannot be read.
+        """
         assert settings.handover_peers_path is not None
         self._worker, self._tier, self._life = settings.worker_name, tier, life
         self._gives, self._lease_ms = bool(settings.handover_address), 1000 * settings.handover_lease_seconds
@@ -87,6 +97,7 @@ class SchedulerHandover:
                 path=settings.handover_peers_path,
             )
         self._port, self._keys, self._send, self._block_tokens = port, keys, send, block_tokens
+        self._rule = rule
         self._offered: OrderedDict[bytes, tuple[str, int]] = (
             OrderedDict()
         )  # by nonce: of which tenant, blocks
@@ -233,7 +244,10 @@ class SchedulerHandover:
         for span in _spans(residency, ticket.blocks):
             if self._port.may_restore(residency, span.domain):
                 label = label_of(span.domain)
-                job = FetchCopies(0, self._tier, ticket, fetching.text, label, chain[: span.last * size])
+                rule = self._rule(self._tier, label.tenant, label.classification)
+                job = FetchCopies(
+                    0, self._tier, ticket, fetching.text, label, chain[: span.last * size], rule
+                )
                 number = self._send(job)
                 fetching.jobs.add(number)
                 self._fetched[number] = (fetching, ticket, residency.tenant)

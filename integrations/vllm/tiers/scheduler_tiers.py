@@ -220,7 +220,7 @@ class SchedulerTiers:
                 )
             life = holder.incarnation if holder is not None else ""
             self.handover = SchedulerHandover(
-                settings, tiers[0], life, port, self._keys, self._send, block_tokens=block_tokens
+                settings, tiers[0], life, port, self._keys, self._send, self._rule, block_tokens=block_tokens
             )
         for tier in tiers:
             rules = self._all_rules(tier)

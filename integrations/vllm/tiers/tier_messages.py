@@ -170,6 +170,7 @@ class FetchCopies(NamedTuple):
     text: str
     label: DomainLabel
     keys: bytes
+    rule: CopyRule
 
 
 class CloseTier(NamedTuple):

@@ -392,7 +392,9 @@ class TierThread:
             return self._reply(job.number)._replace(found=found)
         if isinstance(job, KeepCopies):
             fetch, fetched = job.fetch, job.fetched
-            blocks = tier.receive(received(fetch.label), fetch.keys, fetched.objects)
+            label = received(fetch.label)
+            self._learn((label.tenant, label.classification), fetch.rule)
+            blocks = tier.receive(label, fetch.keys, fetched.objects)
             size = sum(len(one.data) for one in fetched.objects)
             return self._reply(job.number)._replace(fetched=FetchedCopies(blocks, size, fetched.reason))
         if isinstance(job, EraseReturned):
