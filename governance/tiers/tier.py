@@ -41,6 +41,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvcustody.audit.kinds import KEY_DESTROYED
 from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
@@ -398,13 +399,16 @@ class SealedTier:
                 stored += self._complete(before.popleft())
         return stored
 
-    def lookup(self, label: DomainLabel, keys: bytes, depth: int, most: int | None = None) -> list[Found]:
+    def lookup(
+        self, label: DomainLabel, keys: bytes, depth: int, most: int | None = None, *, seeks: bool = True
+    ) -> list[Found]:
         """Each object that goes on from `depth`; the sum of their blocks is how far a load would come.
 
         `keys` are those of the whole prompt, from depth 0 of the chain; `most`: how many of its blocks are wanted.
+        `seeks`: whether a store that others share is asked for what the index does not have.
         """
         found: list[Found] = []
-        index, spec, is_shared = self._index, label.spec, self._store.is_shared
+        index, spec, is_shared = self._index, label.spec, self._store.is_shared and seeks
         if spec is None or not (len(index) or is_shared) or self._terms.withholds(label):
             return found
         try:
@@ -899,11 +903,11 @@ class SealedTier:
 
     def _end_with_key(self, rows: list[int]) -> int:
         """An epoch was destroyed: nobody opens these, whatever becomes of their bytes."""
-        names = self._forget_rows(rows, "key-destroyed")
+        names = self._forget_rows(rows, KEY_DESTROYED)
         for name in names:
             ended = self._waiting[name]
             assert ended is not None
-            self._waiting[name] = self._destroyed_of(name, ended, "key-destroyed")
+            self._waiting[name] = self._destroyed_of(name, ended, KEY_DESTROYED)
         self._delete([])
         return len(names)
 
@@ -1084,7 +1088,7 @@ class SealedTier:
                 owner.classification,
                 known.blocks,
                 known.size,
-                min(known.due_us, self._clock.now_us()),
+                known.due_us if self._may_wait(cause) else min(known.due_us, self._clock.now_us()),
                 shreds,
                 erasure,
             )
@@ -1095,6 +1099,10 @@ class SealedTier:
             index.remove(row)
             names.append(name)
         return names
+
+    def _may_wait(self, cause: str) -> bool:
+        """Whether the end of a copy's key, in its own time, is the first that proves its end, and early enough."""
+        return self._store.ends_by == KEY_DESTROYED and cause == "evicted"
 
     def _delete(self, names: Iterable[bytes]) -> int:
         """Delete these and what waits; what fails waits on."""
@@ -1116,7 +1124,7 @@ class SealedTier:
             ended = self._waiting.pop(name)
             if ended is None:
                 continue
-            if name not in absent:
+            if name not in absent and self._store.ends_by != KEY_DESTROYED:
                 self._destroyed_of(name, ended, self._store.ends_by)
             elif not ended.is_destroyed:
                 self._lost[name] = ended
@@ -1135,7 +1143,7 @@ class SealedTier:
         for where in (self._waiting, self._lost):
             for name, ended in list(where.items()):
                 if ended is not None and not shreds.isdisjoint(ended.shreds) and not ended.is_destroyed:
-                    where[name] = self._destroyed_of(name, ended, "key-destroyed")
+                    where[name] = self._destroyed_of(name, ended, KEY_DESTROYED)
         self._lost = {name: ended for name, ended in self._lost.items() if not ended.is_destroyed}
 
     def _destroyed_of(self, name: bytes, ended: _Ended, evidence: str) -> _Ended:

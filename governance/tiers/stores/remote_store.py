@@ -52,6 +52,10 @@ class ObjectClient(Protocol):
     def place(self) -> str:
         """What messages call it."""
 
+    @property
+    def ends_by(self) -> str:
+        """What a delete of its shows, as `TierStore` says it."""
+
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
         """Store where nothing has this name; whether that was so. `lives_us`: when it may go by itself; 0: never."""
 
@@ -93,7 +97,7 @@ class _Prepared(NamedTuple):
 class RemoteStore:
     """`capacity_bytes` of objects of one owner, behind `client`."""
 
-    kind, ends_by, outlives, is_shared = "remote", "deleted", True, True
+    kind, outlives, is_shared = "remote", True, True
     prepares_in_memory = True
 
     def __init__(
@@ -109,7 +113,7 @@ class RemoteStore:
         """`object_bytes_max`: no sealed object is longer; `utc_us`: what is overdue is by this clock."""
         assert len(owner) == OWNER_BYTES, "an owner is a digest"
         self.owner, self.capacity_bytes, self.in_flight = owner, capacity_bytes, in_flight
-        self._client, self._utc_us = client, utc_us
+        self._client, self._utc_us, self.ends_by = client, utc_us, client.ends_by
         self._object_bytes_max = object_bytes_max
         self._lock = threading.Lock()
         self._sizes: dict[bytes, int] = {}  # of what this owner has there

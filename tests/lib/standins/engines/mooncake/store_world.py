@@ -45,6 +45,7 @@ class Master:
     def __init__(self, folder: Path, tenants: list[str] | None) -> None:
         port, metrics, events = free_port(), free_port(), free_port()
         self.address, self.events = f"127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"
+        self.http = f"http://127.0.0.1:{metrics}"
         command = [
             str(Path(mooncake.__file__).parent / "mooncake_master"),
             *(
