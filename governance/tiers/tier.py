@@ -65,6 +65,9 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import Locked, TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
+from kvcustody.logger import get_logger
+
+_log = get_logger(__name__)
 
 KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
@@ -1165,7 +1168,12 @@ class SealedTier:
         read: Callable[[], bytes] | None = getattr(self._store, "holder", None)
         if holder is None or read is None or not self._store.outlives:
             return None
-        return death_before(read(), holder)
+        try:
+            return death_before(read(), holder)
+        except StoreError:
+            if not self._store.is_shared:
+                raise
+            return None  # nothing of before will be found either
 
     def _write_holder(self, *, is_stopped: bool) -> None:
         """Say who has the tier; while a copy that must end is still there, the mark stays the one before."""
@@ -1173,8 +1181,14 @@ class SealedTier:
             return
         holder = self._terms.holder
         write: Callable[[bytes], None] | None = getattr(self._store, "write_holder", None)
-        if holder is not None and write is not None and self._store.outlives:
+        if holder is None or write is None or not self._store.outlives:
+            return
+        try:
             write(holder.written(is_stopped=is_stopped))
+        except StoreError as error:
+            if not self._store.is_shared:
+                raise
+            _log.error("tier does not say who holds it", tier=self.name, error=error.message)
 
     def _inherits(self, name: bytes, size: int, facts: ObjectFacts, tenant: str) -> bool:
         """Whether a copy of a process that died is taken over; either way it is told."""
@@ -1200,7 +1214,19 @@ class SealedTier:
         return restores
 
     def _find_what_is_there(self) -> tuple[int, int]:
-        """Index what may stay, end the rest; how many of each."""
+        """Index what may stay, end the rest; how many of each.
+
+        A store that is shared may be away: its worker starts without it, and a scan ends what it finds later.
+        """
+        try:
+            return self._go_through()
+        except StoreError as error:
+            if not self._store.is_shared:
+                raise
+            _log.error("tier is away at the start", tier=self.name, error=error.message)
+            return 0, 0
+
+    def _go_through(self) -> tuple[int, int]:
         found, after = 0, b""
         tenants = {self._pseudonym(name): name for name in self._terms.tenants}
         while page := self._store.page(after, 1000):
