@@ -241,6 +241,7 @@ class SealedTier:
         ] = {}  # nor in the store: the end of a key will prove that nobody opens them
         self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
         self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._unanswered: set[bytes] = set()  # of what waits, what a delete was asked for that did not answer
         self._locked: dict[bytes, int] = {}  # of what waits, until when the store keeps it (UTC)
         self._sought: OrderedDict[bytes, int] = (
             OrderedDict()
@@ -1118,6 +1119,8 @@ class SealedTier:
         try:
             gone = self._store.delete(asked)
         except StoreError:
+            if self._store.is_shared:  # what is absent when it answers again, this may have ended
+                self._unanswered.update(asked)
             return 0
         for one in gone.locked:
             self._note_lock(one)
@@ -1126,8 +1129,11 @@ class SealedTier:
             self._locked.pop(name, None)
             ended = self._waiting.pop(name)
             if ended is None:
+                self._unanswered.discard(name)
                 continue
-            if name not in absent and self._store.ends_by != KEY_DESTROYED:
+            was_ended = name not in absent or name in self._unanswered
+            self._unanswered.discard(name)
+            if was_ended and self._store.ends_by != KEY_DESTROYED:
                 self._destroyed_of(name, ended, self._store.ends_by)
             elif not ended.is_destroyed:
                 self._lost[name] = ended

@@ -42,7 +42,7 @@ class MooncakePlace(NamedTuple):
 class MooncakeClient:
     """One prefix of one store. Raises `ConfigError` where the library is missing or the master does not answer."""
 
-    ends_by = "key-destroyed"
+    ends_by, deletes_max = "key-destroyed", 256
 
     def __init__(self, place: MooncakePlace, *, buffer_bytes: int, seconds: float) -> None:
         """`buffer_bytes`: of the library's own buffers, for all that is on its way. `seconds`: for a listing."""

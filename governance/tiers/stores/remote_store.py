@@ -36,7 +36,6 @@ OWNER_BYTES = 16
 OVERDUE_US = 3_600_000_000
 _ENVELOPE = struct.Struct(f"<{OWNER_BYTES}sQ")
 ENVELOPE_BYTES = _ENVELOPE.size
-_DELETED_AT_ONCE = 1000  # names; whoever waits for a delete does not wait for more
 _OTHERS_MAX = 100_000  # names of other owners whose owner is not read again
 _AGAIN_SHARE, _AGAIN_MAX = 0.1, 10.0
 Answer = TypeVar("Answer")
@@ -55,6 +54,10 @@ class ObjectClient(Protocol):
     @property
     def ends_by(self) -> str:
         """What a delete of its shows, as `TierStore` says it."""
+
+    @property
+    def deletes_max(self) -> int:
+        """How many names it ends well within a deadline."""
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
         """Store where nothing has this name; whether that was so. `lives_us`: when it may go by itself; 0: never."""
@@ -230,9 +233,9 @@ class RemoteStore:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
-        """End these; of more than a thousand the rest failed, and is to be asked again."""
-        listed = list(names)
-        now, later = listed[:_DELETED_AT_ONCE], tuple(listed[_DELETED_AT_ONCE:])
+        """End these; of more than `deletes_max` the rest failed, and is to be asked again."""
+        listed, most = list(names), self._client.deletes_max
+        now, later = listed[:most], tuple(listed[most:])
         gone = self._ask(lambda: self._client.delete(now)) if now else Deleted(0, 0)
         stays = {*gone.failed, *(one.name for one in gone.locked)}
         size = gone.size - ENVELOPE_BYTES * gone.objects

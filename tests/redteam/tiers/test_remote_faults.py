@@ -161,6 +161,24 @@ def test_a_store_that_stands_still_costs_a_deadline_and_no_more(place: Guarded, 
     assert place.bring(other, "p", 4) == 4 and place.bring(acme, "p", 8) == 0
 
 
+def test_a_delete_that_answers_late_is_evidence_once_the_store_lists_nothing(
+    place: Guarded, valkey: ValkeyServer
+) -> None:
+    """Nobody waited for it; asked again, the store has none of it. Control: what somebody else removed is none."""
+    acme, beta = place.label("acme"), place.label("beta")
+    assert place.keep(acme, "p", 4) == 4 == place.keep(beta, "p", 4)
+    valkey.signal(signal.SIGSTOP)
+    place.tier.end_tenant("acme")
+    valkey.signal(signal.SIGCONT)
+    until(place.answers)
+    until(lambda: place.tier.expire() == 0 and place.tier.counts.destroyed == 1)
+    assert [(one.number, one.cause) for one in place.events() if one.step == "destroyed"] == [(1, "deleted")]
+    [name] = place.tier.objects()
+    assert place.store.delete([name]).objects == 1
+    place.tier.end_tenant("beta")
+    assert place.tier.counts.destroyed == 1 and place.tier.counts.waiting == 1
+
+
 def test_a_store_that_is_full_keeps_what_it_has(place: Guarded) -> None:
     """It has less room than our quota says; where it has some again, it is used."""
     acme, kept = place.label("acme"), 0
