@@ -371,9 +371,9 @@ class Settings(LayeredSettings):
     )
     remote_tier_url: str = Field(
         "",
-        description="Store beyond the machine for sealed copies: `s3://BUCKET/PREFIX` or "
-        "`valkeys://HOST:PORT/DATABASE/PREFIX`; empty: no such tier (docs/tiers/remote.md). Workers that name the same "
-        "share it.",
+        description="Store beyond the machine for sealed copies: `s3://BUCKET/PREFIX`, "
+        "`valkeys://HOST:PORT/DATABASE/PREFIX` or `mooncake://MASTER:PORT/PREFIX`; empty: no such tier "
+        "(docs/tiers/remote.md). Workers that name the same share it.",
     )
     remote_tier_bytes: ByteSize = Field(
         ByteSize(0), description="Bytes of this worker's own that may be in the remote store, as `2TiB`."
@@ -381,7 +381,7 @@ class Settings(LayeredSettings):
     remote_tier_endpoint: str | None = Field(
         None,
         description="Address of a store that speaks S3, as `https://s3.example`; empty: AWS. Without TLS to loopback "
-        "alone.",
+        "alone. For Mooncake the HTTP address of its master.",
     )
     remote_tier_region: str = Field(
         "us-east-1",

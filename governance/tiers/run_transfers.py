@@ -8,7 +8,8 @@
     transfers.step(now_us); transfers.leaves()
 
 1. Each movement, and each one that was decided against, is on record with what both ways were expected to take.
-2. A tier that is slower than computing is left alone; between steps, now and then, one read says whether it still is.
+2. A tier that is slower than computing is left alone, and a store is not asked what others put there; between steps,
+   now and then, one read says whether it still is.
 3. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
 4. What a tier has already is not decided about, and does not move.
 
@@ -160,7 +161,8 @@ class RunTransfers:
         best: tuple[TierWay | None, list[Found]] = (None, [])
         farthest = 0
         for way in self.ways:
-            found = way.tier.lookup(label, keys, depth, most) if way not in tried else []
+            seeks = not way.link.watch.is_left_alone  # what would not be brought is not asked for
+            found = way.tier.lookup(label, keys, depth, most, seeks=seeks) if way not in tried else []
             blocks = sum([one.blocks for one in found])
             if blocks > farthest:
                 best, farthest = (way, found), blocks

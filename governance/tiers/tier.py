@@ -41,6 +41,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvcustody.audit.kinds import KEY_DESTROYED
 from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
@@ -64,6 +65,9 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import Locked, TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
+from kvcustody.logger import get_logger
+
+_log = get_logger(__name__)
 
 KEY_BYTES = 32
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
@@ -253,6 +257,7 @@ class SealedTier:
         ] = {}  # nor in the store: the end of a key will prove that nobody opens them
         self._adopted: set[bytes] = set()  # of what is here, what an earlier process stored
         self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._unanswered: set[bytes] = set()  # of what waits, what a delete was asked for that did not answer
         self._locked: dict[bytes, int] = {}  # of what waits, until when the store keeps it (UTC)
         self._sought: OrderedDict[bytes, int] = (
             OrderedDict()
@@ -414,13 +419,16 @@ class SealedTier:
                 stored += self._complete(before.popleft())
         return stored
 
-    def lookup(self, label: DomainLabel, keys: bytes, depth: int, most: int | None = None) -> list[Found]:
+    def lookup(
+        self, label: DomainLabel, keys: bytes, depth: int, most: int | None = None, *, seeks: bool = True
+    ) -> list[Found]:
         """Each object that goes on from `depth`; the sum of their blocks is how far a load would come.
 
         `keys` are those of the whole prompt, from depth 0 of the chain; `most`: how many of its blocks are wanted.
+        `seeks`: whether a store that others share is asked for what the index does not have.
         """
         found: list[Found] = []
-        index, spec, is_shared = self._index, label.spec, self._store.is_shared
+        index, spec, is_shared = self._index, label.spec, self._store.is_shared and seeks
         if spec is None or not (len(index) or is_shared) or self._terms.withholds(label):
             return found
         try:
@@ -959,11 +967,11 @@ class SealedTier:
 
     def _end_with_key(self, rows: list[int]) -> int:
         """An epoch was destroyed: nobody opens these, whatever becomes of their bytes."""
-        names = self._forget_rows(rows, "key-destroyed")
+        names = self._forget_rows(rows, KEY_DESTROYED)
         for name in names:
             ended = self._waiting[name]
             assert ended is not None
-            self._waiting[name] = self._destroyed_of(name, ended, "key-destroyed")
+            self._waiting[name] = self._destroyed_of(name, ended, KEY_DESTROYED)
         self._delete([])
         return len(names)
 
@@ -1144,7 +1152,7 @@ class SealedTier:
                 owner.classification,
                 known.blocks,
                 known.size,
-                min(known.due_us, self._clock.now_us()),
+                known.due_us if self._may_wait(cause) else min(known.due_us, self._clock.now_us()),
                 shreds,
                 erasure,
             )
@@ -1155,6 +1163,10 @@ class SealedTier:
             index.remove(row)
             names.append(name)
         return names
+
+    def _may_wait(self, cause: str) -> bool:
+        """Whether the end of a copy's key, in its own time, is the first that proves its end, and early enough."""
+        return self._store.ends_by == KEY_DESTROYED and cause == "evicted"
 
     def _delete(self, names: Iterable[bytes]) -> int:
         """Delete these and what waits; what fails waits on."""
@@ -1167,6 +1179,8 @@ class SealedTier:
         try:
             gone = self._store.delete(asked)
         except StoreError:
+            if self._store.is_shared:  # what is absent when it answers again, this may have ended
+                self._unanswered.update(asked)
             return 0
         for one in gone.locked:
             self._note_lock(one)
@@ -1175,8 +1189,11 @@ class SealedTier:
             self._locked.pop(name, None)
             ended = self._waiting.pop(name)
             if ended is None:
+                self._unanswered.discard(name)
                 continue
-            if name not in absent:
+            was_ended = name not in absent or name in self._unanswered
+            self._unanswered.discard(name)
+            if was_ended and self._store.ends_by != KEY_DESTROYED:
                 self._destroyed_of(name, ended, self._store.ends_by)
             elif not ended.is_destroyed:
                 self._lost[name] = ended
@@ -1195,7 +1212,7 @@ class SealedTier:
         for where in (self._waiting, self._lost):
             for name, ended in list(where.items()):
                 if ended is not None and not shreds.isdisjoint(ended.shreds) and not ended.is_destroyed:
-                    where[name] = self._destroyed_of(name, ended, "key-destroyed")
+                    where[name] = self._destroyed_of(name, ended, KEY_DESTROYED)
         self._lost = {name: ended for name, ended in self._lost.items() if not ended.is_destroyed}
 
     def _destroyed_of(self, name: bytes, ended: _Ended, evidence: str) -> _Ended:
@@ -1217,7 +1234,12 @@ class SealedTier:
         read: Callable[[], bytes] | None = getattr(self._store, "holder", None)
         if holder is None or read is None or not self._store.outlives:
             return None
-        return death_before(read(), holder)
+        try:
+            return death_before(read(), holder)
+        except StoreError:
+            if not self._store.is_shared:
+                raise
+            return None  # nothing of before will be found either
 
     def _write_holder(self, *, is_stopped: bool) -> None:
         """Say who has the tier; while a copy that must end is still there, the mark stays the one before."""
@@ -1225,8 +1247,14 @@ class SealedTier:
             return
         holder = self._terms.holder
         write: Callable[[bytes], None] | None = getattr(self._store, "write_holder", None)
-        if holder is not None and write is not None and self._store.outlives:
+        if holder is None or write is None or not self._store.outlives:
+            return
+        try:
             write(holder.written(is_stopped=is_stopped))
+        except StoreError as error:
+            if not self._store.is_shared:
+                raise
+            _log.error("tier does not say who holds it", tier=self.name, error=error.message)
 
     def _inherits(self, name: bytes, size: int, facts: ObjectFacts, tenant: str) -> bool:
         """Whether a copy of a process that died is taken over; either way it is told."""
@@ -1252,7 +1280,19 @@ class SealedTier:
         return restores
 
     def _find_what_is_there(self) -> tuple[int, int]:
-        """Index what may stay, end the rest; how many of each."""
+        """Index what may stay, end the rest; how many of each.
+
+        A store that is shared may be away: its worker starts without it, and a scan ends what it finds later.
+        """
+        try:
+            return self._go_through()
+        except StoreError as error:
+            if not self._store.is_shared:
+                raise
+            _log.error("tier is away at the start", tier=self.name, error=error.message)
+            return 0, 0
+
+    def _go_through(self) -> tuple[int, int]:
         found, after = 0, b""
         tenants = {self._pseudonym(name): name for name in self._terms.tenants}
         while page := self._store.page(after, 1000):

@@ -5,6 +5,7 @@
 
 - `s3://BUCKET/PREFIX`: with `endpoint` a store that speaks S3, without it AWS. The secret file has the key's id and its
   secret on one line; without a file the process's environment says both.
+- `mooncake://MASTER:PORT/PREFIX`, with `endpoint` for the master's HTTP address. Mooncake knows no secret.
 - `valkeys://[USER@]HOST:PORT/DATABASE/PREFIX`, and `valkey://` for loopback alone. The secret file has the password.
 
 Raises `ConfigError` that names the setting, and never shows a secret.
@@ -22,15 +23,17 @@ from urllib.parse import SplitResult, urlsplit
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
+from kvcustody.governance.tiers.stores.mooncake_client import MooncakeClient, MooncakePlace
 from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
 from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place
 from kvcustody.governance.tiers.stores.s3_requests import S3Key
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient, ValkeyPlace
 
-SCHEMES = ("s3", "valkey", "valkeys")
+SCHEMES = ("s3", "valkey", "valkeys", "mooncake")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]{0,200}")
 _SECRET_BYTES_MAX = 4096
 _VALKEY_PORT = 6379
+_MOONCAKE_BUFFERS = 4  # of one object each, for each that may be on its way
 _AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -59,7 +62,7 @@ def open_remote(
     plan: RemotePlan, *, worker: str, object_bytes_max: int, clock: Clock, shard: int = 0
 ) -> GuardedStore:
     """The store, with its deadline and breaker. Objects of another shard are another store's."""
-    client = _client(plan, shard)
+    client = _client(plan, shard, object_bytes_max)
     store = RemoteStore(
         client,
         owner=owner_of(worker),
@@ -71,7 +74,7 @@ def open_remote(
     return GuardedStore(store, seconds=plan.timeout_seconds, clock=clock)
 
 
-def _client(plan: RemotePlan, shard: int) -> ObjectClient:
+def _client(plan: RemotePlan, shard: int, object_bytes_max: int) -> ObjectClient:
     try:
         parts = urlsplit(plan.url)
         port = parts.port
@@ -90,6 +93,14 @@ def _client(plan: RemotePlan, shard: int) -> ObjectClient:
         prefix = f"{parts.path.strip('/')}/shard-{shard}"
         place = S3Place(parts.netloc, prefix, plan.endpoint)
         return S3Client(place, _s3_key(plan), seconds=seconds, in_flight=plan.in_flight)
+    if parts.scheme == "mooncake":
+        if plan.endpoint is None:
+            raise ConfigError("setting `remote_tier_endpoint`: name the HTTP address of Mooncake's master")
+        prefix = f"{parts.path.strip('/') or 'kvcustody'}/shard-{shard}"
+        buffers = _MOONCAKE_BUFFERS * plan.in_flight * (object_bytes_max + 4096)
+        return MooncakeClient(
+            MooncakePlace(parts.netloc, plan.endpoint, prefix), buffer_bytes=buffers, seconds=seconds
+        )
     return ValkeyClient(
         _valkey_place(plan, parts, port or _VALKEY_PORT, shard),
         _secret(plan),

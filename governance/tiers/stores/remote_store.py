@@ -36,7 +36,6 @@ OWNER_BYTES = 16
 OVERDUE_US = 3_600_000_000
 _ENVELOPE = struct.Struct(f"<{OWNER_BYTES}sQ")
 ENVELOPE_BYTES = _ENVELOPE.size
-_DELETED_AT_ONCE = 1000  # names; whoever waits for a delete does not wait for more
 _OTHERS_MAX = 100_000  # names of other owners whose owner is not read again
 _AGAIN_SHARE, _AGAIN_MAX = 0.1, 10.0
 Answer = TypeVar("Answer")
@@ -51,6 +50,14 @@ class ObjectClient(Protocol):
     @property
     def place(self) -> str:
         """What messages call it."""
+
+    @property
+    def ends_by(self) -> str:
+        """What a delete of its shows, as `TierStore` says it."""
+
+    @property
+    def deletes_max(self) -> int:
+        """How many names it ends well within a deadline."""
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
         """Store where nothing has this name; whether that was so. `lives_us`: when it may go by itself; 0: never."""
@@ -93,7 +100,7 @@ class _Prepared(NamedTuple):
 class RemoteStore:
     """`capacity_bytes` of objects of one owner, behind `client`."""
 
-    kind, ends_by, outlives, is_shared = "remote", "deleted", True, True
+    kind, outlives, is_shared = "remote", True, True
     prepares_in_memory = True
 
     def __init__(
@@ -109,7 +116,7 @@ class RemoteStore:
         """`object_bytes_max`: no sealed object is longer; `utc_us`: what is overdue is by this clock."""
         assert len(owner) == OWNER_BYTES, "an owner is a digest"
         self.owner, self.capacity_bytes, self.in_flight = owner, capacity_bytes, in_flight
-        self._client, self._utc_us = client, utc_us
+        self._client, self._utc_us, self.ends_by = client, utc_us, client.ends_by
         self._object_bytes_max = object_bytes_max
         self._lock = threading.Lock()
         self._sizes: dict[bytes, int] = {}  # of what this owner has there
@@ -226,9 +233,9 @@ class RemoteStore:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def delete(self, names: Iterable[bytes]) -> Deleted:
-        """End these; of more than a thousand the rest failed, and is to be asked again."""
-        listed = list(names)
-        now, later = listed[:_DELETED_AT_ONCE], tuple(listed[_DELETED_AT_ONCE:])
+        """End these; of more than `deletes_max` the rest failed, and is to be asked again."""
+        listed, most = list(names), self._client.deletes_max
+        now, later = listed[:most], tuple(listed[most:])
         gone = self._ask(lambda: self._client.delete(now)) if now else Deleted(0, 0)
         stays = {*gone.failed, *(one.name for one in gone.locked)}
         size = gone.size - ENVELOPE_BYTES * gone.objects

@@ -52,6 +52,8 @@ class _Version(NamedTuple):
 class S3Client:
     """One bucket's prefix. Raises `ConfigError` where the libraries are missing or the endpoint is in clear."""
 
+    ends_by, deletes_max = "deleted", 64  # each is a listing of its own
+
     def __init__(self, place: S3Place, key: S3Key, *, seconds: float, in_flight: int = 8) -> None:
         """`seconds`: what one request may take."""
         obstore = _library()

@@ -40,6 +40,8 @@ class ValkeyPlace(NamedTuple):
 class ValkeyClient:
     """One prefix of one database. Raises `ConfigError` where the library is missing or the address is in clear."""
 
+    ends_by, deletes_max = "deleted", 1000
+
     def __init__(
         self, place: ValkeyPlace, password: str | None, *, seconds: float, in_flight: int = 8
     ) -> None:

@@ -124,6 +124,25 @@ def test_a_store_that_is_killed_and_comes_back_empty(place: Guarded, valkey: Val
     assert place.orphans() == []
 
 
+def test_a_worker_starts_while_the_store_is_away(place: Guarded, valkey: ValkeyServer) -> None:
+    """Without what it had there; from when the store answers it is used, and what is in no index ends."""
+    acme = place.label("acme")
+    assert place.keep(acme, "p", 4) == 4
+    [name] = place.tier.objects()
+    before = valkey.raw(place.prefix, name)
+    place.tier.close()
+    valkey.kill()
+    place.open()
+    assert (place.tier.found_at_start, place.bring(acme, "p", 4), place.keep(acme, "q", 4)) == (0, 0, 0)
+    valkey.start()
+    valkey.raw(place.prefix, name, before)
+    until(place.answers)
+    assert place.bring(acme, "p", 4) == 0, "its own, which is in no index, is not found"
+    assert place.keep(acme, "q", 4) == 4 == place.bring(acme, "q", 4)
+    assert place.orphans(repair=True) == ["tier object without index"]
+    assert place.keep(acme, "p", 4) == 4 == place.bring(acme, "p", 4)
+
+
 def test_a_store_that_stands_still_costs_a_deadline_and_no_more(place: Guarded, valkey: ValkeyServer) -> None:
     acme, other = place.label("acme"), place.label("beta")
     assert place.keep(acme, "p", 8) == 8 and place.keep(other, "p", 4) == 4
@@ -140,6 +159,24 @@ def test_a_store_that_stands_still_costs_a_deadline_and_no_more(place: Guarded, 
     until(place.answers)
     until(lambda: place.tier.expire() == 0 and place.tier.erase("e", Selector("acme"), 0).done)
     assert place.bring(other, "p", 4) == 4 and place.bring(acme, "p", 8) == 0
+
+
+def test_a_delete_that_answers_late_is_evidence_once_the_store_lists_nothing(
+    place: Guarded, valkey: ValkeyServer
+) -> None:
+    """Nobody waited for it; asked again, the store has none of it. Control: what somebody else removed is none."""
+    acme, beta = place.label("acme"), place.label("beta")
+    assert place.keep(acme, "p", 4) == 4 == place.keep(beta, "p", 4)
+    valkey.signal(signal.SIGSTOP)
+    place.tier.end_tenant("acme")
+    valkey.signal(signal.SIGCONT)
+    until(place.answers)
+    until(lambda: place.tier.expire() == 0 and place.tier.counts.destroyed == 1)
+    assert [(one.number, one.cause) for one in place.events() if one.step == "destroyed"] == [(1, "deleted")]
+    [name] = place.tier.objects()
+    assert place.store.delete([name]).objects == 1
+    place.tier.end_tenant("beta")
+    assert place.tier.counts.destroyed == 1 and place.tier.counts.waiting == 1
 
 
 def test_a_store_that_is_full_keeps_what_it_has(place: Guarded) -> None:

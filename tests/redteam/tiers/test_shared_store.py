@@ -13,6 +13,8 @@ import pytest
 from kvcustody.errors import StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.observability.prefill_cost import DeclaredRate
+from kvcustody.governance.tiers.run_transfers import RunTransfers
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.remote_store import OVERDUE_US, RemoteStore
 from kvcustody.governance.tiers.tier import SealedTier
@@ -222,3 +224,20 @@ def test_several_are_on_their_way_at_a_time(worker: Made) -> None:
     assert a.keep(acme, "p", blocks) == blocks == a.bring(acme, "p", blocks)
     assert len(a.tier) == 16 and a.tier.erase("e", Selector("acme"), 0).done
     assert guarded.used_bytes == 0 and not a.store._loading and not a.store._prepared  # type: ignore[attr-defined]
+
+
+def test_a_store_that_does_not_pay_is_not_even_asked(worker: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is faster again; what is known of it already is found all the same."""
+    a, b = worker("a"), worker("b")
+    acme = a.label("acme")
+    assert a.keep(acme, "p", 4) == 4 == a.keep(acme, "q", 4) and b.label("acme").tenant == "acme"
+    asked, peek = list[bytes](), b.store.peek
+    monkeypatch.setattr(b.store, "peek", lambda name, size: asked.append(name) or peek(name, size))
+    transfers = RunTransfers([b.tier], DeclaredRate(1), b.world.clock, 16)
+    [way] = transfers.ways
+    assert transfers.best(acme, keys_of("p", 4), 0, 4)[0] is way and len(asked) == 1
+    way.link.watch.left_alone(b.world.clock.now_us())
+    assert transfers.best(acme, keys_of("q", 4), 0, 4) == (None, []) and len(asked) == 1
+    assert transfers.best(acme, keys_of("p", 4), 0, 4)[0] is way
+    way.link.watch.used()
+    assert transfers.best(acme, keys_of("q", 4), 0, 4)[0] is way and len(asked) == 2

@@ -18,7 +18,7 @@ _CLIENT = """
 import json, sys
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-made = store.setup(local_hostname="127.0.0.1", metadata_server="P2PHANDSHAKE", global_segment_size=32 << 20,
+made = store.setup(local_hostname="127.0.0.1", metadata_server="P2PHANDSHAKE", global_segment_size=int(sys.argv[3]),
     local_buffer_size=16 << 20, protocol="tcp", rdma_devices="", master_server_addr=sys.argv[1], tenant_id=sys.argv[2])
 print(json.dumps(["", made]), flush=True)
 for line in sys.stdin:
@@ -42,9 +42,10 @@ def free_port() -> int:
 class Master:
     """A master process. tenants: those with a quota, which turns tenancy on; None: it is off."""
 
-    def __init__(self, folder: Path, tenants: list[str] | None) -> None:
+    def __init__(self, folder: Path, tenants: list[str] | None, *, lease_ms: int = 200) -> None:
         port, metrics, events = free_port(), free_port(), free_port()
         self.address, self.events = f"127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"
+        self.http = f"http://127.0.0.1:{metrics}"
         command = [
             str(Path(mooncake.__file__).parent / "mooncake_master"),
             *(
@@ -53,7 +54,11 @@ class Master:
                 "--metrics_host=127.0.0.1",
                 f"--metrics_port={metrics}",
             ),
-            *("--default_kv_lease_ttl=200", "--enable_metric_reporting=false", "--enable_kv_events=true"),
+            *(
+                f"--default_kv_lease_ttl={lease_ms}",
+                "--enable_metric_reporting=false",
+                "--enable_kv_events=true",
+            ),
             *(f"--kv_events_bind_endpoint={self.events}", "--kv_events_backend_id=pool-0"),
         ]
         if tenants is not None:
@@ -86,10 +91,10 @@ class Master:
 
 
 class Client:
-    """One tenant's client: `store("put", "key", "value")` calls its method of that name."""
+    """One tenant's client, which gives so much memory: `store("put", "key", "value")` calls its method of that name."""
 
-    def __init__(self, master: Master, tenant: str) -> None:
-        command = [sys.executable, "-c", _CLIENT, master.address, tenant]
+    def __init__(self, master: Master, tenant: str, *, memory_bytes: int = 32 << 20) -> None:
+        command = [sys.executable, "-c", _CLIENT, master.address, tenant, str(memory_bytes)]
         pipes: dict[str, Any] = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,

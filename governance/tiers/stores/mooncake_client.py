@@ -1,0 +1,195 @@
+"""Objects in Mooncake Store: memory of many machines behind one master.
+
+    place = MooncakePlace("master.example:50051", "http://master.example:9003", "fleet-1")
+    client = MooncakeClient(place, buffer_bytes=1 << 30, seconds=2.0)
+
+1. Mooncake says 0 to a put whose name is taken, and keeps what was there. So the name is looked for before, and what
+   lies there is compared with what was put: its beginning has a nonce that is never drawn twice.
+2. `remove` is forced: leases of readers would hold an erasure up, and a reader whose bytes are replaced opens nothing.
+3. A removed object's bytes stay in its segment until another's are written there. A delete proves nothing: only the end
+   of a key ends a copy.
+4. Names are listed by the master's HTTP address, sizes by its clients'. There is no TLS and no authentication: whoever
+   reaches the master reads, removes and lists. A tenant of Mooncake's is a quota, not a wall.
+5. This process gives the store no memory of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcustody.errors import ConfigError, StoreError
+from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
+from kvcustody.http_exchange import exchange, is_loopback
+
+_ABSENT = -704  # OBJECT_NOT_FOUND of its error codes
+_PEEK_BYTES = 4096
+_LISTING_BYTES_MAX = 256 << 20
+
+
+class MooncakePlace(NamedTuple):
+    """A master (HOST:PORT), its HTTP address, and what this tier's names begin with."""
+
+    master: str
+    http: str
+    prefix: str = "kvcustody"
+
+
+class MooncakeClient:
+    """One prefix of one store. Raises `ConfigError` where the library is missing or the master does not answer."""
+
+    ends_by, deletes_max = "key-destroyed", 256
+
+    def __init__(self, place: MooncakePlace, *, buffer_bytes: int, seconds: float) -> None:
+        """`buffer_bytes`: of the library's own buffers, for all that is on its way. `seconds`: for a listing."""
+        try:
+            from mooncake.store import MooncakeDistributedStore
+        except ImportError as error:
+            raise ConfigError(
+                f"remote tier: `mooncake` does not load ({error}); pip install 'kvcustody[mooncake]', and see "
+                "docs/tiers/remote.md for the system's libraries"
+            ) from None
+        self.place = f"remote tier `mooncake://{place.master}/{place.prefix}`"
+        self._http, self._seconds = place.http.rstrip("/"), seconds
+        self._objects, self._notes = f"{place.prefix}/objects/", f"{place.prefix}/holders/"
+        host, _, port = place.master.rpartition(":")
+        try:  # the library itself would try for a minute and a half
+            socket.create_connection((host, int(port)), seconds).close()
+        except (OSError, ValueError):
+            raise ConfigError(f"{self.place}: the master does not answer") from None
+        self._store: Any = MooncakeDistributedStore()
+        code = self._store.setup(
+            local_hostname="127.0.0.1" if is_loopback(host) else socket.gethostname(),
+            metadata_server="P2PHANDSHAKE",
+            global_segment_size=0,
+            local_buffer_size=buffer_bytes,
+            protocol="tcp",
+            rdma_devices="",
+            master_server_addr=place.master,
+        )
+        if code:
+            raise ConfigError(f"{self.place}: the master does not answer (error {code})")
+        self._lock = threading.Lock()  # of the buffer that beginnings are read into
+        self._begins = bytearray(_PEEK_BYTES)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._begins))
+        self._checked(self._store.register_buffer(self._address, _PEEK_BYTES), "a buffer is not registered")
+        self._names: list[bytes] = []  # as the last listing found them
+
+    def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
+        """Rule 1. Mooncake has no expiry of its own, so `lives_us` is not told."""
+        key = self._key(name)
+        if self._size(key) is not None:
+            return False
+        self._checked(self._store.put(key, data), "a put failed")
+        begins = min(len(data), _PEEK_BYTES)
+        return self.peek(name, begins) == bytes(data[:begins])
+
+    def get(self, name: bytes, size_max: int) -> memoryview | None:
+        """The object in the library's own buffer, which lives as long as the view."""
+        key = self._key(name)
+        if self._size(key) is None:
+            return None
+        found = self._store.get_buffer(key)
+        if found is None:
+            raise StoreError(f"{self.place}: an object cannot be read")
+        return memoryview(found).cast("B")[:size_max]
+
+    def peek(self, name: bytes, size: int) -> bytes | None:
+        """A range of it."""
+        key = self._key(name)
+        length = self._size(key)
+        if length is None:
+            return None
+        wanted = min(size, length, _PEEK_BYTES)
+        with self._lock:
+            [[[read]]] = self._store.get_into_ranges([self._address], [[key]], [[[0]]], [[[0]]], [[[wanted]]])
+            if read == wanted:
+                return bytes(self._begins[:wanted])
+        if read == _ABSENT:
+            return None
+        raise StoreError(f"{self.place}: an object's beginning cannot be read (error {read})")
+
+    def delete(self, names: Sequence[bytes]) -> Deleted:
+        """Rules 2 and 3."""
+        objects = size = 0
+        absent, failed = [], []
+        for name in names:
+            key = self._key(name)
+            length = self._size(key)
+            code = _ABSENT if length is None else self._store.remove(key, True)
+            if code == 0 and length is not None:
+                objects, size = objects + 1, size + length
+            elif code == _ABSENT:
+                absent.append(name)
+            else:
+                failed.append(name)
+        return Deleted(objects, size, tuple(absent), tuple(failed))
+
+    def page(self, after: bytes, limit: int) -> list[Listed]:
+        """The master lists all names at once: it is asked when a listing begins, and pages are of that."""
+        if not after:
+            self._names = self._list()
+        found: list[Listed] = []
+        at = bisect_right(self._names, after)
+        while len(found) < limit and at < len(self._names):
+            length = self._size(self._key(self._names[at]))
+            if length is not None:
+                found.append(Listed(self._names[at], length))
+            at += 1
+        return found
+
+    def read_note(self, name: str) -> bytes:
+        """One small object."""
+        found: bytes = self._store.get(self._notes + name)
+        return found
+
+    def write_note(self, name: str, data: bytes) -> None:
+        """It takes the place of the one before."""
+        key = self._notes + name
+        self._store.remove(key, True)
+        self._checked(self._store.put(key, data), "a note is not written")
+
+    def close(self) -> None:
+        """Leave the store."""
+        self._store.unregister_buffer(self._address)
+        self._store.close()
+
+    def _list(self) -> list[bytes]:
+        try:
+            answer = exchange(
+                "GET",
+                f"{self._http}/get_all_keys",
+                deadline_seconds=self._seconds,
+                bytes_max=_LISTING_BYTES_MAX,
+            )
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.place}: names cannot be listed ({error})") from None
+        if answer.status != 200:
+            raise StoreError(f"{self.place}: names cannot be listed (answered {answer.status})")
+        begin, at = self._objects.encode(), len(self._objects)
+        keys = [
+            key for key in answer.body.split() if key.startswith(begin) and len(key) == at + 2 * NAME_BYTES
+        ]
+        try:
+            return sorted({bytes.fromhex(key[at:].decode()) for key in keys})
+        except ValueError:
+            raise StoreError(f"{self.place}: lists names that are none") from None
+
+    def _size(self, key: str) -> int | None:
+        """Its bytes; None where it is not there."""
+        length: int = self._store.get_size(key)
+        if length == _ABSENT:
+            return None
+        return self._checked(length, "an object cannot be looked up")
+
+    def _checked(self, code: int, what: str) -> int:
+        if code < 0:
+            raise StoreError(f"{self.place}: {what} (error {code})")
+        return code
+
+    def _key(self, name: bytes) -> str:
+        return self._objects + name.hex()
