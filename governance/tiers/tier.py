@@ -36,7 +36,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +74,8 @@ _EVICT_SHARE = 64  # of a full tier, that much leaves at once
 _HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
 _NEVER_US, _REMEMBERED = 1 << 62, 1000
+_ENDS, _DELETES = 2_048, 512  # copies whose key is gone, and bytes that wait: so many in one call
+_UNSEEN = -1
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
 _SEEK_AGAIN_US = 1_000_000  # of a name that nobody had stored
 _SOUGHT_MAX, _BORROWED_MAX = 4096, 65_536
@@ -272,6 +274,8 @@ class SealedTier:
         self._pseudonyms: dict[str, bytes] = {}
         self._numbered = self._ended = self._destroyed = self._evidence = 0
         self._refused = 0
+        self._has_more = False  # of what waits than one call deletes
+        self._keyless: set[int] = set()  # domains whose epoch is destroyed, with copies that are to be ended
         self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
         self._death = self._death_before()
         self.found_at_start, self.ended_at_start = self._find_what_is_there()
@@ -896,6 +900,7 @@ class SealedTier:
         return (
             self._clock.of_boot(now_us) >= self._due_us
             or self._shred.changes() != self._shreds_seen
+            or bool(self._keyless)
             or (bool(self._waiting) and now_us >= self._ask_again_us)
         )
 
@@ -912,7 +917,11 @@ class SealedTier:
         ended = 0
         if dead:  # by an erasure elsewhere, or by whoever has the file
             theirs = np.isin(index.column("subject"), dead) | np.isin(index.column("bucket"), dead)
-            ended = self._end_with_key(index.rows(theirs))
+            rows_left = index.rows(theirs)
+            ended = self._end_with_key(rows_left)
+            if ended < len(rows_left):
+                self._shreds_seen = _UNSEEN
+        ended += self._end_keyless()
         if gone:
             self._tell_destroyed(gone)
         self._keys.look()
@@ -922,12 +931,24 @@ class SealedTier:
         self._due_us = min(
             int(due.min(initial=_NEVER_US)), *(key.until_us for key in living if key.until_us), _NEVER_US
         )
-        if len(self._owners) + len(self._shreds) > _KNOWN_MIN + 4 * len(index):
+        if len(self._owners) + len(self._shreds) > _KNOWN_MIN + 4 * len(index) and not self._keyless:
             self._forget_unused()
         return len(rows) + ended
 
+    def _end_keyless(self) -> int:
+        """End some of what is of destroyed epochs, whose copies nobody finds or opens; how many."""
+        if not self._keyless:
+            return 0
+        rows = self._index.rows(np.isin(self._index.column("domain"), list(self._keyless)))
+        ended = self._end_with_key(rows)
+        if ended == len(rows):
+            self._keyless.clear()
+        return ended
+
     def _next_ask_us(self) -> int:
-        """When what waits is asked for again, in boot time: soon, but for what is locked."""
+        """When what waits is asked for again, in boot time: soon, but for what is locked; at once, where more does."""
+        if self._has_more:
+            return self._clock.boot_us()
         if len(self._locked) < len(self._waiting) or not self._locked:
             return self._clock.boot_us() + _ASK_AGAIN_US
         return max(self._clock.boot_us() + _ASK_AGAIN_US, self._clock.to_boot(min(self._locked.values())))
@@ -940,23 +961,23 @@ class SealedTier:
         now_us, ended = self._clock.now_us(), 0
         self._keys.look()
         for number, owner in enumerate(self._owners):
-            rows = self._index.rows(self._index.column("domain") == number)
-            if not rows:
+            theirs = self._index.column("domain") == number
+            if not theirs.any():
                 continue
             label = owner.label
             if label is not None and label.spec is not None and not self._keys.has_epoch(label.spec):
-                ended += self._end_with_key(rows)
+                self._keyless.add(number)
                 continue
             absolute_us = self._terms.limit(owner.tenant, owner.classification).absolute_us
             if not absolute_us:
+                rows = self._index.rows(theirs)
                 self._end(rows, "policy")
                 ended += len(rows)
                 continue
-            for row in rows:
-                if self._index.value("due_us", row) > now_us + absolute_us:
-                    self._index.shorten(row, now_us + absolute_us)
-                    self._due_us = min(self._due_us, now_us + absolute_us)
-        return ended
+            for row in self._index.rows(theirs & (self._index.column("due_us") > now_us + absolute_us)):
+                self._index.shorten(row, now_us + absolute_us)
+                self._due_us = min(self._due_us, now_us + absolute_us)
+        return ended + self._end_keyless()
 
     def end_tenant(self, tenant: str) -> int:
         """A tenant is not here any more: its copies make room; how many."""
@@ -966,14 +987,15 @@ class SealedTier:
         return len(rows)
 
     def _end_with_key(self, rows: list[int]) -> int:
-        """An epoch was destroyed: nobody opens these, whatever becomes of their bytes."""
+        """A key was destroyed: nobody opens these, whatever becomes of their bytes. The first `_ENDS`; how many."""
+        rows = rows[:_ENDS]
         names = self._forget_rows(rows, KEY_DESTROYED)
         for name in names:
             ended = self._waiting[name]
             assert ended is not None
             self._waiting[name] = self._destroyed_of(name, ended, KEY_DESTROYED)
         self._delete([])
-        return len(names)
+        return len(rows)
 
     def _forget_unused(self) -> None:
         """Domains and shred keys of which nothing is here any more are not kept."""
@@ -1124,7 +1146,8 @@ class SealedTier:
     def close(self) -> None:
         """Let the store go. What outlives the process is the next one's to find and to end; the rest ends here."""
         if not self._store.outlives:
-            self._end([row for _, row in self._index.names()], "teardown")
+            self._forget_rows([row for _, row in self._index.names()], "teardown")
+            self._delete_all()
         with suppress(StoreError):  # then the next one takes this one for dead
             self._write_holder(is_stopped=True)
         self._store.close()
@@ -1169,11 +1192,16 @@ class SealedTier:
         return self._store.ends_by == KEY_DESTROYED and cause == "evicted"
 
     def _delete(self, names: Iterable[bytes]) -> int:
-        """Delete these and what waits; what fails waits on."""
-        for name in names:
+        """Delete these and some of what waits, at most `_DELETES` more; what fails waits on, behind the others."""
+        asked = list(names)
+        for name in asked:
             self._waiting.setdefault(name, None)
-        now_us = self._clock.now_us()
-        asked = [name for name in self._waiting if self._locked.get(name, 0) <= now_us]
+        now_us, chosen = self._clock.now_us(), set(asked)
+        others = (
+            name for name in self._waiting if name not in chosen and self._locked.get(name, 0) <= now_us
+        )
+        asked += islice(others, _DELETES)
+        self._has_more = False
         if not asked:
             return 0
         try:
@@ -1197,7 +1225,17 @@ class SealedTier:
                 self._destroyed_of(name, ended, self._store.ends_by)
             elif not ended.is_destroyed:
                 self._lost[name] = ended
+        for name in stays:
+            self._waiting[name] = self._waiting.pop(name)
+        self._has_more = len(asked) > len(stays) and len(self._waiting) > len(stays)
         return gone.objects
+
+    def _delete_all(self) -> int:
+        """Delete what waits, as far as the store does it now."""
+        count = self._delete([])
+        while self._has_more:
+            count += self._delete([])
+        return count
 
     def _note_lock(self, locked: Locked) -> None:
         """The store keeps what ended until then: told once for each date."""
@@ -1303,7 +1341,7 @@ class SealedTier:
                 else:
                     found += 1
             after = page[-1].name
-        return found, self._delete([])
+        return found, self._delete_all()
 
     def _facts_of(self, name: bytes, size: int | None) -> ObjectFacts | None:
         """What is enclosed in an object of `size` bytes, None: as long as it says itself; None: it does not open."""

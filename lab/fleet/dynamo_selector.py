@@ -78,7 +78,9 @@ class Selector:
                 del self._unread[worker]
             elif time.monotonic() > until:
                 found = await self._overlap(worker, said, told)
-                raise SystemExit(f"the service has read {found} of {len(told)} blocks that a worker told {said} {told[:5]} {told[-5:]} {len(set(told))}")
+                raise SystemExit(
+                    f"the service has read {found} of {len(told)} blocks that a worker told {said} {told[:5]} {told[-5:]} {len(set(told))}"
+                )
         asked = {"model_name": MODEL, "token_ids": tokens_of(blocks), "cache_salt": name}
         answer = await self._service.select_and_reserve(asked)
         return {"worker": answer["worker_id"] - 1, "selection": answer["selection_id"]}

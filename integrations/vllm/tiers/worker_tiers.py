@@ -327,7 +327,7 @@ class TierThread:
     def _run(self) -> None:
         while not self._is_over:
             try:
-                job, plain, held = self._jobs.get(timeout=_LOOK_SECONDS)
+                job, plain, held = self._jobs.get(timeout=self._pause_seconds())
             except Empty:
                 self._look()
                 continue
@@ -346,6 +346,11 @@ class TierThread:
                     held.close()
             self._results.append(reply)
             self._look()
+
+    def _pause_seconds(self) -> float:
+        """How long the thread may wait for the next job: not at all, where more is to be ended now."""
+        is_due = self.tier is not None and self.tier.is_due(self._clock.now_us())
+        return 0.0 if is_due else _LOOK_SECONDS
 
     def _give(self, asked: GivePart) -> None:
         given = GivenObjects()

@@ -73,7 +73,10 @@ def test_answers_are_those_of_one_engine(handing: Handing, plain: LocalEngine, c
     for number in range(count):
         mine, tenant = prompt(100 + number, 2 + number % 9), f"t{number % 5}"
         mine = [*mine, *range(30, 30 + number % 31)]
-        expected = plain.ask(mine, tenant=tenant, max_tokens=6).tokens
+        plain.ask(mine, tenant=tenant, max_tokens=1)
+        expected = plain.ask(
+            mine, tenant=tenant, max_tokens=6
+        ).tokens  # behind as many cached blocks: the same sums
         ticket = handing.prefilled(mine, tenant=tenant)
         answer = handing.decoded(mine, ticket, tenant=tenant, max_tokens=6)
         assert answer.tokens == expected, number
