@@ -85,7 +85,8 @@ def test_dynamo_routes_a_fleet(tmp_path: Path) -> None:
     assert made.process.wait(START_SECONDS) == 0 and made.process.stdout is not None
     figures = json.loads(made.process.stdout.read())["figures"]
     assert figures["failures"] == {} and figures["answered"] > 20
-    assert figures["own_found_tokens"] > 0 and figures["foreign_found_tokens"] == 0
+    # Blocks under a client's own salt are not told: the owner's second try finds them by chance alone.
+    assert figures["found_tokens"] > 0 and figures["foreign_found_tokens"] == 0
 
 
 @pytest.mark.system("a fleet's pages break in a browser")
