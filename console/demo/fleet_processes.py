@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.console.up.place import key_file, worker_settings
+from kvcustody.console.up.vllm_worker import make_model, processor_build, vllm_command, vllm_variables
 from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
 from kvcustody.governance.credentials.api_key_file import add_key
@@ -38,6 +39,8 @@ READER: Final = "reader"
 TOKEN_SECONDS: Final = 15
 SUBJECT, SESSION = "X-KVCustody-Subject", "X-KVCustody-Session"
 _HOST: Final = "127.0.0.1"
+MODEL: Final = "toy"  # what requests call it
+_VLLM_SECONDS: Final = 600.0
 _NOTICED_SECONDS: Final = 2.5  # within a second of a change a process reads a file again
 _BLOCKS: Final = 2048
 _HANGS_EVERY: Final = 70
@@ -49,7 +52,8 @@ class FleetPlan(NamedTuple):
     """What the fleet is made of.
 
     `router`: a name of `ROUTERS`, `dynamo` or `none`; `router_program` of `dynamo` is its Python. `envoy` and `nats`:
-    their programs, None without them.
+    their programs, None without them. `engine_python`: a Python that has vLLM, which workers then are; None: they have
+    no model.
     """
 
     router: str
@@ -59,6 +63,7 @@ class FleetPlan(NamedTuple):
     doors: int = 2
     envoy: Path | None = None
     nats: Path | None = None
+    engine_python: Path | None = None
 
     @property
     def worker_names(self) -> list[str]:
@@ -122,9 +127,23 @@ class LocalFleet:
                 host_tier_bytes=_POOL_HOST_BYTES,
                 **self._told_by(name),
             )
-            self.processes.start(name, [*command, *engine], environment=environment, folder=home)
+            if self.plan.engine_python is None:
+                self.processes.start(name, [*command, *engine], environment=environment, folder=home)
+            else:
+                self._start_vllm(name, port, environment)
+        seconds = 120.0 if self.plan.engine_python is None else _VLLM_SECONDS
         for name, url in self.workers.items():
-            self.processes.wait_for(name, f"{url}/health", stop=stop)
+            self.processes.wait_for(name, f"{url}/health", stop=stop, seconds=seconds)
+
+    def _start_vllm(self, name: str, port: int, environment: Mapping[str, str]) -> None:
+        """A real engine with a model of random weights, which all of them share."""
+        python = str(self.plan.engine_python)
+        model = make_model(python, self._fleet)
+        variables = vllm_variables(self._fleet, processor_build(python))
+        command = [*vllm_command(python, model, port=port, name=MODEL), "--enable-prompt-tokens-details"]
+        self.processes.start(
+            name, command, environment={**environment, **variables}, folder=self._fleet / name
+        )
 
     def _told_by(self, name: str) -> dict[str, Any]:
         """The settings by which a worker tells its blocks, none where nobody listens."""
@@ -154,7 +173,9 @@ class LocalFleet:
         places = ("--listen", f"{_HOST}:{port}", "--monitor", f"{_HOST}:{monitor}")
         _done("events", "nats-config", "--folder", str(folder), *places)
         file = folder / "nats-server.conf"
-        self.processes.start("nats", [str(self.plan.nats), "-c", str(file)], folder=folder)
+        # It makes a folder for streams on disk, of which its account allows none, where temporary files go.
+        here = {**os.environ, "TMPDIR": str(folder)}
+        self.processes.start("nats", [str(self.plan.nats), "-c", str(file)], environment=here, folder=folder)
         self.processes.wait_for("nats", f"http://{_HOST}:{monitor}/healthz", stop=stop)
         settings = worker_settings(self._folder, self._listen, KEEPER, home=f"fleet/{KEEPER}")
         environment = self._environment(settings, **self._nats_of(KEEPER, "keeper"))
@@ -168,10 +189,10 @@ class LocalFleet:
 
     def _write_identity(self, home: Path, name: str) -> None:
         group = f", group: {name}" if self.plan.router == NO_ROUTER else ""
-        write_file(
-            home / "identity.yaml",
-            f"schema: kvcustody/identity@1\ndoors: {{keys: doors.vkeys{group}}}\n".encode(),
-        )
+        text = f"schema: kvcustody/identity@1\ndoors: {{keys: doors.vkeys{group}}}\n"
+        if self.plan.engine_python is not None:  # a router asks an engine which model it has
+            text += "open_paths: [/health, /ping, /version, /v1/models]\n"
+        write_file(home / "identity.yaml", text.encode())
         self._trust_at(home)
 
     def start_router(self, stop: threading.Event) -> None:
