@@ -22,7 +22,8 @@ import httpx
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.console.demo.fleet_processes import MODEL, SESSION, SUBJECT, LocalFleet
-from kvcustody.console.up.vllm_model import CONTEXT_TOKENS, FIRST_WORD, VOCABULARY
+from kvcustody.console.up.vllm_model import FIRST_WORD, VOCABULARY
+from kvcustody.console.up.vllm_worker import BLOCK_TOKENS, POOL_BLOCKS
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.http_exchange import read_bounded
 from kvcustody.lab.replay.traces.model import TraceRequest
@@ -35,6 +36,9 @@ AT_ONCE: Final = 8
 TRY_SECONDS: Final = 10.0
 ANSWER_TOKENS: Final = 16
 PROMPT_TOKENS_MAX: Final = 2500
+VLLM_PROMPT_TOKENS_MAX: Final = (
+    POOL_BLOCKS * BLOCK_TOKENS // 14
+)  # its pool is smaller, and quotas are shares of it
 _ANSWER_SECONDS, _ANSWER_BYTES_MAX = 60.0, 1 << 20
 _CHAT = "/v1/chat/completions"
 _CLASSIFICATION = "X-KVCustody-Classification"
@@ -228,14 +232,14 @@ class ModellessPrompts:
 
 
 class VllmPrompts:
-    """Prompts for a model whose vocabulary is numbered words, as long as its context allows."""
+    """Prompts for a model whose vocabulary is numbered words, as long as quotas and its context allow."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
 
     def of(self, request: TraceRequest, number: int) -> str:
         """The request's tokens, and one of its own at the end."""
-        tokens = expand(request.blocks, self._block_tokens)[: CONTEXT_TOKENS - 2 * ANSWER_TOKENS]
+        tokens = expand(request.blocks, self._block_tokens)[:VLLM_PROMPT_TOKENS_MAX]
         return " ".join(self._word(int(token)) for token in (*tokens, number))
 
     def secret(self, number: int) -> str:
