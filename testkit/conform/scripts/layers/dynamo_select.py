@@ -8,20 +8,19 @@ It runs without etcd or NATS. Workers are publishers on loopback that tell block
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 BLOCKS, CHAINS = 16, 40
 os.environ |= {"DYN_LOG": "error"}
-if TYPE_CHECKING:
-    from kvcustody.lab.fleet import dynamo_selection
-else:  # beside this script, in the package or the repository: its environment need not have kvcustody
-    sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "lab" / "fleet"))
-    import dynamo_selection
+# Its environment need not have the package or repository that this script is of.
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "lab" / "fleet"))
+dynamo_selection: Any = importlib.import_module("dynamo_selection")
 
 
 async def _asked(salts: dict[str, str | None]) -> dict[str, int]:
