@@ -75,15 +75,19 @@ class DynamoRouter(Placing):
         gone = [self._keys.pop((worker, owner, block), 0) for owner, block in change.gone]
         if any(gone):
             self._say({"removed": worker, "keys": [key for key in gone if key]})
-        keys = []
-        for block in change.blocks:
+        keys, known = [], 0
+        for place, block in enumerate(change.blocks):
             key = self._keys.get((worker, change.owner, block))
-            if key is None:
+            if key is not None and known == place:
+                known += 1
+            elif key is None:
                 self._last_key += 1
                 key = self._keys[worker, change.owner, block] = self._last_key
             keys.append(key)
-        if keys:
-            self._say({"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys})
+        if known < len(keys):
+            self._say(
+                {"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys, "known": known}
+            )
 
     def first_token(self, number: int) -> None:
         """Its prompt is computed."""

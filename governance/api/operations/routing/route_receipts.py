@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
 from kvcustody.audit.evidence.routes.route_receipts import (
     BEFORE_ALL,
-    JoinedRoutes,
     HalfPlace,
+    JoinedRoutes,
     Receipt,
     RoutePeriod,
     by_problem,
