@@ -5,7 +5,9 @@
 
 1. It knows blocks by the events that workers tell under names, and load by what is booked: a request's prompt until its
    first token, its blocks until its end. Before each question it has read all events.
-2. A block of a trace is one of its blocks, of 16 tokens, however many the trace has: shares are the same.
+2. A block has one hash at every worker: the service loses what a worker adds to a chain that another one has under
+   other hashes.
+3. A block of a trace is one of its blocks, of 16 tokens, however many the trace has: shares are the same.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ class DynamoRouter(Placing):
         self._log = (log_folder / "dynamo.log").open("w+b")
         self._process: subprocess.Popen[bytes] | None = None
         self._selections: list[str] = []
-        self._keys: dict[tuple[int, Hashable, int], int] = {}  # of a worker's blocks: their hash in events
-        self._last_key = 0
+        self._keys: dict[
+            tuple[Hashable, int], int
+        ] = {}  # hashes of blocks in events, the same at each worker
+        self._held: list[set[int]] = [set() for _ in range(workers)]
 
     def __enter__(self) -> DynamoRouter:
         try:
@@ -72,18 +76,14 @@ class DynamoRouter(Placing):
 
     def took(self, worker: int, name: str, change: CacheChange) -> None:
         """What a worker tells of a request's blocks, and of those that it let go."""
-        gone = [self._keys.pop((worker, owner, block), 0) for owner, block in change.gone]
-        if any(gone):
-            self._say({"removed": worker, "keys": [key for key in gone if key]})
-        keys, known = [], 0
-        for place, block in enumerate(change.blocks):
-            key = self._keys.get((worker, change.owner, block))
-            if key is not None and known == place:
-                known += 1
-            elif key is None:
-                self._last_key += 1
-                key = self._keys[worker, change.owner, block] = self._last_key
-            keys.append(key)
+        held = self._held[worker]
+        gone = [key for key in (self._keys.get(one) for one in change.gone) if key in held]
+        if gone:
+            held.difference_update(gone)
+            self._say({"removed": worker, "keys": gone})
+        keys = [self._keys.setdefault((change.owner, block), len(self._keys) + 1) for block in change.blocks]
+        known = next((place for place, key in enumerate(keys) if key not in held), len(keys))
+        held.update(keys)
         if known < len(keys):
             self._say(
                 {"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys, "known": known}

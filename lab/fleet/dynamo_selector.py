@@ -36,7 +36,7 @@ class Selector:
     def __init__(self, workers: int) -> None:
         zmq, self._pack = importlib.import_module("zmq"), importlib.import_module("msgspec").msgpack.encode
         service = importlib.import_module("dynamo.llm").SelectionService
-        self._service = service(indexer_threads=1)  # with two, 1.6.1 loses ends of chains that workers share
+        self._service = service(indexer_threads=1)
         self._context, self._publishers, self._sequence = zmq.Context(), [], [0] * workers
         self._ports = []
         for _ in range(workers):

@@ -309,7 +309,7 @@ def scaled(requests: Sequence[TraceRequest], copies: int) -> list[TraceRequest]:
         return [*requests]
     span = requests[-1].at_us - requests[0].at_us + 1
     above = 1 + max(int(one.blocks.max()) for one in requests if len(one.blocks))
-    made = [
+    copied = [
         replace(
             one,
             at_us=requests[0].at_us + (one.at_us - requests[0].at_us + copy * span // copies) % span,
@@ -319,7 +319,7 @@ def scaled(requests: Sequence[TraceRequest], copies: int) -> list[TraceRequest]:
         for copy in range(copies)
         for one in requests
     ]
-    return sorted(made, key=lambda one: one.at_us)
+    return sorted(copied, key=lambda one: one.at_us)
 
 
 def _moments(requests: Sequence[TraceRequest], per_day: int, seed: int) -> list[int]:
