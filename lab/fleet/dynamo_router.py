@@ -1,6 +1,6 @@
 """Dynamo's `SelectionService` as a router of `fleet_model`, in a process of Dynamo's own environment.
 
-    with DynamoRouter(python, workers=8, blocks_max=20_000, log_folder=folder) as router:
+    with DynamoRouter(python, workers=8, blocks_max=20_000) as router:
         router.place("name", [1, 2, 3], [])
 
 1. It knows blocks by the events that workers tell under names, and load by what is booked: a request's prompt until its
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,12 +31,11 @@ _END_SECONDS = 20.0
 class DynamoRouter(Placing):
     """Raises `ConfigError` where the service does not start, or ends."""
 
-    def __init__(self, python: Path, *, workers: int, blocks_max: int, log_folder: Path) -> None:
+    def __init__(self, python: Path, *, workers: int, blocks_max: int) -> None:
         """`python`: of an environment with ai-dynamo-runtime, pyzmq and msgspec."""
         script = Path(__file__).with_name("dynamo_selector.py")
         self._command = [str(python), str(script), str(workers), str(blocks_max)]
-        log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._log = (log_folder / "dynamo.log").open("w+b")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the router
         self._process: subprocess.Popen[bytes] | None = None
         self._selections: list[str] = []
         self._keys: dict[

@@ -30,7 +30,7 @@ def tokens_of(blocks: list[int]) -> list[int]:
     return [block * BLOCK + place & 0x7FFFFFFF for block in blocks for place in range(BLOCK)]
 
 
-class Selector:
+class DynamoSelector:
     """The service and one publisher for each worker."""
 
     def __init__(self, workers: int) -> None:
@@ -145,7 +145,7 @@ class Selector:
 
 async def main(workers: int, blocks_max: int) -> None:
     """Answer questions until there are no more."""
-    selector = Selector(workers)
+    selector = DynamoSelector(workers)
     await selector.register(blocks_max)
     print(json.dumps({"workers": workers}), flush=True)
     for line in sys.stdin:

@@ -67,6 +67,6 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     script.chmod(0o700)
     with (
         pytest.raises(ConfigError, match="no dynamo here"),
-        DynamoRouter(script, workers=1, blocks_max=16, log_folder=tmp_path / "logs"),
+        DynamoRouter(script, workers=1, blocks_max=16),
     ):
         pass
