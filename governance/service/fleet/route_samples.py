@@ -18,7 +18,7 @@ from kvcustody.times import SECOND_US
 
 FRESH_SECONDS: Final = 30.0
 WINDOW_US: Final = 600 * SECOND_US
-HALVES_MAX: Final = 50_000
+HALVES_MAX: Final = 20_000
 
 
 def route_samples(connection: Connection, now_us: int) -> Iterator[Sample]:

@@ -36,7 +36,7 @@ from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.operations.parameters import Cursor, Limit, Query, Since, Tenant, Until
 from kvcustody.governance.service.page_cursor import CursorBinding
 
-HALVES_MAX: Final = 100_000  # that measures are of
+HALVES_MAX: Final = 50_000  # that measures are of
 _JUDGED_MAX: Final = 20_000  # receipts that one page of findings looks at
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
 RequestId = Annotated[
@@ -76,7 +76,7 @@ def summary(
 ) -> dict[str, Any]:
     """What route receipts of [since, until) measure of routing, the last day by default.
 
-    They are of the newest 100,000 halves of doors and as many of workers.
+    They are of the newest 50,000 halves of doors and as many of workers.
     """
     period = _period(desk, caller, tenant, since, until)
     with desk.reading(period.tenant) as connection:
