@@ -385,6 +385,20 @@ def _isolation_cost() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _fleet_routers() -> str:
+    rows = ["| row | router | tokens found | of the oracle's | first token, p50 / p99 | imbalance |"]
+    rows.append("|---|---|---|---|---|---|")
+    kept = {
+        name: next(iter(_kept(f"fleet-{name}")["traces"].values())) for name in ("model", "smg", "dynamo")
+    }
+    for together in zip(*kept.values(), strict=True):
+        for router, one in zip(kept, together, strict=True):
+            wait = f"{one['ttft_p50_ms'] / 1000:.2f} / {one['ttft_p99_ms'] / 1000:.1f} s"
+            cells = (f"{one['part']}: {one['name']}", router, f"{100 * one['found_share']:.1f} %")
+            rows.append(f"| {' | '.join(cells)} | {one['to_oracle']:.3f} | {wait} | {one['imbalance']:.2f} |")
+    return "\n".join(rows) + "\n"
+
+
 def _windowed_affinity() -> str:
     every = [
         _kept(f"windowed-affinity-{name}") for name in ("mooncake_conv_dev40", "mooncake_synthetic_upstream")
@@ -450,6 +464,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "windowed-affinity": _windowed_affinity,
     "hits-through-doors": _hits_through_doors,
     "isolation-cost": _isolation_cost,
+    "fleet-routers": _fleet_routers,
     "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }

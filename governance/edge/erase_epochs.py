@@ -109,11 +109,11 @@ class EraseEpochs:
     @cached_property
     def digest(self) -> str:
         """Of version, floor and every raise that is kept (rule 5)."""
-        made = hashlib.blake2b(digest_size=32, person=b"epoch-snapshot")
-        made.update(self.version.to_bytes(8, "big") + self.floor.to_bytes(8, "big"))
-        made.update(self._numbers.astype(">i8").tobytes())
-        made.update(self._tags.tobytes())
-        return made.hexdigest()
+        hasher = hashlib.blake2b(digest_size=32, person=b"epoch-snapshot")
+        hasher.update(self.version.to_bytes(8, "big") + self.floor.to_bytes(8, "big"))
+        hasher.update(self._numbers.astype(">i8").tobytes())
+        hasher.update(self._tags.tobytes())
+        return hasher.hexdigest()
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -163,14 +163,14 @@ class EraseEpochs:
         more = type(self)(raised, version=version, floor=self.version)
         kept = self._numbers > floor
         later = more._numbers > floor
-        made = type(self)(version=version, floor=floor)
-        made._take(
+        snapshot = type(self)(version=version, floor=floor)
+        snapshot._take(
             np.concatenate((self._numbers[kept], more._numbers[later])),
             np.concatenate((self._tags[kept], more._tags[later])),
             version,
             floor,
         )
-        return made
+        return snapshot
 
 
 class KnownEpochs(NamedTuple):

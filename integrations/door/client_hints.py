@@ -49,67 +49,73 @@ class ClippedHint(NamedTuple):
 
 def clip_hints(body: dict[str, Any], bounds: HintBounds) -> tuple[dict[str, Any], list[ClippedHint]]:
     """Take the hints out of a body: those that go on, and what became of each. `RequestRefused` for a malformed one."""
-    told: list[ClippedHint] = []
+    clipped_hints: list[ClippedHint] = []
     kept: dict[str, Any] = {}
     priority = body.pop("priority", None)
     if priority is not None:
-        kept["priority"] = _clip_priority("priority", priority, bounds, told)
+        kept["priority"] = _clip_priority("priority", priority, bounds, clipped_hints)
     for name, clip in (("nvext", _clip_nvext), ("kv_hints", _clip_actions)):
         given = body.pop(name, None)
         if given is None:
             continue
         if not isinstance(given, dict):
             raise malformed(name, "is not an object")
-        passed = clip(given, bounds, told)
+        passed = clip(given, bounds, clipped_hints)
         if passed:
             kept[name] = passed
-    return kept, told
+    return kept, clipped_hints
 
 
-def _clip_priority(name: str, asked: object, bounds: HintBounds, told: list[ClippedHint]) -> int:
+def _clip_priority(name: str, asked: object, bounds: HintBounds, clipped_hints: list[ClippedHint]) -> int:
     if type(asked) is not int:
         raise malformed(name, "is not a whole number")
     least, most = bounds.priority
-    told.append(ClippedHint(name, asked, passed := min(max(asked, least), most)))
+    clipped_hints.append(ClippedHint(name, asked, passed := min(max(asked, least), most)))
     return passed
 
 
-def _clip_nvext(given: dict[str, Any], bounds: HintBounds, told: list[ClippedHint]) -> dict[str, Any]:
+def _clip_nvext(
+    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
+) -> dict[str, Any]:
     passed: dict[str, Any] = {}
     for name, value in given.items():
         if value is None:
             continue
         if name == "agent_hints" and isinstance(value, dict):
-            hints = _clip_agent_hints(value, bounds, told)
+            hints = _clip_agent_hints(value, bounds, clipped_hints)
             passed |= {name: hints} if hints else {}
         elif name == "cache_control" and isinstance(value, dict):
-            control = _clip_cache_control(value, bounds, told)
+            control = _clip_cache_control(value, bounds, clipped_hints)
             passed |= {name: control} if control else {}
         else:
             raise unlisted(f"nvext.{name}")
     return passed
 
 
-def _clip_agent_hints(given: dict[str, Any], bounds: HintBounds, told: list[ClippedHint]) -> dict[str, Any]:
+def _clip_agent_hints(
+    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
+) -> dict[str, Any]:
     passed: dict[str, Any] = {}
     for field, value in given.items():
         name = f"nvext.agent_hints.{field}"
         if value is None:
             continue
         if field in _PRIORITIES:
-            passed[field] = _clip_priority(name, value, bounds, told)
+            passed[field] = _clip_priority(name, value, bounds, clipped_hints)
         elif field == "osl" and type(value) is int and 0 <= value <= _OUTPUT_TOKENS_MAX:
             passed[field] = value
         elif field == "speculative_prefill" and type(value) is bool:
             is_allowed = value and "prefetch" in bounds.actions
-            told.append(ClippedHint(name, value, is_allowed))
+            clipped_hints.append(ClippedHint(name, value, is_allowed))
             passed[field] = is_allowed
         else:
             raise unlisted(name)
     return passed
 
 
-def _clip_cache_control(given: dict[str, Any], bounds: HintBounds, told: list[ClippedHint]) -> dict[str, Any]:
+def _clip_cache_control(
+    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
+) -> dict[str, Any]:
     """`{type: ephemeral, ttl: 5m}` with a shorter `ttl`; without one, engines take five minutes."""
     ttl = given.get("ttl", "5m")
     matched = _TTL.fullmatch(ttl) if isinstance(ttl, str) else None
@@ -117,11 +123,13 @@ def _clip_cache_control(given: dict[str, Any], bounds: HintBounds, told: list[Cl
         raise malformed("nvext.cache_control", "is not `{type: ephemeral, ttl: 5m}`")
     asked = int(matched[1]) * _SECONDS[matched[2]]
     seconds = min(asked, bounds.retain_seconds)
-    told.append(ClippedHint("nvext.cache_control.ttl", asked, seconds or None))
+    clipped_hints.append(ClippedHint("nvext.cache_control.ttl", asked, seconds or None))
     return {"type": "ephemeral", "ttl": f"{seconds}s"} if seconds else {}
 
 
-def _clip_actions(given: dict[str, Any], bounds: HintBounds, told: list[ClippedHint]) -> dict[str, Any]:
+def _clip_actions(
+    given: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
+) -> dict[str, Any]:
     """An envelope with those of its actions that are allowed; nothing where none is left."""
     actions = given.get("actions", [])
     if given.keys() - {"protocol_version", "message_id", "actions"} or not _is_actions(actions):
@@ -130,9 +138,11 @@ def _clip_actions(given: dict[str, Any], bounds: HintBounds, told: list[ClippedH
     for action in actions:
         kind = action["action_type"]
         is_allowed = kind in bounds.actions
-        told.append(ClippedHint("kv_hints.action", kind[:64], kind[:64] if is_allowed else None))
+        clipped_hints.append(ClippedHint("kv_hints.action", kind[:64], kind[:64] if is_allowed else None))
         if is_allowed:
-            passed.append(action | {"payload": _clip_payload(action.get("payload", {}), bounds, told)})
+            passed.append(
+                action | {"payload": _clip_payload(action.get("payload", {}), bounds, clipped_hints)}
+            )
     return given | {"actions": passed} if passed else {}
 
 
@@ -150,7 +160,9 @@ def _is_actions(given: object) -> bool:
     )
 
 
-def _clip_payload(payload: dict[str, Any], bounds: HintBounds, told: list[ClippedHint]) -> dict[str, Any]:
+def _clip_payload(
+    payload: dict[str, Any], bounds: HintBounds, clipped_hints: list[ClippedHint]
+) -> dict[str, Any]:
     """A payload whose times are at most what is allowed."""
     clipped = dict(payload)
     for fields, scale in ((_SECONDS_FIELDS, 1), (_MS_FIELDS, 1000)):
@@ -161,5 +173,5 @@ def _clip_payload(payload: dict[str, Any], bounds: HintBounds, told: list[Clippe
             if type(asked) not in (int, float) or asked < 0:
                 raise malformed(f"kv_hints.{field}", "is not a time")
             clipped[field] = min(asked, bounds.retain_seconds * scale)
-            told.append(ClippedHint(f"kv_hints.{field}", asked, clipped[field]))
+            clipped_hints.append(ClippedHint(f"kv_hints.{field}", asked, clipped[field]))
     return clipped

@@ -63,13 +63,13 @@ def key(
     To replace a key: make another file, add its public key to the engines' file, restart the door with it or move it
     over the old file, and remove the old public key a minute later.
     """
-    found = read_signing_key(file) if file.exists() else create_signing_key(file, name)
-    if found.name != name:
-        raise ConfigError(f"`{file}` is the key of `{found.name}`, not of `{name}`", path=file)
+    signing_key = read_signing_key(file) if file.exists() else create_signing_key(file, name)
+    if signing_key.name != name:
+        raise ConfigError(f"`{file}` is the key of `{signing_key.name}`, not of `{name}`", path=file)
     if as_json:
-        _print_json({"name": found.name, "key": str(found.verifier), "file": str(file)})
+        _print_json({"name": signing_key.name, "key": str(signing_key.verifier), "file": str(file)})
     else:
-        typer.echo(str(found.verifier))
+        typer.echo(str(signing_key.verifier))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,12 +421,12 @@ def _policy(path: Path) -> Policy:
 def _range(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
     try:
-        found = int(least), int(most)
+        bounds = int(least), int(most)
     except ValueError:
-        found = (1, 0)
-    if found[0] > found[1]:
+        bounds = (1, 0)
+    if bounds[0] > bounds[1]:
         raise ConfigError(f"--hint-priority `{text}` is not MIN:MAX, as -10:0")
-    return found
+    return bounds
 
 
 def _print_json(document: dict[str, Any]) -> None:

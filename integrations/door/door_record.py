@@ -44,10 +44,10 @@ class DoorRecord:
             [EpochsTaken(self._clock.now_us(), self._door, known.epochs.version, known.epochs.digest)]
         )
 
-    def hints(self, told: Sequence[ClippedHint]) -> None:
+    def hints(self, of_request: Sequence[ClippedHint]) -> None:
         """What became of one request's hints; those that went on as they were asked for are left out."""
         with self._lock:
-            for hint in told:
+            for hint in of_request:
                 row = (hint.name, _said(hint.asked), _said(hint.passed))
                 if not hint.is_less:
                     continue

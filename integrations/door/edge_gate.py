@@ -199,16 +199,16 @@ class EdgeGate:
         assert admitted.scoped is not None, "only requests for the engine are scoped"
         kind, body = admitted.scoped.body, parse_body(data)
         salt = self._salt(take_client_salt(body))
-        hints, told = clip_hints(body, self._hints)
+        hints, clipped = clip_hints(body, self._hints)
         self._passed.check(kind, body)
         _check_previous(admitted, body)
         request_id = _request_id(admitted, kind, body)
-        for hint in told:
+        for hint in clipped:
             _LOG.info("hint", request=request_id, hint=hint.name, asked=hint.asked, passed=hint.passed)
             if hint.is_less:
                 self.metrics.clipped(hint.name)
-        if any(hint.is_less for hint in told):
-            self._record_hints(told)
+        if any(hint.is_less for hint in clipped):
+            self._record_hints(clipped)
         requests = engine_requests(kind, body, prefix_requests=self._server.prefix_requests)
         placed = self._placed(admitted)
         uses = min(requests * (self._presentations if placed.demand.is_retried else 1), USES_MAX)

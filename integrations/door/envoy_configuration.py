@@ -140,14 +140,14 @@ def envoy_configuration(
 
 def _routes(groups: Iterable[str]) -> list[dict[str, Any]]:
     """To each group what the door gave it; a group that is not listed gets nothing, and who is in none the first."""
-    made: list[dict[str, Any]] = []
+    routes: list[dict[str, Any]] = []
     for group in groups:
         named = {"headers": [{"name": PLACEMENT_HEADER, "string_match": {"exact": group}}]}
-        made.append(_route(f"router-{group}", named))
-    if made:
+        routes.append(_route(f"router-{group}", named))
+    if routes:
         unknown = {"prefix": "/", "headers": [{"name": PLACEMENT_HEADER, "present_match": True}]}
-        made.append({"match": unknown, "direct_response": {"status": 503}})
-    return [*made, _route("router", {})]
+        routes.append({"match": unknown, "direct_response": {"status": 503}})
+    return [*routes, _route("router", {})]
 
 
 def _route(cluster: str, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,10 +155,10 @@ def _route(cluster: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _door_cluster(door: ListenPlace, tls: EnvoyTls | None) -> dict[str, Any]:
-    made = _cluster("kvcustody-door", door) | {"typed_extension_protocol_options": _HTTP2}
+    cluster = _cluster("kvcustody-door", door) | {"typed_extension_protocol_options": _HTTP2}
     if tls is not None and tls.door_ca:
         own = [{"certificate_chain": {"filename": tls.certificate}, "private_key": {"filename": tls.key}}]
-        made["transport_socket"] = {
+        cluster["transport_socket"] = {
             "name": "tls",
             "typed_config": {
                 "@type": f"{_TYPE}extensions.transport_sockets.tls.v3.UpstreamTlsContext",
@@ -168,7 +168,7 @@ def _door_cluster(door: ListenPlace, tls: EnvoyTls | None) -> dict[str, Any]:
                 },
             },
         }
-    return made
+    return cluster
 
 
 def _cluster(name: str, place: ListenPlace) -> dict[str, Any]:

@@ -43,13 +43,13 @@ class FleetKeys(NamedTuple):
     def create(cls, folder: Path) -> FleetKeys:
         """Fresh keys in a private folder; raises `ConfigError` where there are some."""
         private_folder(folder)
-        made = cls(NatsKey.generate(OPERATOR), *(NatsKey.generate(ACCOUNT) for _ in _FILES[1:]))
-        for name, key in zip(_FILES, made, strict=True):
+        keys = cls(NatsKey.generate(OPERATOR), *(NatsKey.generate(ACCOUNT) for _ in _FILES[1:]))
+        for name, key in zip(_FILES, keys, strict=True):
             try:
                 write_file(folder / name, f"{key.seed}\n".encode(), mode=PRIVATE, exclusive=True)
             except FileExistsError:
                 raise ConfigError(f"`{folder / name}` is there already", path=folder / name) from None
-        return made
+        return keys
 
     @classmethod
     def read(cls, folder: Path) -> FleetKeys:
@@ -168,18 +168,18 @@ def _account(
 
 def _shared(importing: NatsKey | None = None) -> list[dict[str, Any]]:
     """What the fleet's account exports to readers, or as they import it from that account."""
-    made = [
+    shared = [
         {"name": f"s{number}", "subject": one, "type": "stream"} for number, one in enumerate(READ_SUBJECTS)
     ]
     for number, (subject, has_many_answers) in enumerate(ASKED_SUBJECTS.items()):
         one = {"name": f"q{number}", "subject": subject, "type": "service"}
         if importing is None:
             one["response_type"] = "Stream" if has_many_answers else "Singleton"
-        made.append(one)
+        shared.append(one)
     if importing is None:
-        return made
+        return shared
     return [
-        {**one, "account": importing.public, "local_subject": for_readers(one["subject"])} for one in made
+        {**one, "account": importing.public, "local_subject": for_readers(one["subject"])} for one in shared
     ]
 
 

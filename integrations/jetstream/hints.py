@@ -46,9 +46,9 @@ async def _hear(place: NatsPlace, ending: asyncio.Event) -> None:
     while not ending.is_set():
         if client is None or client.is_closed:
             with suppress(Exception):  # NATS is away: epochs come as without it
-                made = await open_connection(place)
-                await made.subscribe(HINTS, cb=hinted)
-                client = made
+                connected = await open_connection(place)
+                await connected.subscribe(HINTS, cb=hinted)
+                client = connected
         with suppress(TimeoutError):
             await asyncio.wait_for(ending.wait(), _PAUSE_SECONDS)
     if client is not None:

@@ -159,13 +159,13 @@ class StreamKeeper:
         )
         self.stats = self.stats._replace(age_seconds=age_seconds)
         try:
-            found = await stream.stream_info(STREAM)
+            info = await stream.stream_info(STREAM)
         except errors.NotFoundError:
-            found = await stream.add_stream(wanted)
+            info = await stream.add_stream(wanted)
             self._count(made=1)
-        if any(getattr(found.config, name) != getattr(wanted, name) for name in _HELD):
-            found = await stream.update_stream(wanted)
-        state: dict[str, Any] = vars(found.state)
+        if any(getattr(info.config, name) != getattr(wanted, name) for name in _HELD):
+            info = await stream.update_stream(wanted)
+        state: dict[str, Any] = vars(info.state)
         return state
 
     async def _purge(self, client: Client, known: KnownEpochs) -> None:

@@ -1,7 +1,7 @@
 """Which workers' locations a reader may use: gaps in what workers told, and the snapshots that close them.
 
     streams = WorkerStreams(index)
-    streams.told(subject, headers, payload)      # of the stream, in the order of its numbers
+    streams.take_message(subject, headers, payload)      # of the stream, in the order of its numbers
     streams.beat(subject, headers)
     streams.snapshot(subject, headers, payload)
     for worker, tenant, question in streams.due(): …   # ask the worker
@@ -117,7 +117,7 @@ class WorkerStreams:
             and self._now() - stream.heard <= SILENT_SECONDS
         )
 
-    def told(self, subject: str, headers: Mapping[str, str] | None, payload: bytes) -> None:
+    def take_message(self, subject: str, headers: Mapping[str, str] | None, payload: bytes) -> None:
         """A message of the stream."""
         where, said = EventSubject.parse(subject), _said(headers)
         if where is None or said is None:
@@ -192,7 +192,7 @@ class WorkerStreams:
 
     def due(self) -> list[SnapshotQuestion]:
         """The snapshots to ask for now; each is asked for again until it is had."""
-        now, made = self._now(), list[SnapshotQuestion]()
+        now, questions = self._now(), list[SnapshotQuestion]()
         for (worker, tenant), stream in self._streams.items():
             if stream.is_whole and self._is_behind(stream):
                 self._lose(stream)
@@ -202,8 +202,8 @@ class WorkerStreams:
                 continue
             self._ask_anew(stream)
             stream.question, stream.asked = secrets.token_hex(8), now
-            made.append(SnapshotQuestion(worker, tenant, stream.question))
-        return made
+            questions.append(SnapshotQuestion(worker, tenant, stream.question))
+        return questions
 
     def _stream(self, key: tuple[str, str]) -> _Stream:
         stream = self._streams.get(key)

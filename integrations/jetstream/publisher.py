@@ -143,23 +143,23 @@ class ToldStream:
                 self._known = known
                 self.begin()
             self._known = known
-        told = [*self._told.take_epochs(self._known), *self._told.tell(events)]
-        self.live.take(told)
-        made: list[Message] = []
+        events_told = [*self._told.take_epochs(self._known), *self._told.tell(events)]
+        self.live.take(events_told)
+        messages: list[Message] = []
         run: list[BlockEvent] = []
-        for event in told:
+        for event in events_told:
             if event.kind == CLEARED:
-                made += self._sent(run, at)
+                messages += self._sent(run, at)
                 run = []
-                made += [self._numbered(None, tenant, (event,), at) for tenant in list(self._tenants)]
+                messages += [self._numbered(None, tenant, (event,), at) for tenant in list(self._tenants)]
             elif event.place is None:
                 self.counts["unnamed"] += 1
             else:
                 if run and run[-1].place != event.place:
-                    made += self._sent(run, at)
+                    messages += self._sent(run, at)
                     run = []
                 run.append(event)
-        return made + self._sent(run, at)
+        return messages + self._sent(run, at)
 
     def _sent(self, run: Sequence[BlockEvent], at: float) -> list[Message]:
         """A message of events under one name."""

@@ -79,7 +79,7 @@ class StreamReader:
                 while True:
                     with suppress(TimeoutError):
                         for one in await pulled.fetch(_AT_ONCE, timeout=_FETCH_SECONDS):
-                            self.streams.told(one.subject, one.headers, one.data)
+                            self.streams.take_message(one.subject, one.headers, one.data)
                         continue
                     await stream.consumer_info(STREAM, self.name)  # silent: is there one still?
             except (errors.Error, TimeoutError) as error:

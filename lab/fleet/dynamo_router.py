@@ -1,17 +1,20 @@
 """Dynamo's `SelectionService` as a router of `fleet_model`, in a process of Dynamo's own environment.
 
-    with DynamoRouter(python, workers=8, blocks_max=20_000, log_folder=folder) as router:
+    with DynamoRouter(python, workers=8, blocks_max=20_000) as router:
         router.place("name", [1, 2, 3], [])
 
 1. It knows blocks by the events that workers tell under names, and load by what is booked: a request's prompt until its
    first token, its blocks until its end. Before each question it has read all events.
-2. A block of a trace is one of its blocks, of 16 tokens, however many the trace has: shares are the same.
+2. A block has one hash at every worker: the service loses what a worker adds to a chain that another one has under
+   other hashes.
+3. A block of a trace is one of its blocks, of 16 tokens, however many the trace has: shares are the same.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,16 +31,17 @@ _END_SECONDS = 20.0
 class DynamoRouter(Placing):
     """Raises `ConfigError` where the service does not start, or ends."""
 
-    def __init__(self, python: Path, *, workers: int, blocks_max: int, log_folder: Path) -> None:
+    def __init__(self, python: Path, *, workers: int, blocks_max: int) -> None:
         """`python`: of an environment with ai-dynamo-runtime, pyzmq and msgspec."""
         script = Path(__file__).with_name("dynamo_selector.py")
         self._command = [str(python), str(script), str(workers), str(blocks_max)]
-        log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._log = (log_folder / "dynamo.log").open("w+b")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the router
         self._process: subprocess.Popen[bytes] | None = None
         self._selections: list[str] = []
-        self._keys: dict[tuple[int, Hashable, int], int] = {}  # of a worker's blocks: their hash in events
-        self._last_key = 0
+        self._keys: dict[
+            tuple[Hashable, int], int
+        ] = {}  # hashes of blocks in events, the same at each worker
+        self._held: list[set[int]] = [set() for _ in range(workers)]
 
     def __enter__(self) -> DynamoRouter:
         try:
@@ -72,18 +76,18 @@ class DynamoRouter(Placing):
 
     def took(self, worker: int, name: str, change: CacheChange) -> None:
         """What a worker tells of a request's blocks, and of those that it let go."""
-        gone = [self._keys.pop((worker, owner, block), 0) for owner, block in change.gone]
-        if any(gone):
-            self._say({"removed": worker, "keys": [key for key in gone if key]})
-        keys = []
-        for block in change.blocks:
-            key = self._keys.get((worker, change.owner, block))
-            if key is None:
-                self._last_key += 1
-                key = self._keys[worker, change.owner, block] = self._last_key
-            keys.append(key)
-        if keys:
-            self._say({"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys})
+        held = self._held[worker]
+        gone = [key for key in (self._keys.get(one) for one in change.gone) if key in held]
+        if gone:
+            held.difference_update(gone)
+            self._say({"removed": worker, "keys": gone})
+        keys = [self._keys.setdefault((change.owner, block), len(self._keys) + 1) for block in change.blocks]
+        known = next((place for place, key in enumerate(keys) if key not in held), len(keys))
+        held.update(keys)
+        if known < len(keys):
+            self._say(
+                {"stored": worker, "name": name, "blocks": [*change.blocks], "keys": keys, "known": known}
+            )
 
     def first_token(self, number: int) -> None:
         """Its prompt is computed."""

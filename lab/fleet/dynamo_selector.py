@@ -3,7 +3,7 @@
 Runs in Dynamo's own environment, which `dynamo_router` does; nothing of kvcustody is imported.
 
     {"place": NAME, "blocks": [1, 2]}        the worker that it selects, and books the request for
-    {"stored": WORKER, "name": NAME, "blocks": [1, 2]}, {"removed": WORKER, "keys": [3]}
+    {"stored": WORKER, "name": NAME, "blocks": [1, 2], "keys": [3, 4], "known": 1}, {"removed": WORKER, "keys": [3]}
     {"prefilled": SELECTION}, {"ended": SELECTION}
 
 Before it selects, it waits until the service has read what workers told: no select is of an older moment than its
@@ -21,7 +21,8 @@ import time
 from typing import Any
 
 BLOCK, MODEL = 16, "toy"
-_READ_SECONDS = 5.0
+_READ_SECONDS = 30.0
+_MARK, _MARKS = "kvcustody-mark", 1 << 60  # the name of marks, and above what their hashes are
 
 
 def tokens_of(blocks: list[int]) -> list[int]:
@@ -29,12 +30,13 @@ def tokens_of(blocks: list[int]) -> list[int]:
     return [block * BLOCK + place & 0x7FFFFFFF for block in blocks for place in range(BLOCK)]
 
 
-class Selector:
+class DynamoSelector:
     """The service and one publisher for each worker."""
 
     def __init__(self, workers: int) -> None:
         zmq, self._pack = importlib.import_module("zmq"), importlib.import_module("msgspec").msgpack.encode
-        self._service = importlib.import_module("dynamo.llm").SelectionService(indexer_threads=2)
+        service = importlib.import_module("dynamo.llm").SelectionService
+        self._service = service(indexer_threads=1)
         self._context, self._publishers, self._sequence = zmq.Context(), [], [0] * workers
         self._ports = []
         for _ in range(workers):
@@ -42,7 +44,8 @@ class Selector:
             publisher.set_hwm(0)
             self._ports.append(publisher.bind_to_random_port("tcp://127.0.0.1"))
             self._publishers.append(publisher)
-        self._unread: dict[int, tuple[str, list[int]]] = {}
+        self._marks = [0] * workers  # of the last mark that each worker told of, behind what it told
+        self._unread: set[int] = set()
 
     async def register(self, blocks_max: int) -> None:
         """Make the workers known; none has a bound on its queue, for no time passes while the service waits."""
@@ -62,8 +65,9 @@ class Selector:
             )
         for place in range(len(self._publishers)):  # a subscriber that is not there yet misses what is told
             until = time.monotonic() + _READ_SECONDS
-            while not await self._overlap(place, "ready", [place]):
-                self.stored(place, "ready", [place], [place])
+            self._mark(place)
+            while not await self._is_read(place):
+                self._mark(place)
                 await asyncio.sleep(0.05)
                 if time.monotonic() > until:
                     raise SystemExit("the service reads no events")
@@ -73,24 +77,29 @@ class Selector:
         """Select a worker and book the request."""
         until = time.monotonic() + _READ_SECONDS
         while self._unread:
-            worker, (said, told) = next(iter(self._unread.items()))
-            if await self._overlap(worker, said, told) >= len(told):
-                del self._unread[worker]
+            worker = next(iter(self._unread))
+            if await self._is_read(worker):
+                self._unread.discard(worker)
             elif time.monotonic() > until:
-                found = await self._overlap(worker, said, told)
-                raise SystemExit(
-                    f"the service has read {found} of {len(told)} blocks that a worker told {said} {told[:5]} {told[-5:]} {len(set(told))}"
-                )
+                raise SystemExit("the service does not read what a worker told")
         asked = {"model_name": MODEL, "token_ids": tokens_of(blocks), "cache_salt": name}
         answer = await self._service.select_and_reserve(asked)
         return {"worker": answer["worker_id"] - 1, "selection": answer["selection_id"]}
 
-    def stored(self, worker: int, name: str, blocks: list[int], keys: list[int]) -> None:
-        """A worker has the blocks of a prompt; `keys` are their hashes."""
+    def stored(self, worker: int, name: str, blocks: list[int], keys: list[int], known: int = 0) -> None:
+        """A worker has the blocks of a prompt, the first `known` of them since before; `keys` are their hashes."""
+        self._store(worker, name, blocks[known:], keys[known:], keys[known - 1] if known else None)
+        self._mark(worker)
+
+    def removed(self, worker: int, keys: list[int]) -> None:
+        """A worker no longer has these."""
+        self._tell(worker, {"type": "BlockRemoved", "block_hashes": keys, "medium": "GPU"})
+
+    def _store(self, worker: int, name: str, blocks: list[int], keys: list[int], parent: int | None) -> None:
         event = {
             "type": "BlockStored",
             "block_hashes": keys,
-            "parent_block_hash": None,
+            "parent_block_hash": parent,
             "token_ids": tokens_of(blocks),
             "block_size": BLOCK,
             "lora_id": None,
@@ -99,11 +108,17 @@ class Selector:
             "cache_salt": name,
         }
         self._tell(worker, event)
-        self._unread[worker] = name, blocks
 
-    def removed(self, worker: int, keys: list[int]) -> None:
-        """A worker no longer has these."""
-        self._tell(worker, {"type": "BlockRemoved", "block_hashes": keys, "medium": "GPU"})
+    def _mark(self, worker: int) -> None:
+        """Tell of a block that nobody asks for: once it is found, what was told before was read."""
+        if self._marks[worker]:
+            self.removed(worker, [_MARKS + self._marks[worker]])
+        self._marks[worker] += 1
+        self._store(worker, _MARK, [self._marks[worker]], [_MARKS + self._marks[worker]], None)
+        self._unread.add(worker)
+
+    async def _is_read(self, worker: int) -> bool:
+        return await self._overlap(worker, _MARK, [self._marks[worker]]) > 0
 
     async def prefilled(self, selection: str) -> None:
         """The first token came."""
@@ -130,7 +145,7 @@ class Selector:
 
 async def main(workers: int, blocks_max: int) -> None:
     """Answer questions until there are no more."""
-    selector = Selector(workers)
+    selector = DynamoSelector(workers)
     await selector.register(blocks_max)
     print(json.dumps({"workers": workers}), flush=True)
     for line in sys.stdin:
@@ -138,7 +153,7 @@ async def main(workers: int, blocks_max: int) -> None:
         if "place" in asked:
             print(json.dumps(await selector.place(asked["place"], asked["blocks"])), flush=True)
         elif "stored" in asked:
-            selector.stored(asked["stored"], asked["name"], asked["blocks"], asked["keys"])
+            selector.stored(asked["stored"], asked["name"], asked["blocks"], asked["keys"], asked["known"])
         elif "removed" in asked:
             selector.removed(asked["removed"], asked["keys"])
         elif "prefilled" in asked:

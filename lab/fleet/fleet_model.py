@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -87,12 +86,15 @@ class CacheChange(NamedTuple):
     gone: Sequence[tuple[Hashable, int]]
 
 
-class Placing(ABC):
-    """A router: which worker a request goes to. Requests are numbered as they are placed, from 0 on."""
+class Placing:
+    """A router: which worker a request goes to. Requests are numbered as they are placed, from 0 on.
 
-    @abstractmethod
+    What it takes no notice of it need not have a method for.
+    """
+
     def place(self, name: str, blocks: Sequence[int], loads: Sequence[int]) -> int:
         """The worker's number; `loads` are the requests that each has."""
+        raise NotImplementedError
 
     def took(self, worker: int, name: str, change: CacheChange) -> None:
         """What a worker tells of a request that came under a name."""
@@ -225,18 +227,10 @@ def simulate(
             tenant, subject = chance.choice(subjects)
             keys = of_subject.pop(subject, [])
             computed.difference_update(keys)
-            for worker, cache in enumerate(caches):
-                cache.drop(keys)
-                router.took(worker, NOBODY, CacheChange(NOBODY, (), keys))
+            _drop(caches, keys, router)
             doors.erased(moments.pop(0), tenant, subject)
             erasures += 1
-        while ahead and ahead[0][0] <= at_us:
-            _, is_end, worker, of = heapq.heappop(ahead)
-            if is_end:
-                loads[worker] -= 1
-                router.ended(worker, of)
-            else:
-                router.first_token(of)
+        _pass(ahead, at_us, loads, router)
         tenant, subject = f"tenant-{tenant_number}", f"{request.session}"
         blocks = request.blocks.tolist()
         name, owner = NOBODY, NOBODY
@@ -248,9 +242,7 @@ def simulate(
         there, gone = cache.take(owner, blocks)
         router.took(worker, name, CacheChange(owner, blocks, gone))
         found = min(there * block_tokens, request.input_tokens)
-        oracle = 0
-        while oracle < len(blocks) and (owner, blocks[oracle]) in computed:
-            oracle += 1
+        oracle = _leading(computed, owner, blocks)
         computed.update((owner, block) for block in blocks)
         if shape.erasures_per_day:
             if request.turn == 0:
@@ -281,6 +273,33 @@ def simulate(
     )
 
 
+def _pass(
+    ahead: list[tuple[float, bool, int, int]], until_us: float, loads: list[int], router: Placing
+) -> None:
+    """First tokens and ends until a moment."""
+    while ahead and ahead[0][0] <= until_us:
+        _, is_end, worker, number = heapq.heappop(ahead)
+        if is_end:
+            loads[worker] -= 1
+            router.ended(worker, number)
+        else:
+            router.first_token(number)
+
+
+def _drop(caches: Sequence[WorkerCache], keys: Sequence[tuple[Hashable, int]], router: Placing) -> None:
+    for worker, cache in enumerate(caches):
+        cache.drop(keys)
+        router.took(worker, NOBODY, CacheChange(NOBODY, (), keys))
+
+
+def _leading(computed: Container[tuple[Hashable, int]], owner: Hashable, blocks: Sequence[int]) -> int:
+    """How many leading blocks the oracle finds (rule 4)."""
+    found = 0
+    while found < len(blocks) and (owner, blocks[found]) in computed:
+        found += 1
+    return found
+
+
 def scaled(requests: Sequence[TraceRequest], copies: int) -> list[TraceRequest]:
     """As much load for a larger fleet: the trace so many times at once, each with sessions and blocks of its own.
 
@@ -290,7 +309,7 @@ def scaled(requests: Sequence[TraceRequest], copies: int) -> list[TraceRequest]:
         return [*requests]
     span = requests[-1].at_us - requests[0].at_us + 1
     above = 1 + max(int(one.blocks.max()) for one in requests if len(one.blocks))
-    made = [
+    copied = [
         replace(
             one,
             at_us=requests[0].at_us + (one.at_us - requests[0].at_us + copy * span // copies) % span,
@@ -300,7 +319,7 @@ def scaled(requests: Sequence[TraceRequest], copies: int) -> list[TraceRequest]:
         for copy in range(copies)
         for one in requests
     ]
-    return sorted(made, key=lambda one: one.at_us)
+    return sorted(copied, key=lambda one: one.at_us)
 
 
 def _moments(requests: Sequence[TraceRequest], per_day: int, seed: int) -> list[int]:

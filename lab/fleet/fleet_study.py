@@ -56,14 +56,14 @@ class StudyRow(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """For a document."""
-        made = self.outcome._asdict() | {
+        figures = self.outcome._asdict() | {
             "found_share": round(self.outcome.found_share, 4),
             "to_oracle": round(self.outcome.to_oracle, 4),
             "imbalance": round(self.outcome.imbalance, 3),
             "ttft_p50_ms": round(self.outcome.ttft_p50_ms, 1),
             "ttft_p99_ms": round(self.outcome.ttft_p99_ms, 1),
         }
-        return {"part": self.part, "name": self.name, **self.shape._asdict(), **made}
+        return {"part": self.part, "name": self.name, **self.shape._asdict(), **figures}
 
 
 def study(
@@ -89,7 +89,7 @@ def study(
     wanted += [("doors", busy._replace(doors=doors)) for doors in DOORS]
     wanted += [("erasures", by_subject._replace(erasures_per_day=rate)) for rate in ERASURES]
     wanted += [("workers", first._replace(workers=each)) for each in workers]
-    made: list[StudyRow] = []
+    rows: list[StudyRow] = []
     known: dict[FleetShape, FleetOutcome] = {}
     open_router = router_opener(MODEL, (), Path()) if open_router is None else open_router
     for part, shape in wanted:
@@ -109,9 +109,9 @@ def study(
                     router=router,
                     seed=seed,
                 )
-        made.append(StudyRow(part, shape, known[shape]))
-        progress(made[-1])
-    return made
+        rows.append(StudyRow(part, shape, known[shape]))
+        progress(rows[-1])
+    return rows
 
 
 def problems_of(rows: Sequence[StudyRow]) -> list[str]:

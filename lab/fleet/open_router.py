@@ -29,9 +29,7 @@ def router_opener(name: str, programs: Sequence[Path], log_folder: Path) -> Open
         python = next((folder / "python" for folder in programs if (folder / "python").is_file()), None)
         if python is None:
             raise ConfigError("--router dynamo: --programs names the `bin` of an environment with Dynamo")
-        return lambda shape: DynamoRouter(
-            python, workers=shape.workers, blocks_max=shape.blocks_max, log_folder=log_folder
-        )
+        return lambda shape: DynamoRouter(python, workers=shape.workers, blocks_max=shape.blocks_max)
     program = find_program(ROUTERS[name].program, programs)
     if program is None:
         package = ROUTERS[name].package

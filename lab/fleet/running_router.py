@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import resource
+import signal
 import threading
 from collections import deque
 from collections.abc import Coroutine, Sequence
@@ -71,7 +73,7 @@ class RunningRouter(Placing):
         self._asked = [False] * workers  # whether the program has asked each worker anything
         self._sending: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
-        self._port = 0
+        self._port = self._process = 0
 
     def __enter__(self) -> RunningRouter:
         _allow_files(self._workers)
@@ -84,7 +86,7 @@ class RunningRouter(Placing):
             command = router_command(
                 self._name, self._program, urls, port=self._port, metrics_port=metrics_port
             )
-            self._processes.start(self._name, command)
+            self._process = self._processes.start(self._name, command)
             self._processes.wait_for(
                 self._name, f"http://127.0.0.1:{self._port}/health", seconds=_START_SECONDS
             )
@@ -111,6 +113,9 @@ class RunningRouter(Placing):
         """Answer what is held, end the program, then the workers."""
         if self._thread.is_alive():
             self._run(self._answer_all())
+        with suppress(ProcessLookupError):
+            if self._process:  # it keeps nothing that an orderly end would save
+                os.kill(self._process, signal.SIGKILL)
         self._processes.close()
         if self._thread.is_alive():
             self._run(self._stop())

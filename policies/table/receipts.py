@@ -66,15 +66,15 @@ class ReceiptShares(NamedTuple):
     def from_data(cls, data: Mapping[str, Any], levels: int) -> Self:
         """What `data` gave, of a policy with so many levels; raises `ValueError` and others for what is none of it."""
         opened = data["opened"]
-        made = cls(
+        receipts = cls(
             _read(data["others"]),
             {str(name): _read(shares) for name, shares in data["tenants"].items()},
             None if opened is None else frozenset(map(str, opened)),
         )
-        for shares in (made.others, *made.tenants.values()):
+        for shares in (receipts.others, *receipts.tenants.values()):
             if len(shares) not in (0, levels) or not all(0 <= share <= 1 for share in shares):
                 raise ValueError("one share a classification, 0 to 1")
-        return made
+        return receipts
 
 
 def shares_of(policy: Policy, entry: TenantPolicy | None) -> tuple[Fraction, ...]:

@@ -111,7 +111,7 @@ def _parts(python: str, *, as_json: bool) -> None:
         print(json.dumps([one._asdict() for one in found]))
         return
     for one in found:
-        print(f"{one.registry:18} {one.name:28} {one.problem or one.tried or 'untested'}")
+        print(f"{one.registry:18} {one.name:31} {one.problem or one.tried or 'untested'}")
     untested = sum(not one.tried and not one.problem for one in found)
     print(f"{len(found)} parts, {untested} of them untested" if found else "no engine is installed there")
 

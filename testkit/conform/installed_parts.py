@@ -25,7 +25,9 @@ TRIED: Final = {
     ("vllm-offload", "TieringOffloadingSpec"): "known-bugs --target vllm-tiers",
     ("vllm-tier", "fs"): "known-bugs --target vllm-tiers",
     ("sglang-store", "file"): "known-bugs --target sglang-hicache",
+    ("vllm-connector", "LMCacheConnectorV1"): "known-bugs --target lmcache-in-process",
     ("lmcache-adapter", "fs_l2_adapter"): "known-bugs --target lmcache-files",
+    ("lmcache-serde", "aesgcm"): "known-bugs --target lmcache-aesgcm",
 }
 
 

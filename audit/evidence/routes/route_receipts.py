@@ -214,9 +214,9 @@ def read_routes(
     awaited = 0
     for receipt in receipts_in_order(connection, period, as_of=as_of):
         receipts.append(receipt)
-        is_awaited, found = judge(receipt, now_us=now_us)
+        is_awaited, wrong = judge(receipt, now_us=now_us)
         awaited += is_awaited
-        findings += found
+        findings += wrong
     return JoinedRoutes(tuple(receipts), tuple(findings), awaited, period.since_us)
 
 
@@ -264,19 +264,19 @@ def _joined(
         since_us=min(places).at_us - DOOR_GRACE_US, until_us=max(places).at_us + DOOR_GRACE_US
     )
     names = {*places.values()}
-    found: dict[tuple[int, str], list[tuple[HalfPlace, FoundHalf]]] = defaultdict(list)
-    sent: dict[tuple[int, str], list[tuple[HalfPlace, SentHalf]]] = defaultdict(list)
+    worker_halves: dict[tuple[int, str], list[tuple[HalfPlace, FoundHalf]]] = defaultdict(list)
+    door_halves: dict[tuple[int, str], list[tuple[HalfPlace, SentHalf]]] = defaultdict(list)
     tenants: dict[int, str] = {}
     for row in connection.execute(_halves(routes_found, near, as_of, names)):
         tenants[row.log] = tenant_of(row.log_name)
         half = FoundHalf(row.worker_name, *(getattr(row, name) for name in FoundHalf._fields[1:]))
-        found[row.log, row.receipt].append((HalfPlace(row.at_us, row.log, row.idx), half))
+        worker_halves[row.log, row.receipt].append((HalfPlace(row.at_us, row.log, row.idx), half))
     for row in connection.execute(_halves(routes_sent, near, as_of, names)):
         tenants[row.log] = tenant_of(row.log_name)
         said = SentHalf(row.worker_name, *(getattr(row, name) for name in SentHalf._fields[1:]))
-        sent[row.log, row.receipt].append((HalfPlace(row.at_us, row.log, row.idx), said))
-    for key in {*found, *sent}:
-        doors, halves = sent.get(key, []), found.get(key, [])
+        door_halves[row.log, row.receipt].append((HalfPlace(row.at_us, row.log, row.idx), said))
+    for key in {*worker_halves, *door_halves}:
+        doors, halves = door_halves.get(key, []), worker_halves.get(key, [])
         yield Receipt(
             key[1],
             tenants[key[0]],

@@ -6,8 +6,8 @@
    of one tenant. Erasures come at a rate a day over that time, each of a subject that has been there.
 2. The router places by `cache_salt`, which is the name that the door writes: the subject's, or the tenant's shared one.
    An erasure raises the subject's epoch; the shared one is raised in batches, `--epoch-minutes` apart.
-3. Each worker's cache is that of `fleet_model`: blocks of a subject, the least recently used let go. An erasure ends the subject's
-   blocks in all of them. What is counted is the tokens of a prompt's leading blocks that its worker has.
+3. Each worker's cache is that of `fleet_model`: blocks of a subject, the least recently used let go. An erasure ends
+   its blocks in all of them. What is counted is the tokens of a prompt's leading blocks that its worker has.
 4. The control raises the tenant's epoch with every erasure.
 """
 

@@ -18,7 +18,7 @@ from kvcustody.times import SECOND_US
 
 FRESH_SECONDS: Final = 30.0
 WINDOW_US: Final = 600 * SECOND_US
-HALVES_MAX: Final = 50_000
+HALVES_MAX: Final = 20_000
 
 
 def route_samples(connection: Connection, now_us: int) -> Iterator[Sample]:
@@ -27,19 +27,19 @@ def route_samples(connection: Connection, now_us: int) -> Iterator[Sample]:
     joined = read_routes(connection, period, now_us=now_us, halves_max=HALVES_MAX)
     if not joined.receipts:
         return
-    made = measure(joined.receipts)
+    measures = measure(joined.receipts)
     yield "route_receipts", (), len(joined.receipts)
     yield "route_receipts_awaited", (), joined.awaited
     for problem, number in by_problem(joined.findings).items():
         yield "route_findings", (problem,), number
-    if made.queue_delta_mean is not None:
-        yield "route_queue_delta", (), made.queue_delta_mean
-    if made.imbalance is not None:
-        yield "route_imbalance", (), made.imbalance
-    if made.promises:
-        yield "route_promised_tokens", (), made.promised_tokens
-        yield "route_promised_found_tokens", (), made.kept_tokens
-    for worker in made.workers:
+    if measures.queue_delta_mean is not None:
+        yield "route_queue_delta", (), measures.queue_delta_mean
+    if measures.imbalance is not None:
+        yield "route_imbalance", (), measures.imbalance
+    if measures.promises:
+        yield "route_promised_tokens", (), measures.promised_tokens
+        yield "route_promised_found_tokens", (), measures.kept_tokens
+    for worker in measures.workers:
         labels = (worker.worker,)
         yield "route_requests", labels, worker.requests
         if worker.locality is not None:

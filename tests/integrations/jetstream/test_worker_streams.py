@@ -46,7 +46,7 @@ class Line:
 
     def arrive(self, *messages: Message) -> None:
         for one in messages:
-            self.streams.told(one.subject, one.headers, one.payload)
+            self.streams.take_message(one.subject, one.headers, one.payload)
 
     def beat(self) -> None:
         for one in self.told.beats():
@@ -221,7 +221,7 @@ def test_malformed_messages_change_nothing(subject: str, headers: dict[str, str]
     line = Line()
     line.arrive(*line.tell(store(ANN, 0)))
     before = line.found()
-    line.streams.told(subject, headers, b"\xff")
+    line.streams.take_message(subject, headers, b"\xff")
     line.streams.beat("beat.x", headers)
     line.streams.snapshot("snap.router.gpu-1", headers, b"\xff")
     assert line.found() == before and line.usable()
@@ -234,7 +234,7 @@ def test_what_one_worker_says_wrongly_makes_its_own_locations_unusable(
     line = Line()
     line.arrive(*line.tell(store(ANN, 0)))
     (said,) = line.tell(store(ANN, 1))
-    line.streams.told(said.subject, said.headers, b"\xff")
+    line.streams.take_message(said.subject, said.headers, b"\xff")
     assert not line.usable() and line.found() == set() and line.streams.counts["malformed"] == 1
     good = Line()
     good.arrive(*good.tell(store(ANN, 0)), *good.tell(store(ANN, 1)))

@@ -304,6 +304,33 @@ def test_a_part_that_nobody_tried_is_named_untested(monkeypatch: pytest.MonkeyPa
     assert result.exit_code == 2 and "lists nothing" in result.output
 
 
+def test_lmcaches_parts_are_named_without_being_loaded(tmp_path: Path) -> None:
+    """As LMCache's package has them: each module would need packages that are not there."""
+    for folder, names in (
+        ("distributed/l2_adapters", ("base", "factory", "fs_l2_adapter", "s3_l2_adapter", "serde_wrapper")),
+        ("storage_backend/connector", ("base_connector", "redis_connector", "redis_adapter")),
+        ("storage_backend", ("abstract_backend", "gds_backend", "resp_client")),
+        ("distributed/serde", ("base", "utils", "aesgcm", "turboquant/__init__")),
+    ):
+        for name in (*names, "__init__"):
+            path = tmp_path / "lmcache/v1" / folder / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "lmcache/__init__.py").write_text("import a_package_that_is_not_there\n")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nPYTHONPATH='{tmp_path}' exec '{sys.executable}' -S \"$@\"\n")
+    python.chmod(0o700)
+    found = json.loads(conform("--parts", "--json", "--python", str(python)))
+    assert [(one["registry"], one["name"], bool(one["tried"])) for one in found] == [
+        ("lmcache-adapter", "fs_l2_adapter", True),
+        ("lmcache-adapter", "s3_l2_adapter", False),
+        ("lmcache-backend", "gds_backend", False),
+        ("lmcache-connector", "redis_connector", False),
+        ("lmcache-serde", "aesgcm", True),
+        ("lmcache-serde", "turboquant", False),
+    ]
+
+
 def test_what_tried_a_part_is_a_target_or_the_kit() -> None:
     for tried in TRIED.values():
         target = tried.removeprefix("known-bugs --target ")

@@ -25,7 +25,7 @@ def show(visit: PageRequest) -> Response:
     until_us = visit.number("until") or visit.service.clock.utc_us()  # cursors are of one period
     since_us = max(0, until_us - round(_PERIODS.get(name, 1) * DAY_US))
     asked: dict[str, Any] = {"tenant": said, "since": since_us, "until": until_us}
-    made = visit.ask(routes_api.summary, **asked)
+    measures = visit.ask(routes_api.summary, **asked)
     cursor = visit.text("cursor", 1024)
     request, receipt = visit.text("request", 160), visit.text("receipt", 32)
     sought = {"request": request, "receipt": receipt, "cursor": visit.text("after", 1024)}
@@ -36,16 +36,16 @@ def show(visit: PageRequest) -> Response:
         tenant=said,
         periods=list(_PERIODS),
         period=name,
-        made=made,
+        measures=measures,
         tiles=(
-            (percent(made["locality"]), "locality"),
-            (decimal(made["hit_length"]), "tokens found, on average"),
-            (decimal(made["queue_delta_mean"]), "queue delta"),
-            (stale(made), "stale-location misses"),
-            (decimal(made["imbalance"]), "imbalance"),
-            (kept(made), "promised tokens found"),
+            (percent(measures["locality"]), "locality"),
+            (decimal(measures["hit_length"]), "tokens found, on average"),
+            (decimal(measures["queue_delta_mean"]), "queue delta"),
+            (stale(measures), "stale-location misses"),
+            (decimal(measures["imbalance"]), "imbalance"),
+            (kept(measures), "promised tokens found"),
         ),
-        map=_map(made["workers"]),
+        map=_map(measures["workers"]),
         percent=percent,
         decimal=decimal,
         findings=visit.ask(routes_api.findings, cursor=cursor, limit=_PAGE, **asked),

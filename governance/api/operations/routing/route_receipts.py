@@ -36,7 +36,7 @@ from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.operations.parameters import Cursor, Limit, Query, Since, Tenant, Until
 from kvcustody.governance.service.page_cursor import CursorBinding
 
-HALVES_MAX: Final = 100_000  # that measures are of
+HALVES_MAX: Final = 50_000  # that measures are of
 _JUDGED_MAX: Final = 20_000  # receipts that one page of findings looks at
 _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
 RequestId = Annotated[
@@ -76,7 +76,7 @@ def summary(
 ) -> dict[str, Any]:
     """What route receipts of [since, until) measure of routing, the last day by default.
 
-    They are of the newest 100,000 halves of doors and as many of workers.
+    They are of the newest 50,000 halves of doors and as many of workers.
     """
     period = _period(desk, caller, tenant, since, until)
     with desk.reading(period.tenant) as connection:
@@ -88,17 +88,18 @@ def summary(
     }
 
 
-def measures_of(joined: JoinedRoutes, made: RouteMeasures) -> dict[str, Any]:
+def measures_of(joined: JoinedRoutes, measures: RouteMeasures) -> dict[str, Any]:
     """The figures as they are answered."""
-    return made._asdict() | {
-        "locality": made.locality,
-        "hit_length": made.hit_length,
-        "stale_rate": made.stale_rate,
+    return measures._asdict() | {
+        "locality": measures.locality,
+        "hit_length": measures.hit_length,
+        "stale_rate": measures.stale_rate,
         "workers": [
-            one._asdict() | {"locality": one.locality, "stale_rate": one.stale_rate} for one in made.workers
+            one._asdict() | {"locality": one.locality, "stale_rate": one.stale_rate}
+            for one in measures.workers
         ],
-        "tenants": [one._asdict() | {"locality": one.locality} for one in made.tenants],
-        "scores": [one._asdict() for one in made.scores],
+        "tenants": [one._asdict() | {"locality": one.locality} for one in measures.tenants],
+        "scores": [one._asdict() for one in measures.scores],
         "receipts": len(joined.receipts),
         "awaited": joined.awaited,
         "findings": by_problem(joined.findings),
@@ -124,9 +125,11 @@ def listed(
     position = desk.cursors.read(question, cursor)
     after = BEFORE_ALL if position is None else HalfPlace(*map(int, position))
     with desk.reading(period.tenant) as connection:
-        found = [*islice(receipts_in_order(connection, period, after=after), limit + 1)]
-    following = desk.cursors.write(question, list(found[limit - 1].place)) if len(found) > limit else None
-    return {"items": [_shown(one) for one in found[:limit]], "next": following}
+        receipts = [*islice(receipts_in_order(connection, period, after=after), limit + 1)]
+    following = (
+        desk.cursors.write(question, list(receipts[limit - 1].place)) if len(receipts) > limit else None
+    )
+    return {"items": [_shown(one) for one in receipts[:limit]], "next": following}
 
 
 def findings(
@@ -157,10 +160,10 @@ def findings(
     following: list[int] | None = None
     with desk.reading(period.tenant) as connection:
         for number, one in enumerate(receipts_in_order(connection, period, after=after), 1):
-            found = judge(one, now_us=desk.clock.utc_us())[1][shown:]
+            wrong = judge(one, now_us=desk.clock.utc_us())[1][shown:]
             room = limit - len(items)
-            items += [finding._asdict() for finding in found[:room]]
-            if len(found) > room:
+            items += [finding._asdict() for finding in wrong[:room]]
+            if len(wrong) > room:
                 following = [*after, shown + room]
                 break
             after, shown = one.place, 0
