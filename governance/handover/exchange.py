@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -114,6 +115,7 @@ class HandoverServer:
         self._worker, self._life, self._clock, self._seconds = worker, life, clock, seconds
         self._on_given = on_given
         self._slots = threading.BoundedSemaphore(_AT_ONCE_MAX)
+        self._answering = ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="kvcustody-handover")
         self._socket = socket.create_server(address)
         self._socket.settimeout(0.2)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
@@ -128,6 +130,7 @@ class HandoverServer:
             self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for the next connection waits no more
         self._thread.join(2.0)
         self._socket.close()
+        self._answering.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         while not self._is_over.is_set():
@@ -140,7 +143,7 @@ class HandoverServer:
             if not self._slots.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            self._answering.submit(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -80,6 +80,7 @@ class ServiceWrapping:
         self._outage_seconds = outage_seconds
         self._answered = self._asked = time.monotonic()
         self._failed: float | None = None
+        self._probes = ThreadPoolExecutor(1, thread_name_prefix="kvcustody-key-service")
         self._local = RootKeyWrapping(self._open_root())
 
     def wrap(self, secret: KeyBuffer, *, owner: KeyOwner, epoch: int) -> bytes:
@@ -137,7 +138,7 @@ class ServiceWrapping:
         now = time.monotonic()
         if now - self._asked >= _PROBE_SECONDS and now - self._answered >= _PROBE_SECONDS:
             self._asked = now
-            threading.Thread(target=self._probe, name="kvcustody-key-service", daemon=True).start()
+            self._probes.submit(self._probe)
         return now - self._answered < self._outage_seconds
 
     def _name(self, owner: KeyOwner, epoch: int) -> str:

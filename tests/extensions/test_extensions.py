@@ -114,7 +114,7 @@ two-queue = acme_kv:TwoQueue
 by-key = acme_kv:ByKey
 half = acme_kv:Half
 [kvcustody.key_wrapping]
-key-service = acme_kv:key_service
+acme-keys = acme_kv:key_service
 [kvcustody.signers]
 card = acme_kv:CardReader
 broken = acme_kv:fails
@@ -178,7 +178,7 @@ def test_every_point_has_an_example_here_and_a_page() -> None:
 def test_a_worker_uses_what_its_settings_name_and_says_so_on_record(tmp_path: Path, acme: list[str]) -> None:
     named = settings(
         tmp_path,
-        root_key_source="plugin:key-service",
+        root_key_source="plugin:acme-keys",
         eviction_policy="plugin:two-queue",
         tiers="plugin:bucket",
     )
@@ -193,7 +193,7 @@ def test_a_worker_uses_what_its_settings_name_and_says_so_on_record(tmp_path: Pa
     assert (tmp_path / "acme.key").exists() and not (tmp_path / "root.key").exists()
     software = recorded_software(tmp_path)
     for text in (
-        "acme-kv 1.2 (key_wrapping: key-service)",
+        "acme-kv 1.2 (key_wrapping: acme-keys)",
         "(eviction_policies: two-queue)",
         "(tiers: bucket)",
     ):

@@ -212,6 +212,8 @@ def test_an_odd_row_hinders_no_erasure_and_no_other_order(monkeypatch: pytest.Mo
         def __init__(self) -> None:
             self.erased: list[Any] = []
 
+        def end_keys_in_service(self) -> None: ...
+
         def call(self, command: Any) -> Any:
             if isinstance(command, erasure_inbox._Command):
                 self.erased.append(command._order["erasure"])

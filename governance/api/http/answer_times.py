@@ -26,7 +26,8 @@ MOMENTS = frozenset({
     "disabled_us", "due_us", "ended_us", "enrolled_us", "epoch_behind_since_us", "epoch_since_us",
     "expires_us", "failing_since_us", "failing_us", "first_use_us", "from_us", "heard_us",
     "hold_us", "hour_us", "issued_us", "judged_us", "last_us", "measured_since_us", "made_us",
-    "next_us", "not_after_us", "not_before_us", "now_us", "opened_us", "received_us", "released_us", "revoked_us",
+    "next_us", "not_after_us", "not_before_us", "now_us", "opened_us", "pending_until_us", "received_us",
+    "released_us", "revoked_us",
     "seen_us", "since_us", "started_us", "taken_us", "until_us", "used_us", "utc_us", "wall_us",
 })  # fmt: skip
 """Fields of answers that are moments, in UTC microseconds."""

@@ -442,7 +442,7 @@ def _sizes(log: str, body: Body) -> Iterator[tuple[str, int, str | None, str]]:
         blocks = extent(body["runs"]).blocks
         yield "assigned_blocks", blocks if log == f"tenant/{body['owner']}" else 0, None, ""
         yield "given_blocks", blocks if log == f"tenant/{body['tenant']}" else 0, None, ""
-    elif kind.startswith("copies-"):
+    elif kind in ("copies-stored", "copies-ended", "copies-destroyed"):
         if any(body["numbers"]):
             yield "copies", len(body["numbers"]), None, body["tier"]
             yield "blocks", sum(body["blocks_each"]), None, body["tier"]
