@@ -43,7 +43,7 @@ def test_leaves_proofs_checkpoints_and_answers_stay_as_they_were(recorded: Recor
         assert [row.pop(f"routed_{name}") for name in ("requests", "tokens", "found_tokens")] == [None] * 3
     assert bill.pop("since") == "2026-01-01T00:00:00Z" and bill.pop("until") == "2026-06-01T00:00:00Z"
     for command, answer in after["commands"].items():
-        if command.startswith("coverage show"):
+        if command.startswith(("coverage show", "audit recompute")):
             assert [row.pop("deleted") for row in answer["copies"]["rows"]] == [0] * len(
                 answer["copies"]["rows"]
             )
