@@ -5,19 +5,26 @@ What a busy machine changes is compared with the file that was kept, what can be
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
+import subprocess
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import kvcustody
 from kvcustody.console.main import COMMANDS
 from kvcustody.testkit.conformance.mutants import native, reference
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-TABLE = (ROOT / "README.md").read_text(encoding="utf-8").split("## What is shown", 1)[1].split("\n\n", 2)[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TABLE = README.split("## What is shown", 1)[1].split("\n\n", 2)[1]
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -125,3 +132,26 @@ def test_no_call_was_refused_under_any_flood() -> None:
 def test_every_historic_bug_is_counted() -> None:
     counts = [len(reference.MUTANTS), len(native.MUTANTS)]
     assert re.findall(r"(\d+) of (\d+)", row("Historic bugs")[1]) == [(str(one), str(one)) for one in counts]
+
+
+@pytest.mark.system("the README's program does not run as it stands")
+def test_its_program_runs_as_it_stands(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (program,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
+    (said,) = re.findall(r"```\n(ada of acme.+?)```", README, re.DOTALL)
+    console = Path(sys.executable).parent / "kvcustody"
+    made = ["policy", "init", "policy.yaml", "--from", "regulated-saas", "--name", "mine"]
+    subprocess.run([console, *made], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if line.endswith("tokens found")]
+    assert found == said.splitlines()
+
+
+def test_its_program_uses_public_names_alone() -> None:
+    (program,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
+    named = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)]
+    assert named and all(node.module == "kvcustody" for node in named)
+    assert {alias.name for node in named for alias in node.names} <= set(kvcustody.__all__)
