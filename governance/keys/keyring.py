@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
@@ -29,6 +30,7 @@ from kvcustody.governance.keys.wrapped_key_store import KeyDocument, KeyStore, W
 from kvcustody.logger import get_logger
 
 REWRAP_BATCH = 100
+_ENDS_SECONDS = 5.0
 _log = get_logger(__name__)
 _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 
@@ -76,6 +78,7 @@ class Keyring:
         self._secrets_max = secrets_max
         self._secrets: OrderedDict[tuple[KeyOwner, int], KeyBuffer] = OrderedDict()
         self._doomed: set[tuple[KeyOwner, int]] = set()  # refused here from the moment `destroy` is called
+        self._not_ended: set[tuple[KeyOwner, int]] = set()  # a key service was asked last in vain
         self._scratch = KeyBuffer(KEY_BYTES)
         self._lock = threading.RLock()
         self._document = store.load()
@@ -170,26 +173,37 @@ class Keyring:
     def end_in_service(self) -> tuple[KeyFact, ...]:
         """Have the key service destroy the keys of destroyed epochs, and look again at those it had put off.
 
-        On any thread: the service is asked outside the lock. One that does not answer is asked again by the next call.
+        On any thread: the service is asked outside the lock. One that does not answer is asked again by the next call,
+        and so is one that refuses to end a key, behind the others. A call asks for no longer than `_ENDS_SECONDS`: who
+        makes it has other orders to hear.
         """
         facts = []
-        for (owner, epoch), until_us in list(self._document.ending.items()):
-            if until_us > self._clock.utc_us():
+        document, began = self._document, time.monotonic()
+        for (owner, epoch), until_us in sorted(
+            document.ending.items(), key=lambda one: one[0] in self._not_ended
+        ):
+            if until_us > self._clock.utc_us() or (owner, epoch) in document.epochs:
                 continue
+            if time.monotonic() - began > _ENDS_SECONDS:
+                break
             try:
                 end = self._port.end_epoch(owner, epoch)
-            except KeyServiceUnavailable as error:
+            except KeyringError as error:
+                self._not_ended.add((owner, epoch))
                 _log.warning("a destroyed epoch's key is in its key service still", why=error.message)
-                break
+                if isinstance(error, KeyServiceUnavailable):
+                    break
+                continue
+            self._not_ended.discard((owner, epoch))
             with self._lock, self._store.exclusive():
-                document = self._reload()
-                if document.ending.get((owner, epoch)) != until_us or end.until_us == until_us > 0:
+                now = self._reload()
+                if now.ending.get((owner, epoch)) != until_us or end.until_us == until_us > 0:
                     continue  # another process has seen it, or there is nothing new
                 if end.until_us:
-                    document.ending[owner, epoch] = end.until_us
+                    now.ending[owner, epoch] = end.until_us
                 else:
-                    del document.ending[owner, epoch]
-                self._save(document)
+                    del now.ending[owner, epoch]
+                self._save(now)
             state: Literal["pending", "gone"] = "pending" if end.until_us else "gone"
             facts.append(KeyFact("destroyed", owner, epoch, self._clock.utc_us(), state, end.until_us))
         return tuple(facts)
@@ -269,6 +283,10 @@ class Keyring:
         secret = self._port.unwrap(stored.wrapped, owner=owner, epoch=epoch)
         self._secrets[key] = secret
         return secret
+
+    def has_epoch(self, owner: KeyOwner, epoch: int) -> bool:
+        """Whether an epoch is readable, by the store: no key service is asked."""
+        return self._readable((owner, epoch))
 
     def _readable(self, key: tuple[KeyOwner, int]) -> bool:
         return key in self._document.epochs and key not in self._doomed
