@@ -43,7 +43,7 @@ import numpy as np
 
 from kvcustody.audit.kinds import KEY_DESTROYED
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError, StoreError
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, HeldCopy, TierEntry, TierErased
@@ -449,8 +449,9 @@ class SealedTier:
         )
         while depth < most:
             first, last = depth, min(count, depth - depth % step + step)
-            if is_shared and self._seek(label, spec, keys, depth, last):
-                domain = self._domains[spec]
+            with suppress(KeyringError):  # then nothing is sought, as where nobody has it
+                if is_shared and self._seek(label, spec, keys, depth, last):
+                    domain = self._domains[spec]
             for end in self._ends(keys, depth, last):
                 one = name(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
                 row = index.find(one)
@@ -882,11 +883,11 @@ class SealedTier:
             finally:
                 sealed.release()
                 self._store.complete_load(name)
+        except (StoreError, KeyServiceUnavailable):  # it may open another time
+            self._refused += 1
+            return False
         except KeyringError:  # it does not open, or a key of it is destroyed
             self._end([row], "broken")
-            return False
-        except StoreError:
-            self._refused += 1
             return False
         if known.due_us <= self._clock.now_us():  # its time ended while it was read
             return False
@@ -924,7 +925,7 @@ class SealedTier:
         ended += self._end_keyless()
         if gone:
             self._tell_destroyed(gone)
-        self._keys.look()
+        self._keys.drop_gone()
         self._delete([])
         self._ask_again_us = self._next_ask_us()
         due = index.column("due_us")[index.column("living") > 0]
@@ -959,7 +960,7 @@ class SealedTier:
         What may stay is due no later than the tier's present `absolute`, counted from now.
         """
         now_us, ended = self._clock.now_us(), 0
-        self._keys.look()
+        self._keys.drop_gone()
         for number, owner in enumerate(self._owners):
             theirs = self._index.column("domain") == number
             if not theirs.any():
@@ -1029,10 +1030,8 @@ class SealedTier:
         self._erased.move_to_end(erasure)
         while len(self._erased) > _REMEMBERED:
             self._erased.popitem(last=False)
-        if (
-            self._store.is_shared
-        ):  # what others stored before is not found again, whether they have ended it or not
-            self._ends_before.append((selector, self._clock.now_us()))
+        # What others stored before is not found again, whether they have ended it or not, nor taken when it comes.
+        self._ends_before.append((selector, self._clock.now_us()))
         ids = {self._owners[number].subject for number in chosen} if ids is None else ids
         self._forget_rows(rows, "erased", erasure)
         if selector.subject is not None or selector == Selector(tenant=selector.tenant):
@@ -1040,7 +1039,7 @@ class SealedTier:
             for id_ in living:
                 self._shred.destroy(id_)
             self._tell_destroyed(living)
-        self._keys.look()
+        self._keys.drop_gone()
         self._delete([])
         return self._erased_so_far(erasure, selector, objects, size)
 
