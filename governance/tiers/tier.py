@@ -78,6 +78,7 @@ _ENDS, _DELETES = 2_048, 512  # copies whose key is gone, and bytes that wait: s
 _UNSEEN = -1
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
 _SEEK_AGAIN_US = 1_000_000  # of a name that nobody had stored
+_CLOCKS_DIFFER_US = 5_000_000  # at most, of two workers that share or hand over
 _SOUGHT_MAX, _BORROWED_MAX = 4096, 65_536
 _CONTENT_SIZE = slice(8, 16)  # of a header
 _BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
@@ -510,7 +511,8 @@ class SealedTier:
             and (facts.layout, facts.shard, facts.shards) == (terms.layout, terms.shard, terms.shards)
             and facts.born_us <= now_us < facts.due_us <= now_us + limit_us
             and not any(
-                facts.born_us < at_us and may_hold(selector, label) for selector, at_us in self._ends_before
+                facts.born_us <= at_us + _CLOCKS_DIFFER_US and may_hold(selector, label)
+                for selector, at_us in self._ends_before
             )
             and all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
         )

@@ -1,8 +1,8 @@
 """Keys in the transit engine of OpenBao or Vault: AES-256-GCM, with the context as associated data.
 
 The token's policy needs `create` and `update` on `MOUNT/keys/*`, `MOUNT/encrypt/*` and `MOUNT/decrypt/*`, and `read`
-and `delete` on `MOUNT/keys/*`. A deletion is read back: a key counts as gone when the mount itself says that it has none
-of this name, in a 404 without errors. A redirect, an absent mount or a status that HTTP does not define is no answer.
+and `delete` on `MOUNT/keys/*`. A deletion is read back: a key counts as gone when its mount says that it has none of
+this name, in a 404 without errors. A redirect, an absent mount or a status that HTTP does not define is no answer.
 """
 
 from __future__ import annotations
