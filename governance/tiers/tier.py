@@ -62,7 +62,7 @@ from kvcustody.governance.tiers.seal.object_layout import (
 from kvcustody.governance.tiers.seal.sealer import open_into, read_facts, seal_into
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
-from kvcustody.governance.tiers.stores.store_protocol import Locked, TierStore
+from kvcustody.governance.tiers.stores.store_protocol import Listed, Locked, TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
 from kvcustody.logger import get_logger
@@ -74,6 +74,7 @@ _EVICT_SHARE = 64  # of a full tier, that much leaves at once
 _HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
 _NEVER_US, _REMEMBERED = 1 << 62, 1000
+_NAMES_MIN = 10_000  # so many names a store may list whatever its size
 _ENDS, _DELETES = 2_048, 512  # copies whose key is gone, and bytes that wait: so many in one call
 _UNSEEN = -1
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
@@ -1087,16 +1088,29 @@ class SealedTier:
         Raises `StoreError` where the store cannot be asked.
         """
         found: dict[bytes, TierEntry] = {}
-        after = b""
-        while page := self._store.page(after, 1000):
+        for page in self._listed():
             for one in page:
                 if one.name in self._waiting:  # it ended, and the store is asked again to delete it
                     continue
                 row = self._index.find(one.name)
                 is_ours = row >= 0 and self._is_ours(row)
                 found[one.name] = self._entry(row) if is_ours else TierEntry("", 0)
-            after = page[-1].name
         return found
+
+    def _listed(self) -> Iterator[list[Listed]]:
+        """All that the store says it has, page by page.
+
+        Raises `StoreError` for a store of others' that lists more than twice what its quota has room for: each name
+        that it invents would take memory here.
+        """
+        least = object_bytes(self._terms.block_bytes, enclosed=self._encloses, checked=False)
+        left, after = 2 * self._store.capacity_bytes // least + _NAMES_MIN, b""
+        while page := self._store.page(after, 1000):
+            left -= len(page)
+            if left < 0 and self._store.is_shared:
+                raise StoreError(f"{self.name} tier: lists more than it has room for")
+            yield page
+            after = page[-1].name
 
     def index(self) -> Mapping[bytes, TierEntry]:
         """Every copy of this worker's that can be found."""
@@ -1332,16 +1346,15 @@ class SealedTier:
             return 0, 0
 
     def _go_through(self) -> tuple[int, int]:
-        found, after = 0, b""
+        found = 0
         tenants = {self._pseudonym(name): name for name in self._terms.tenants}
-        while page := self._store.page(after, 1000):
+        for page in self._listed():
             for one in page:
                 facts = self._facts_of(one.name, one.size)
                 if facts is None or not self._adopt(one.name, one.size, facts, tenants):
                     self._waiting[one.name] = _Ended(0, "", "", 0, one.size, self._clock.now_us())
                 else:
                     found += 1
-            after = page[-1].name
         return found, self._delete_all()
 
     def _facts_of(self, name: bytes, size: int | None) -> ObjectFacts | None:
