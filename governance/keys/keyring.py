@@ -31,6 +31,7 @@ from kvcustody.logger import get_logger
 
 REWRAP_BATCH = 100
 _ENDS_SECONDS = 5.0
+_CLOCKS_DIFFER_US = 3_600_000_000
 _log = get_logger(__name__)
 _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 
@@ -82,6 +83,7 @@ class Keyring:
         self._scratch = KeyBuffer(KEY_BYTES)
         self._lock = threading.RLock()
         self._document = store.load()
+        self._made_us = {key: stored.created_utc_us for key, stored in self._document.epochs.items()}
         self.changes = (
             0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
         )
@@ -134,8 +136,9 @@ class Keyring:
         """
         with self._lock, self._store.exclusive():
             document = self._reload()
-            current = document.epochs.get((owner, document.latest.get(owner, 0)))
-            if owner not in document.latest or (current is not None and current.created_utc_us >= before_us):
+            epoch = document.latest.get(owner, 0)
+            is_newer = (owner, epoch) in document.epochs and not self._is_before(owner, epoch, before_us)
+            if owner not in document.latest or is_newer:
                 return None
             fact = self._new_epoch(document, owner, "rotated", not_before_us=before_us)
             self._save(document)
@@ -143,8 +146,17 @@ class Keyring:
 
     def epochs_before(self, owner: KeyOwner, before_us: int) -> tuple[int, ...]:
         """The owner's readable epochs that were made before a moment (UTC), ascending."""
-        made = self._document.epochs
-        return tuple(epoch for epoch in self.epochs(owner) if made[owner, epoch].created_utc_us < before_us)
+        return tuple(epoch for epoch in self.epochs(owner) if self._is_before(owner, epoch, before_us))
+
+    def _is_before(self, owner: KeyOwner, epoch: int, before_us: int) -> bool:
+        """Whether an epoch is from before a moment.
+
+        No wrap says when its epoch was made: whoever writes the file does. So a time that this process has read stays,
+        and one that is later than clocks differ is none.
+        """
+        said_us = self._document.epochs[owner, epoch].created_utc_us
+        made_us = min(said_us, self._made_us.get((owner, epoch), said_us))
+        return made_us < before_us or made_us > max(before_us, self._clock.utc_us()) + _CLOCKS_DIFFER_US
 
     def destroy(self, owner: KeyOwner, epoch: int) -> DestroyReceipt:
         """Crypto-erase one epoch: states, buffers, then every wrapped copy. What it keyed is never found
@@ -330,6 +342,10 @@ class Keyring:
     def _adopt(self, document: KeyDocument) -> None:
         self.changes += document.epochs.keys() != self._document.epochs.keys()
         self._document = document
+        for key, stored in document.epochs.items():
+            self._made_us.setdefault(key, stored.created_utc_us)
+        for key in [key for key in self._made_us if key not in document.epochs]:
+            del self._made_us[key]
 
 
 def _absent(owner: KeyOwner, epoch: int) -> KeyringError:
