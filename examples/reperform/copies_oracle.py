@@ -16,7 +16,8 @@ from lives_oracle import short
 Body = dict[str, Any]
 VERDICTS = ("covered", "late", "open", "unproven", "disputed")
 EVIDENCE = ("zeroed", "unlinked", "key-destroyed", "deleted")
-UNSEEN = ("unproven: process death", "orphan: its end was not recorded")  # ends that somebody else recorded
+DIED = "unproven: process death"
+UNSEEN = (DIED, "orphan: its end was not recorded")  # ends that somebody else recorded
 STOPPED = "teardown"
 NEVER = 1 << 62
 NO_END = "no end on record"
@@ -58,13 +59,14 @@ class Process(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a process found under a name that one before it had left, when (UTC)."""
+    """What a process found under a name that one before it had left, when (UTC); `is_heirs`: of another worker."""
 
     name: str
     incarnation: str
     worker: str
     at_us: int
     cause: str
+    is_heirs: bool = False
 
 
 def judge_copies(
@@ -89,14 +91,12 @@ def judge_copies(
     made: list[Copy] = []
     for uuid, tier in sorted(steps):
         process = processes.get(uuid, Process(0, ""))
-        left = [
-            one
-            for one in found[tier]
-            if one.incarnation != uuid
-            and (
-                (process.worker and one.worker == process.worker) or _is_heir(opened, one, uuid, tier, set())
-            )
-        ]
+        left = []
+        for one in found[tier]:
+            if one.incarnation != uuid and process.worker and one.worker == process.worker:
+                left.append(one)
+            elif one.incarnation != uuid and _is_heir(opened, one, uuid, tier, set()):
+                left.append(one._replace(is_heirs=True))
         judged = _Tier(uuid, tier, steps[uuid, tier], process, left).judge(now_us)
         made += (copy for copy in judged if since_us <= copy.due_us < until_us)
     return made
@@ -162,12 +162,15 @@ class _Tier:
             if number in found and found[number].name == name
         }
 
-    def _found_later(self, name: str, since: int) -> dict[str, int]:
-        """Evidence that a later process of the worker gave under the name of a copy that was there since then."""
+    def _found_later(self, name: str, since: int, *, died: bool = False) -> dict[str, int]:
+        """Evidence that a later process gave under the name of a copy that was there since then.
+
+        An heir's counts where the death is on record (`died`).
+        """
         made: dict[str, int] = {}
         for one in self.left:
             at = one.at_us - self.process.offset_us
-            if one.name == name and at >= since and one.cause in EVIDENCE:
+            if one.name == name and at >= since and one.cause in EVIDENCE and (died or not one.is_heirs):
                 made[one.cause] = min(at, made.get(one.cause, NEVER))
         return made
 
@@ -180,7 +183,7 @@ class _Tier:
         stayed = cause == STOPPED and not evidence  # in files: due when it was, not when the process stopped
         due = said if stayed else min(said, end.due)
         if begun is not None and not evidence:
-            evidence = self._found_later(end.name, begun.at)
+            evidence = self._found_later(end.name, begun.at, died=cause == DIED)
         if stayed and not evidence and due >= now:
             return None
         unseen = cause in UNSEEN

@@ -29,7 +29,7 @@ from weakref import WeakValueDictionary
 
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
-from kvcustody.audit.evidence.query.key_orders import DESTROY
+from kvcustody.audit.evidence.query.key_orders import CLOCKS_DIFFER_US, DESTROY
 from kvcustody.audit.kinds import (
     GOVERNOR,
     EnforcementChanged,
@@ -103,7 +103,6 @@ NO_ROOM = "there is no room for another tenant now; try again later"
 _log = get_logger(__name__)
 MISPLACED = "policy lets other workers serve this request, and not this one"
 _MISPLACED = "misplaced"
-_CLOCKS_DIFFER_US = 3_600 * MICROSECONDS  # at most, of two machines
 TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 
@@ -734,7 +733,7 @@ class Authority(ABC, Generic[PoolT_co]):
 
         A process that began after the order never had anything of it.
         """
-        last_us = self._dropped.get(order.tenant, self._began_utc - _CLOCKS_DIFFER_US)
+        last_us = self._dropped.get(order.tenant, self._began_utc - CLOCKS_DIFFER_US)
         if order.action != DESTROY or last_us >= order.before_us:
             return
         facts = [

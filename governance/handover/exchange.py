@@ -9,16 +9,20 @@
    or zeroed ones do not match, and count as not come.
 4. Objects are sealed. Names, sizes and the ticket are in clear on the wire.
 5. Every length is bounded before anything is read, every exchange ends by its deadline, and so many run at once.
+6. What the other side says of itself is put on record: it is of few characters, and whoever is not authentic is counted
+   alone. A fetch whose answer broke off is on record as given.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import socket
 import struct
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, Protocol
@@ -44,6 +48,9 @@ _AT_ONCE_MAX: Final = 16
 _FETCH_SIGNED: Final = b"kvcustody/handover-fetch/1\x00"
 _ANSWER_SIGNED: Final = b"kvcustody/handover-answer/1\x00"
 _SUM_BYTES: Final = 32
+_SAID_SECONDS, _ACCEPT_AGAIN_SECONDS = 10.0, 0.1
+_USED_MAX: Final = 4_096
+_LIFE, _REASON = re.compile(r"[0-9a-f]{32}"), re.compile(r"[a-z-]{1,32}")
 _log = get_logger(__name__)
 
 
@@ -95,6 +102,24 @@ class Offers(Protocol):
         """The objects of an offer, which is used up (rule 2), or why there are none; by `deadline` (monotonic)."""
 
 
+class _RefusedFetches:
+    """Fetches that are not authentic: said in the log once in `_SAID_SECONDS`, with how many there were."""
+
+    def __init__(self) -> None:
+        self._count, self._said = 0, 0.0
+        self._lock = threading.Lock()
+
+    def note(self, peer: str, reason: str) -> None:
+        """One more."""
+        with self._lock:
+            self._count += 1
+            now = time.monotonic()
+            if now - self._said < _SAID_SECONDS:
+                return
+            count, self._count, self._said = self._count, 0, now
+        _log.warning("hand-over refused", peer=peer, reason=reason, since_last=count)
+
+
 class HandoverServer:
     """Answers fetches at one address, on threads of its own. Raises `OSError` where it cannot listen."""
 
@@ -116,6 +141,10 @@ class HandoverServer:
         self._on_given = on_given
         self._slots = threading.BoundedSemaphore(_AT_ONCE_MAX)
         self._answering = ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="kvcustody-handover")
+        self._refused = _RefusedFetches()
+        self._used: OrderedDict[bytes, None] = (
+            OrderedDict()
+        )  # tickets of which it is on record that they came again
         self._socket = socket.create_server(address)
         self._socket.settimeout(0.2)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
@@ -138,14 +167,21 @@ class HandoverServer:
                 connection, _ = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                return
+            except OSError as error:  # while the process has no descriptor left, for one
+                if not self._is_over.wait(_ACCEPT_AGAIN_SECONDS):
+                    _log.warning("hand-over not answered", why=str(error))
+                continue
             if not self._slots.acquire(blocking=False):
                 connection.close()
                 continue
-            self._answering.submit(self._serve, connection)
+            try:
+                self._answering.submit(self._serve, connection)
+            except RuntimeError:  # no thread can be had
+                connection.close()
+                self._slots.release()
 
     def _serve(self, connection: socket.socket) -> None:
+        given: AnsweredFetch | None = None
         try:
             with connection:
                 deadline = time.monotonic() + self._seconds
@@ -154,11 +190,25 @@ class HandoverServer:
                 _send(connection, answer, deadline)
                 for one in objects:
                     _send_all(connection, one.data, deadline)
-            self._on_given(given)
         except (OSError, ValueError) as error:
-            _log.warning("hand-over not answered", why=str(error) or type(error).__name__)
+            self._refused.note("", str(error) or type(error).__name__)
         finally:
             self._slots.release()
+            if given is not None:
+                self._tell(given)
+
+    def _tell(self, given: AnsweredFetch) -> None:
+        """Rule 6; that a ticket came again is told once."""
+        if not given.nonce:
+            self._refused.note(given.peer, given.reason)
+            return
+        if given.reason == "used":
+            if given.nonce in self._used:
+                return
+            self._used[given.nonce] = None
+            if len(self._used) > _USED_MAX:
+                self._used.popitem(last=False)
+        self._on_given(given)
 
     def answer(self, asked: bytes, deadline: float) -> tuple[bytes, Sequence[SealedObject], AnsweredFetch]:
         """The head of the answer, what follows it, and what is on record of it. Raises `ValueError` for no request."""
@@ -190,7 +240,7 @@ class HandoverServer:
             return None, "other-life"
         if fetch.worker != ticket.peer or key is None:
             return None, "other-peer"
-        if abs(fetch.at_ms - now_ms) > FUTURE_MS_MAX or len(fetch.life) != 32:
+        if abs(fetch.at_ms - now_ms) > FUTURE_MS_MAX or not _LIFE.fullmatch(fetch.life):
             return None, "expired"
         if not _verifies(key, fetch.signature, fetch.signed()):
             return None, "forged"
@@ -226,7 +276,7 @@ def fetch_objects(
             if not _verifies(peers.keys[ticket.worker], head.signature, head.signed(asked.signature)):
                 return Fetched(reason="forged")
             if head.reason:
-                return Fetched(reason=head.reason)
+                return Fetched(reason=head.reason if _REASON.fullmatch(head.reason) else "malformed")
             if head.life != ticket.life:
                 return Fetched(reason="other-life")
             sizes = [size for _, size, _ in head.copies]

@@ -26,7 +26,7 @@ Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d
 
 
 class PeerEntry(YamlModel):
-    """One worker: where it gives, and its public key as `kvcustody door key NAME FILE` prints it."""
+    """One worker: where it gives, and its public key as `kvcustody door key NAME --key FILE` prints it."""
 
     address: Address
     key: str

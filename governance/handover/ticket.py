@@ -111,8 +111,13 @@ def read_ticket(text: str, keys: Mapping[str, VerifierKey], clock: Clock) -> Tic
     except InvalidSignature:
         return RefusedTicket("forged")
     _, _, blocks, deadline_ms, issued_ms, nonce, domain, chain, life = _HEAD.unpack_from(record)
-    worker, at = read_text(record, _HEAD.size)
-    peer, _ = read_text(record, at)
+    try:
+        worker, at = read_text(record, _HEAD.size)
+        peer, at = read_text(record, at)
+    except (IndexError, ValueError):
+        return RefusedTicket("malformed")
+    if at != len(record) or not blocks:  # it is authentic, and its signer may be hostile all the same
+        return RefusedTicket("malformed")
     if worker != signer:
         return RefusedTicket("forged")
     now_ms = clock.utc_us() // 1000

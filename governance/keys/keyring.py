@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
@@ -29,6 +30,8 @@ from kvcustody.governance.keys.wrapped_key_store import KeyDocument, KeyStore, W
 from kvcustody.logger import get_logger
 
 REWRAP_BATCH = 100
+_ENDS_SECONDS = 5.0
+_CLOCKS_DIFFER_US = 3_600_000_000
 _log = get_logger(__name__)
 _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 
@@ -76,9 +79,11 @@ class Keyring:
         self._secrets_max = secrets_max
         self._secrets: OrderedDict[tuple[KeyOwner, int], KeyBuffer] = OrderedDict()
         self._doomed: set[tuple[KeyOwner, int]] = set()  # refused here from the moment `destroy` is called
+        self._not_ended: set[tuple[KeyOwner, int]] = set()  # a key service was asked last in vain
         self._scratch = KeyBuffer(KEY_BYTES)
         self._lock = threading.RLock()
         self._document = store.load()
+        self._made_us = {key: stored.created_utc_us for key, stored in self._document.epochs.items()}
         self.changes = (
             0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
         )
@@ -131,8 +136,9 @@ class Keyring:
         """
         with self._lock, self._store.exclusive():
             document = self._reload()
-            current = document.epochs.get((owner, document.latest.get(owner, 0)))
-            if owner not in document.latest or (current is not None and current.created_utc_us >= before_us):
+            epoch = document.latest.get(owner, 0)
+            is_newer = (owner, epoch) in document.epochs and not self._is_before(owner, epoch, before_us)
+            if owner not in document.latest or is_newer:
                 return None
             fact = self._new_epoch(document, owner, "rotated", not_before_us=before_us)
             self._save(document)
@@ -140,8 +146,17 @@ class Keyring:
 
     def epochs_before(self, owner: KeyOwner, before_us: int) -> tuple[int, ...]:
         """The owner's readable epochs that were made before a moment (UTC), ascending."""
-        made = self._document.epochs
-        return tuple(epoch for epoch in self.epochs(owner) if made[owner, epoch].created_utc_us < before_us)
+        return tuple(epoch for epoch in self.epochs(owner) if self._is_before(owner, epoch, before_us))
+
+    def _is_before(self, owner: KeyOwner, epoch: int, before_us: int) -> bool:
+        """Whether an epoch is from before a moment.
+
+        No wrap says when its epoch was made: whoever writes the file does. So a time that this process has read stays,
+        and one that is later than clocks differ is none.
+        """
+        said_us = self._document.epochs[owner, epoch].created_utc_us
+        made_us = min(said_us, self._made_us.get((owner, epoch), said_us))
+        return made_us < before_us or made_us > max(before_us, self._clock.utc_us()) + _CLOCKS_DIFFER_US
 
     def destroy(self, owner: KeyOwner, epoch: int) -> DestroyReceipt:
         """Crypto-erase one epoch: states, buffers, then every wrapped copy. What it keyed is never found
@@ -170,26 +185,37 @@ class Keyring:
     def end_in_service(self) -> tuple[KeyFact, ...]:
         """Have the key service destroy the keys of destroyed epochs, and look again at those it had put off.
 
-        On any thread: the service is asked outside the lock. One that does not answer is asked again by the next call.
+        On any thread: the service is asked outside the lock. One that does not answer is asked again by the next call,
+        and so is one that refuses to end a key, behind the others. A call asks for no longer than `_ENDS_SECONDS`: who
+        makes it has other orders to hear.
         """
         facts = []
-        for (owner, epoch), until_us in list(self._document.ending.items()):
-            if until_us > self._clock.utc_us():
+        document, began = self._document, time.monotonic()
+        for (owner, epoch), until_us in sorted(
+            document.ending.items(), key=lambda one: one[0] in self._not_ended
+        ):
+            if until_us > self._clock.utc_us() or (owner, epoch) in document.epochs:
                 continue
+            if time.monotonic() - began > _ENDS_SECONDS:
+                break
             try:
                 end = self._port.end_epoch(owner, epoch)
-            except KeyServiceUnavailable as error:
+            except KeyringError as error:
+                self._not_ended.add((owner, epoch))
                 _log.warning("a destroyed epoch's key is in its key service still", why=error.message)
-                break
+                if isinstance(error, KeyServiceUnavailable):
+                    break
+                continue
+            self._not_ended.discard((owner, epoch))
             with self._lock, self._store.exclusive():
-                document = self._reload()
-                if document.ending.get((owner, epoch)) != until_us or end.until_us == until_us > 0:
+                now = self._reload()
+                if now.ending.get((owner, epoch)) != until_us or end.until_us == until_us > 0:
                     continue  # another process has seen it, or there is nothing new
                 if end.until_us:
-                    document.ending[owner, epoch] = end.until_us
+                    now.ending[owner, epoch] = end.until_us
                 else:
-                    del document.ending[owner, epoch]
-                self._save(document)
+                    del now.ending[owner, epoch]
+                self._save(now)
             state: Literal["pending", "gone"] = "pending" if end.until_us else "gone"
             facts.append(KeyFact("destroyed", owner, epoch, self._clock.utc_us(), state, end.until_us))
         return tuple(facts)
@@ -270,6 +296,10 @@ class Keyring:
         self._secrets[key] = secret
         return secret
 
+    def has_epoch(self, owner: KeyOwner, epoch: int) -> bool:
+        """Whether an epoch is readable, by the store: no key service is asked."""
+        return self._readable((owner, epoch))
+
     def _readable(self, key: tuple[KeyOwner, int]) -> bool:
         return key in self._document.epochs and key not in self._doomed
 
@@ -312,6 +342,10 @@ class Keyring:
     def _adopt(self, document: KeyDocument) -> None:
         self.changes += document.epochs.keys() != self._document.epochs.keys()
         self._document = document
+        for key, stored in document.epochs.items():
+            self._made_us.setdefault(key, stored.created_utc_us)
+        for key in [key for key in self._made_us if key not in document.epochs]:
+            del self._made_us[key]
 
 
 def _absent(owner: KeyOwner, epoch: int) -> KeyringError:

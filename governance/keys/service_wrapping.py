@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,7 @@ _SHRED = "shred-"
 _ROOT = KeyOwner("root", "", "")
 _PAUSE_SECONDS, _PROBE_SECONDS = 1.0, 30.0
 _PREFIX, _NAME_BYTES = "kvcustody-", 20
+_ROOT_NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{{2 * _NAME_BYTES}}}")  # it becomes a part of addresses
 _log = get_logger(__name__)
 Answer = TypeVar("Answer")
 
@@ -154,7 +156,10 @@ class ServiceWrapping:
             _log.warning("the key service does not answer", why=error.message, seconds=round(away))
 
     def _ask(self, ask: Callable[[], Answer]) -> Answer:
-        """Rule 4. An answer of whatever kind is one: a refusal of a key says that the service is there."""
+        """Rule 4. An answer of whatever kind is one: a refusal of a key says that the service is there.
+
+        What a service's library raises beside that, for an answer that it cannot read, is no answer.
+        """
         failed = self._failed
         if failed is not None and time.monotonic() - failed < _PAUSE_SECONDS:
             raise KeyServiceUnavailable(f"key service {self._service.place}: did not answer a moment ago")
@@ -166,6 +171,12 @@ class ServiceWrapping:
         except KeyringError:
             self._is_there()
             raise
+        except Exception as error:
+            self._failed = time.monotonic()
+            _log.exception("the key service cannot be understood")
+            raise KeyServiceUnavailable(
+                f"key service {self._service.place}: cannot be understood ({type(error).__name__})"
+            ) from None
         self._is_there()
         return answer
 
@@ -186,6 +197,8 @@ class ServiceWrapping:
                 str(document["key"]),
                 base64.b64decode(document["wrapped"], validate=True),
             )
+            if not _ROOT_NAME.fullmatch(self._root_name):
+                raise ValueError("names another key than a root's")
         except (KeyError, TypeError, ValueError):
             raise KeyringError(
                 f"wrapped root key `{self._path}`: is no {SCHEMA} document; restore it, or give another path",

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvcustody.errors import KeyringError, SealError
+from kvcustody.errors import KeyServiceUnavailable, SealError
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
@@ -83,12 +83,8 @@ class SealKeys:
         return self._catalogue
 
     def has_epoch(self, spec: DomainSpec) -> bool:
-        """Whether the secret of the domain's owner can be had still."""
-        try:
-            self._naming(spec)
-        except KeyringError:
-            return False
-        return True
+        """Whether the epoch of the domain's owner is not destroyed; of a key service that is away it says nothing."""
+        return self._keyring.has_epoch(spec.owner, spec.key_epoch)
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
         """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
@@ -124,15 +120,20 @@ class SealKeys:
         return naming
 
     def look(self) -> None:
+        """Drop what is gone. Raises `KeyServiceUnavailable` while the key service is away for too long (rule 3)."""
+        self.drop_gone()
+        if not self._keyring.may_seal:
+            raise KeyServiceUnavailable(
+                "the key service is away for too long: nothing is sealed or opened before it answers"
+            )
+
+    def drop_gone(self) -> None:
         """Drop what is cached of epochs and shred keys that are destroyed, here or by another process.
 
-        Raises `SealError` while the key service is away for longer than it may be (rule 3).
+        While the key service is away for too long that is everything.
         """
         if not self._keyring.may_seal:
             self.close()
-            raise SealError(
-                "the key service is away for too long: nothing is sealed or opened before it answers"
-            )
         if self._keyring.changes != self._seen:
             self._seen = self._keyring.changes
             self.close()

@@ -43,7 +43,7 @@ import numpy as np
 
 from kvcustody.audit.kinds import KEY_DESTROYED
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError, StoreError
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, HeldCopy, TierEntry, TierErased
@@ -62,7 +62,7 @@ from kvcustody.governance.tiers.seal.object_layout import (
 from kvcustody.governance.tiers.seal.sealer import open_into, read_facts, seal_into
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
-from kvcustody.governance.tiers.stores.store_protocol import Locked, TierStore
+from kvcustody.governance.tiers.stores.store_protocol import Listed, Locked, TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
 from kvcustody.logger import get_logger
@@ -74,10 +74,12 @@ _EVICT_SHARE = 64  # of a full tier, that much leaves at once
 _HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
 _KNOWN_MIN = 1024  # domains and shred keys that are known before those of nothing are forgotten
 _NEVER_US, _REMEMBERED = 1 << 62, 1000
+_NAMES_MIN = 10_000  # so many names a store may list whatever its size
 _ENDS, _DELETES = 2_048, 512  # copies whose key is gone, and bytes that wait: so many in one call
 _UNSEEN = -1
 _ASK_AGAIN_US = 100_000  # of a store that could not delete
 _SEEK_AGAIN_US = 1_000_000  # of a name that nobody had stored
+_CLOCKS_DIFFER_US = 5_000_000  # at most, of two workers that share or hand over
 _SOUGHT_MAX, _BORROWED_MAX = 4096, 65_536
 _CONTENT_SIZE = slice(8, 16)  # of a header
 _BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES
@@ -449,8 +451,9 @@ class SealedTier:
         )
         while depth < most:
             first, last = depth, min(count, depth - depth % step + step)
-            if is_shared and self._seek(label, spec, keys, depth, last):
-                domain = self._domains[spec]
+            with suppress(KeyringError):  # then nothing is sought, as where nobody has it
+                if is_shared and self._seek(label, spec, keys, depth, last):
+                    domain = self._domains[spec]
             for end in self._ends(keys, depth, last):
                 one = name(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
                 row = index.find(one)
@@ -509,7 +512,8 @@ class SealedTier:
             and (facts.layout, facts.shard, facts.shards) == (terms.layout, terms.shard, terms.shards)
             and facts.born_us <= now_us < facts.due_us <= now_us + limit_us
             and not any(
-                facts.born_us < at_us and may_hold(selector, label) for selector, at_us in self._ends_before
+                facts.born_us <= at_us + _CLOCKS_DIFFER_US and may_hold(selector, label)
+                for selector, at_us in self._ends_before
             )
             and all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
         )
@@ -882,11 +886,11 @@ class SealedTier:
             finally:
                 sealed.release()
                 self._store.complete_load(name)
+        except (StoreError, KeyServiceUnavailable):  # it may open another time
+            self._refused += 1
+            return False
         except KeyringError:  # it does not open, or a key of it is destroyed
             self._end([row], "broken")
-            return False
-        except StoreError:
-            self._refused += 1
             return False
         if known.due_us <= self._clock.now_us():  # its time ended while it was read
             return False
@@ -924,7 +928,7 @@ class SealedTier:
         ended += self._end_keyless()
         if gone:
             self._tell_destroyed(gone)
-        self._keys.look()
+        self._keys.drop_gone()
         self._delete([])
         self._ask_again_us = self._next_ask_us()
         due = index.column("due_us")[index.column("living") > 0]
@@ -959,7 +963,7 @@ class SealedTier:
         What may stay is due no later than the tier's present `absolute`, counted from now.
         """
         now_us, ended = self._clock.now_us(), 0
-        self._keys.look()
+        self._keys.drop_gone()
         for number, owner in enumerate(self._owners):
             theirs = self._index.column("domain") == number
             if not theirs.any():
@@ -1029,10 +1033,8 @@ class SealedTier:
         self._erased.move_to_end(erasure)
         while len(self._erased) > _REMEMBERED:
             self._erased.popitem(last=False)
-        if (
-            self._store.is_shared
-        ):  # what others stored before is not found again, whether they have ended it or not
-            self._ends_before.append((selector, self._clock.now_us()))
+        # What others stored before is not found again, whether they have ended it or not, nor taken when it comes.
+        self._ends_before.append((selector, self._clock.now_us()))
         ids = {self._owners[number].subject for number in chosen} if ids is None else ids
         self._forget_rows(rows, "erased", erasure)
         if selector.subject is not None or selector == Selector(tenant=selector.tenant):
@@ -1040,7 +1042,7 @@ class SealedTier:
             for id_ in living:
                 self._shred.destroy(id_)
             self._tell_destroyed(living)
-        self._keys.look()
+        self._keys.drop_gone()
         self._delete([])
         return self._erased_so_far(erasure, selector, objects, size)
 
@@ -1086,16 +1088,29 @@ class SealedTier:
         Raises `StoreError` where the store cannot be asked.
         """
         found: dict[bytes, TierEntry] = {}
-        after = b""
-        while page := self._store.page(after, 1000):
+        for page in self._listed():
             for one in page:
                 if one.name in self._waiting:  # it ended, and the store is asked again to delete it
                     continue
                 row = self._index.find(one.name)
                 is_ours = row >= 0 and self._is_ours(row)
                 found[one.name] = self._entry(row) if is_ours else TierEntry("", 0)
-            after = page[-1].name
         return found
+
+    def _listed(self) -> Iterator[list[Listed]]:
+        """All that the store says it has, page by page.
+
+        Raises `StoreError` for a store of others' that lists more than twice what its quota has room for: each name
+        that it invents would take memory here.
+        """
+        least = object_bytes(self._terms.block_bytes, enclosed=self._encloses, checked=False)
+        left, after = 2 * self._store.capacity_bytes // least + _NAMES_MIN, b""
+        while page := self._store.page(after, 1000):
+            left -= len(page)
+            if left < 0 and self._store.is_shared:
+                raise StoreError(f"{self.name} tier: lists more than it has room for")
+            yield page
+            after = page[-1].name
 
     def index(self) -> Mapping[bytes, TierEntry]:
         """Every copy of this worker's that can be found."""
@@ -1331,16 +1346,15 @@ class SealedTier:
             return 0, 0
 
     def _go_through(self) -> tuple[int, int]:
-        found, after = 0, b""
+        found = 0
         tenants = {self._pseudonym(name): name for name in self._terms.tenants}
-        while page := self._store.page(after, 1000):
+        for page in self._listed():
             for one in page:
                 facts = self._facts_of(one.name, one.size)
                 if facts is None or not self._adopt(one.name, one.size, facts, tenants):
                     self._waiting[one.name] = _Ended(0, "", "", 0, one.size, self._clock.now_us())
                 else:
                     found += 1
-            after = page[-1].name
         return found, self._delete_all()
 
     def _facts_of(self, name: bytes, size: int | None) -> ObjectFacts | None:

@@ -1,7 +1,8 @@
 """Keys in the transit engine of OpenBao or Vault: AES-256-GCM, with the context as associated data.
 
 The token's policy needs `create` and `update` on `MOUNT/keys/*`, `MOUNT/encrypt/*` and `MOUNT/decrypt/*`, and `read`
-and `delete` on `MOUNT/keys/*`. A deletion is read back: a key counts as gone when the service no longer has it.
+and `delete` on `MOUNT/keys/*`. A deletion is read back: a key counts as gone when its mount says that it has none of
+this name, in a 404 without errors. A redirect, an absent mount or a status that HTTP does not define is no answer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import binascii
 import ssl
 from http import HTTPStatus
+from http.client import responses
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +75,11 @@ class OpenBaoTransit:
 
     def end_key(self, name: str) -> KeyEnd:
         """Allow the deletion, delete, and read that the key is not there."""
-        if self._read(name) is None:
+        if not self._has(name):
             return KeyEnd()
         self._ask("POST", f"{self._mount}/keys/{name}/config", {"deletion_allowed": True})
         self._ask("DELETE", f"{self._mount}/keys/{name}")
-        if self._read(name) is not None:
+        if self._has(name):
             raise KeyServiceUnavailable(f"key service {self.place}: key `{name}` is there after its deletion")
         return KeyEnd()
 
@@ -85,9 +87,18 @@ class OpenBaoTransit:
         """Whether the server takes the token."""
         self._ask("GET", "auth/token/lookup-self")
 
-    def _read(self, name: str) -> Any:
+    def _has(self, name: str) -> bool:
+        """Whether the mount has a key of this name, by its own word."""
         status, answer = self._send("GET", f"{self._mount}/keys/{name}")
-        return None if status == HTTPStatus.NOT_FOUND else self._checked(status, answer)
+        if status == HTTPStatus.NOT_FOUND and answer == {"errors": []}:
+            return False
+        try:
+            self._checked(status, answer)
+        except KeyServiceUnavailable:
+            raise
+        except KeyringError as error:
+            raise KeyServiceUnavailable(error.message) from None
+        return True
 
     def _data(self, verb: str, name: str, body: dict[str, str], field: str) -> str:
         answer = self._ask("POST", f"{self._mount}/{verb}/{name}", body)
@@ -102,12 +113,12 @@ class OpenBaoTransit:
         return self._checked(*self._send(method, path, body))
 
     def _checked(self, status: int, answer: Any) -> Any:
-        if status < HTTPStatus.BAD_REQUEST:
+        if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             return answer
-        why = "; ".join(map(str, answer.get("errors") or ())) if isinstance(answer, dict) else ""
-        said = (
-            f"key service {self.place}: {status} {HTTPStatus(status).phrase}{': ' + why[:200] if why else ''}"
-        )
+        errors = answer.get("errors") if isinstance(answer, dict) else None
+        why = "; ".join(map(str, errors)) if isinstance(errors, list) else ""
+        named = f"{status} {responses.get(status, '')}".rstrip()
+        said = f"key service {self.place}: {named}{': ' + why[:200] if why else ''}"
         raise KeyringError(said) if status in _REFUSALS else KeyServiceUnavailable(said)
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:

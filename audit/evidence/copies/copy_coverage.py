@@ -9,7 +9,9 @@
    files, the next process of the worker finds by its name, ends at once or as a copy of its own, and says of the name
    what it says of that one (number 0). So it is of what an orderly stop left in files: it is due when it was, and in no
    figure before. Of a process of another worker that is so where its `tier-inherited` leaf says that it opened the tier
-   that this one left, and names the copy; and of who so inherits from that one. Without that leaf it stays open.
+   that this one left, and names the copy; and of who so inherits from that one. It counts from when the death is on
+   record, as the copy's end: of a copy whose process may be at work, and of one that stopped in order, no other worker
+   says anything. Without either leaf it stays open.
 4. Every copy that is due has one verdict: covered, late, open (no end or no evidence on record yet), unproven (its
    process died, or no leaf says that it was stored) or disputed. Copies that live and are not due are in no figure.
 5. Leaves are read through their rows (`read_copies`), or alone (`LeafRecord.copies`); the arithmetic is one.
@@ -248,7 +250,11 @@ def judge_copies(
         later = [one for one in own if one.process != uuid]
         for process, names in _inherited(heirs, uuid, tier).items():
             others = (one for one in left.get((process, tier), ()) if one.name in names)
-            later += (one for one in others if not (life.worker and one.worker == life.worker))
+            later += (
+                one._replace(is_heirs=True)
+                for one in others
+                if not (life.worker and one.worker == life.worker)
+            )
         judged = _judge(found[uuid, tier], uuid, tier, life, later, now_us)
         judged = _selected(judged, life, chosen)
         if not len(judged.numbers):
@@ -268,13 +274,17 @@ def judge_copies(
 
 
 class _Left(NamedTuple):
-    """What a process found that one before it had left, and destroyed: when (UTC), and by which evidence."""
+    """What a process found that one before it had left, and destroyed: when (UTC), and by which evidence.
+
+    `is_heirs`: of another worker, which says that it is the heir.
+    """
 
     name: str
     process: str
     worker: str
     at_us: int
     cause: str
+    is_heirs: bool = False
 
 
 def _take_left(left: dict[tuple[str, str], list[_Left]], body: Body, lives: Mapping[str, CopyLife]) -> None:
@@ -364,7 +374,9 @@ def _judge(
     due = np.concatenate((np.where(stayed, said, np.minimum(said, ended.due)), stored.due[overdue]))
     if left:
         since = np.concatenate((stored.at[place] if len(stored.at) else ended.at, stored.at[overdue]))
-        _found_later(left, life, names, np.where(known, since, _NEVER), proof, first)
+        is_dead = np.array([cause == PROCESS_DEATH for cause in causes], np.bool_)
+        is_dead = np.concatenate((is_dead, nothing))
+        _found_later(left, life, names, np.where(known, since, _NEVER), is_dead, proof, first)
         is_left = ~is_ended & (first < _NEVER)
         is_ended, died = is_ended | is_left, died | is_left
     by = due + np.concatenate((within, promised[overdue]))
@@ -420,19 +432,22 @@ def _found_later(
     life: CopyLife,
     names: NDArray[np.bytes_],
     since: Int64s,
+    is_dead: Flags,
     proof: dict[str, Flags],
     first: Int64s,
 ) -> None:
     """What a later process destroyed under the name of a copy whose own process did not (rule 3).
 
-    `since`: when the copy was stored; never for one that is not asked about.
+    `since`: when the copy was stored; never for one that is not asked about. `is_dead`: it ended with its process.
     """
-    known: dict[str, list[tuple[int, str]]] = {}
+    known: dict[str, list[tuple[int, str, bool]]] = {}
     for one in left:
-        known.setdefault(one.name, []).append((one.at_us - life.offset_us, one.cause))
+        known.setdefault(one.name, []).append((one.at_us - life.offset_us, one.cause, one.is_heirs))
     for place in np.flatnonzero((since < _NEVER) & (first == _NEVER)).tolist():
         later = sorted(each for each in known.get(names[place].decode(), ()) if each[0] >= since[place])
-        for at, cause in later:
+        for at, cause, is_heirs in later:
+            if is_heirs and not is_dead[place]:
+                continue
             if cause in proof:
                 proof[cause][place] = True
                 first[place] = min(at, first[place])

@@ -2,15 +2,18 @@
 
 1. An order names a tenant and a moment, never an epoch: whoever follows it twice, late, or beside another process on
    the same keys, does nothing more. What a worker did with its keys is on record by itself (`KeyEvent`).
+2. Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
 3. An order to destroy is complete when every process that was at work at its moment has said that it holds nothing of
    it any more (`keys-dropped`) or has ended, and every key that a key service was to destroy is gone.
-2. Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
+4. An answer names the moment of an order on record: of this one, or of a later one on the same tenant. Nobody answers
+   an order that has not been given.
+5. Clocks differ by `CLOCKS_DIFFER_US` at most: who seems to have begun so much later may have been at work.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -23,6 +26,7 @@ from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.ledger import events, logs
 
 ROTATE, DESTROY = "rotate", "destroy"
+CLOCKS_DIFFER_US = 3_600_000_000
 _KIND, _DROPPED_KIND, _EVENT_KIND = "keys-ordered", "keys-dropped", "key-event"
 
 
@@ -75,27 +79,33 @@ def order_standings(connection: Connection) -> list[KeyOrderStanding]:
         if body.get("in_service"):
             ends.setdefault(str(body["tenant"]), []).append(body)
     return [
-        _standing(order, periods, dropped, ends.get(order.tenant, []))
+        _standing(order, periods, _answered(order, orders, dropped), ends.get(order.tenant, []))
         if order.action == DESTROY
         else KeyOrderStanding(*order)
         for order in orders
     ]
 
 
+def _answered(order: KeyOrder, orders: Iterable[KeyOrder], dropped: Iterable[tuple[int, str]]) -> set[str]:
+    """The processes that have followed an order to destroy (rule 4)."""
+    moments = {one.at_us for one in orders if one.tenant == order.tenant and one.action == DESTROY}
+    return {life for at_us, life in dropped if at_us >= order.at_us and at_us in moments}
+
+
 def _standing(
     order: KeyOrder,
     periods: Mapping[str, WorkPeriod],
-    dropped: Sequence[tuple[int, str]],
+    answered: Collection[str],
     ends: Sequence[Body],
 ) -> KeyOrderStanding:
-    answered = {life for at_us, life in dropped if at_us >= order.at_us}
     waiting = {
         one.worker
         for life, one in periods.items()
-        if one.ended_us is None and one.started_us <= order.at_us and life not in answered
+        if one.ended_us is None and one.started_us <= order.at_us + CLOCKS_DIFFER_US and life not in answered
     }
     states = Counter((int(body["epoch"]), str(body["in_service"])) for body in ends)
-    left = {epoch: states[epoch, "owed"] - states[epoch, "gone"] for epoch, _ in states}
+    # Of an epoch that is said to be gone more often than it was owed nothing is left, and no other epoch is less owed.
+    left = {epoch: max(0, states[epoch, "owed"] - states[epoch, "gone"]) for epoch, _ in states}
     put_off = {
         epoch: min(count, max(0, states[epoch, "pending"] - states[epoch, "gone"]))
         for epoch, count in left.items()

@@ -36,6 +36,7 @@ OWNER_BYTES = 16
 OVERDUE_US = 3_600_000_000
 _ENVELOPE = struct.Struct(f"<{OWNER_BYTES}sQ")
 ENVELOPE_BYTES = _ENVELOPE.size
+_PAGES_MAX = 100_000  # of a listing, in which nothing is this owner's
 _OTHERS_MAX = 100_000  # names of other owners whose owner is not read again
 _AGAIN_SHARE, _AGAIN_MAX = 0.1, 10.0
 Answer = TypeVar("Answer")
@@ -248,10 +249,12 @@ class RemoteStore:
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
         """The next that are this owner's or overdue (rule 3); fewer than `limit` may be followed by others."""
-        while True:
+        for _ in range(_PAGES_MAX):
             listed = self._ask(lambda: self._client.page(after, limit))  # noqa: B023 - it is called here
             if not listed:
                 return []
+            if listed[-1].name <= after:
+                break
             unknown = [
                 one.name for one in listed if one.name not in self._sizes and one.name not in self._others
             ]
@@ -270,6 +273,7 @@ class RemoteStore:
             if found:
                 return found
             after = listed[-1].name
+        raise StoreError(f"{self._client.place}: its listing does not end")
 
     def _envelope(self, name: bytes) -> bytes | None:
         return self._ask(lambda: self._client.peek(name, ENVELOPE_BYTES))

@@ -6,13 +6,15 @@
 2. A delete lists every version and delete marker of a name and ends each by its id. A name without either is absent.
 3. What the bucket's object lock refuses is `locked` until the latest date that its versions say; what is refused
    without a date (a legal hold, a missing right) failed.
-4. Nothing is retried here, and each request has a deadline of its own.
+4. Nothing is retried here, and each request has a deadline of its own. A listing that does not end is none: it has
+   `_PAGES_MAX` pages at most, and `_LISTING_TIMES` as long as one request may take.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -24,6 +26,7 @@ from kvcustody.governance.tiers.stores.s3_requests import S3Key, S3Requests
 from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed, Locked
 
 _KEYS_A_DELETE = 1000
+_PAGES_MAX, _LISTING_TIMES = 64, 20
 _OK = (200, 204)
 _ABSENT = 404
 _VERSION = re.compile(r"<(Version|DeleteMarker)>(.*?)</\1>", re.DOTALL)
@@ -65,6 +68,7 @@ class S3Client:
         except ValueError as error:
             raise ConfigError(f"remote tier: {error}") from None
         self.place = f"remote tier `s3://{place.bucket}/{place.prefix}`"
+        self._listing_seconds = _LISTING_TIMES * seconds
         under = f"{place.prefix.strip('/')}/".lstrip("/")
         self._objects, self._notes = f"{under}objects/", f"{under}holders/"
         self._obstore = obstore
@@ -151,14 +155,13 @@ class S3Client:
     def page(self, after: bytes, limit: int) -> list[Listed]:
         """One request of at most a thousand versions. Names with old versions or markers alone are listed too."""
         found: dict[bytes, int] = {}
-        ask = {"key-marker": self._objects + after.hex()} if after else {}
-        while True:
-            versions, ask = self._list({"prefix": self._objects, **ask})
+        start = {"key-marker": self._objects + after.hex()} if after else {}
+        for versions in self._pages(self._objects, start):
             for one in versions:
                 name = self._name(one.key)
                 if name is not None and name > after:
                     found[name] = max(found.get(name, 0), one.size)
-            if len(found) > limit or not ask:  # of the last name there may be more versions
+            if len(found) > limit:  # of the last name there may be more versions
                 break
         return [Listed(name, found[name]) for name in sorted(found)[:limit]]
 
@@ -195,13 +198,19 @@ class S3Client:
     def _versions(self, name: bytes) -> list[_Version]:
         """Every version and marker of one name."""
         key = self._key(name)
-        found: list[_Version] = []
-        ask: dict[str, str] = {}
-        while True:
-            versions, ask = self._list({"prefix": key, **ask})
-            found += [one for one in versions if one.key == key]
+        return [one for versions in self._pages(key, {}) for one in versions if one.key == key]
+
+    def _pages(self, prefix: str, ask: dict[str, str]) -> Iterator[list[_Version]]:
+        """A listing, page by page (rule 4)."""
+        by = time.monotonic() + self._listing_seconds
+        for _ in range(_PAGES_MAX):
+            versions, ask = self._list({"prefix": prefix, **ask})
+            yield versions
             if not ask:
-                return found
+                return
+            if time.monotonic() > by:
+                break
+        raise StoreError(f"{self.place}: its listing does not end")
 
     def _list(self, ask: Mapping[str, str]) -> tuple[list[_Version], dict[str, str]]:
         """A page of versions, and what to ask for the next; nothing where that was all."""

@@ -7,7 +7,7 @@
 2. A delete is `UNLINK`, whose answer says whether the name was there. The server frees the memory and does not zero
    it; replicas, append-only files and snapshots keep what they have: there a key's end is the only end.
 3. `page` goes through the keys once (`SCAN`) when it is asked from the beginning, and answers from that. One node is
-   spoken to: no cluster.
+   spoken to: no cluster. A listing of more than `_SCANS_MAX` rounds or `_NAMES_MAX` names is none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from kvcustody.errors import ConfigError, StoreError
 from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
 
+_KEYS_A_SCAN, _SCANS_MAX, _NAMES_MAX = 1_000, 100_000, 20_000_000
 _HEAD_BYTES = 4096  # of an answer: its length, and what of the object comes with it
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Answer = TypeVar("Answer")
@@ -144,8 +145,16 @@ class ValkeyClient:
 
     def _scan(self) -> list[bytes]:
         pattern, at = self._prefix.replace(b"*", b"\\*") + b"o:*", len(self._prefix) + 2
-        keys = self._client.scan_iter(match=pattern, count=1000)
-        return sorted({key[at:] for key in keys if len(key) == at + NAME_BYTES})
+        names: set[bytes] = set()
+        cursor = 0
+        for _ in range(_SCANS_MAX):
+            cursor, keys = self._client.scan(cursor, match=pattern, count=_KEYS_A_SCAN)
+            names.update(key[at:] for key in keys if len(key) == at + NAME_BYTES)
+            if not cursor:
+                return sorted(names)
+            if len(names) > _NAMES_MAX:
+                break
+        raise StoreError(f"{self.place}: its listing does not end")
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         with self._client.pipeline(transaction=False) as asked:

@@ -224,7 +224,10 @@ class SchedulerHandover:
         try:
             if ticket.peer != self._worker:
                 reason = "other-peer"
-            elif (chain_digest(chain), self._domain(residency)) != (ticket.chain, ticket.domain):
+            elif ticket.blocks > len(keys) or (chain_digest(chain), self._domain(residency)) != (
+                ticket.chain,
+                ticket.domain,
+            ):
                 reason = "other-blocks"
         except KeyringError:
             reason = "other-blocks"

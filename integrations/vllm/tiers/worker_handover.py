@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,8 +22,9 @@ from kvcustody.governance.handover.offers import OfferedPart, OfferTable
 from kvcustody.governance.handover.peers import PeerKey, read_peers
 from kvcustody.governance.handover.ticket import Ticket
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import GivenObjects
+from kvcustody.governance.tiers.tier import GivenObjects, TierTerms
 from kvcustody.integrations.vllm.tiers.tier_messages import CopyReply, FetchCopies, OfferCopies
 
 FETCH_SECONDS = 2.0
@@ -37,10 +39,11 @@ class GivePart(NamedTuple):
 
 
 class KeepCopies(NamedTuple):
-    """Keep what a fetch brought; the answer is the fetch's."""
+    """Keep what a fetch brought; the answer is the fetch's. `narrowed`: as the thread had it when the fetch began."""
 
     fetch: FetchCopies
     fetched: Fetched
+    narrowed: int
 
     @property
     def number(self) -> int:
@@ -53,6 +56,8 @@ class GivingThread(Protocol):
 
     name: str
     store: TierStore
+    terms: TierTerms
+    narrowed: int  # how often policy or keys have changed
 
     def put(self, job: KeepCopies) -> None:
         """Do this behind what was put before."""
@@ -131,16 +136,22 @@ class WorkerHandover:
             self._offers.put(job.offer)
             self._results.append(CopyReply(job.number, job.tier, self._shard))
             return
-        fetching = self._fetching.get(job.text)
+        fetching, narrowed = self._fetching.get(job.text), self._thread.narrowed
         if fetching is None:
-            fetching = self._fetching[job.text] = self._threads.submit(self._fetch, job.ticket, job.text)
-        fetching.add_done_callback(lambda fetched: self._thread.put(KeepCopies(job, fetched.result())))
+            by = time.monotonic() + FETCH_SECONDS
+            fetching = self._fetching[job.text] = self._threads.submit(self._fetch, job.ticket, job.text, by)
+        fetching.add_done_callback(
+            lambda fetched: self._thread.put(KeepCopies(job, fetched.result(), narrowed))
+        )
 
     def end_step(self) -> None:
         """All jobs of a step were put: a ticket that comes again is another fetch."""
         self._fetching.clear()
 
-    def _fetch(self, ticket: Ticket, text: str) -> Fetched:
+    def _fetch(self, ticket: Ticket, text: str, by: float) -> Fetched:
+        if time.monotonic() > by:  # behind other fetches; its request waits no more
+            return Fetched(reason="late")
+        sealed = object_bytes(self._thread.terms.block_bytes, enclosed=True, checked=False)
         try:
             peers = self._peers()
             host, port = peers.addresses[ticket.worker]
@@ -152,7 +163,7 @@ class WorkerHandover:
                 worker=self._worker,
                 life=self._life,
                 clock=self._clock,
-                bytes_max=self._thread.store.capacity_bytes,
+                bytes_max=min(self._thread.store.capacity_bytes, ticket.blocks * sealed),
                 seconds=FETCH_SECONDS,
             )
         except Exception as error:  # whatever it was: nothing came, and the request computes

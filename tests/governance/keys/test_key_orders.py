@@ -253,3 +253,24 @@ def test_a_service_that_destroys_later_leaves_the_order_pending_until_its_date(t
         assert (last.state, last.pending_until_us) == ("pending", until_us)
         governor._record_key_facts({ORG: [KeyFact("destroyed", ORG, 1, 0, "gone")]})
         assert fleet.standing().state == "complete"
+
+
+@pytest.mark.parametrize("when", ["before the process began", "while it runs"])
+def test_a_time_that_somebody_wrote_into_the_key_store_keeps_no_epoch(tmp_path: Path, when: str) -> None:
+    """No wrap says when its epoch was made, and whoever has the file says that it is a later one."""
+    [ring] = rings(tmp_path, 1)
+    order, store = [OrderedKeys("acme", "destroy", NOW_US + 1)], FileKeyStore(tmp_path / "keys.json")
+
+    def written(later_us: int) -> None:
+        document = store.load()
+        document.epochs[ACME, 1] = document.epochs[ACME, 1]._replace(created_utc_us=NOW_US + later_us)
+        store.save(document)
+
+    if when == "while it runs":
+        written(1_000)
+    else:
+        written(2 * 3_600_000_000)
+        ring = Keyring(store, ring._port, VirtualClock(utc_us=NOW_US))
+    followed(ring, order)
+    assert ring.epochs(ACME) == (2,)
+    assert followed(ring, order) == {}, "control: an epoch that was made since stays"

@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from kvcustody.audit.evidence.copies.copy_coverage import copy_coverage
+from kvcustody.audit.evidence.copies.copy_coverage import CopyCoverageRow, copy_coverage
+from kvcustody.audit.kinds import DECLARED
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from kvcustody.audit.write.committer import closing_committer
+from kvcustody.audit.write.crash_recovery import Closing, close_process
+from kvcustody.clock import SystemClock
 from kvcustody.governance.tiers.heirs import UNKNOWN, TierHolder, WorkerDeath, death_before
 from standins.governance.offload_world import POLICY, TOKENS, World, prompt
 
@@ -116,13 +120,35 @@ def test_copies_of_a_dead_worker_go_to_an_heir_or_end(
         assert {(leaf["left_by_worker"], leaf["log"]) for leaf in said} <= {
             (first["worker_name"], f"tenant/{tenant}") for tenant in ("acme", "beta")
         }
+    as_of_us = world.clock.utc_us() + 3 * 3_600_000_000
+    if outcome == "ended":
+        if first["worker_name"] != second["worker_name"]:
+            [row] = coverage(tmp_path, as_of_us)
+            assert (row.open, row.covered) == (len(before), 0), "a worker that nobody saw die may be at work"
+            put_on_record(tmp_path, said[0]["left_by_process"])
+        rows = coverage(tmp_path, as_of_us)
+        assert [(row.due, row.covered, row.unlinked) for row in rows] == [(len(before),) * 3]
     engine = open_store(tmp_path / "ledger.db")
     with engine.connect() as connection:
         assert fsck(connection).problems == []
-        rows = copy_coverage(connection, as_of_us=world.clock.utc_us() + 3 * 3_600_000_000).by_tier()
     engine.dispose()
-    if outcome == "ended":
-        assert [(row.due, row.covered, row.unlinked) for row in rows] == [(len(before),) * 3]
+
+
+def coverage(folder: Path, as_of_us: int) -> tuple[CopyCoverageRow, ...]:
+    engine = open_store(folder / "ledger.db", read_only=True)
+    with engine.connect() as connection:
+        rows = copy_coverage(connection, as_of_us=as_of_us).by_tier()
+    engine.dispose()
+    return rows
+
+
+def put_on_record(folder: Path, incarnation: str) -> None:
+    """That a process died."""
+    engine, clock = open_store(folder / "ledger.db"), SystemClock()
+    with closing_committer(engine, clock) as committer:
+        why = Closing(DECLARED, 90, 0, "ops", "dpo", "host destroyed")
+        assert close_process(committer, engine, clock, incarnation, why, "ops:closing")
+    engine.dispose()
 
 
 def test_who_is_an_heir() -> None:

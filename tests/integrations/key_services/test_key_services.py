@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
-from kvcustody.errors import ConfigError, KeyringError, KeyServiceUnavailable, SealError
+from kvcustody.errors import ConfigError, KeyringError, KeyServiceUnavailable
 from kvcustody.governance.identity.domain_spec import KeyOwner, tenant_owner
 from kvcustody.governance.keys import service_wrapping
 from kvcustody.governance.keys.keyring import Keyring
@@ -187,7 +187,7 @@ def test_a_service_that_is_away_stops_tiers_after_its_bound_and_opened_epochs_go
         with pytest.raises(KeyServiceUnavailable):
             ring.ensure([tenant_owner("idp", "new")])
         monkeypatch.setattr(service_wrapping.time, "monotonic", lambda: now + 61)
-        with pytest.raises(SealError, match="away for too long"):
+        with pytest.raises(KeyServiceUnavailable, match="away for too long"):
             keys.look()
         assert key_of(ring, ACME, 1) == secret, "what is on the device is served on"
     finally:

@@ -123,8 +123,8 @@ def test_what_its_owner_ends_nobody_finds(worker: Made) -> None:
     assert b.bring(acme, "q", 4) == 0 == b.bring(ada, "p", 4) and b.ends() == [], (
         "it is no end of a copy of b's"
     )
-    b.world.clock.advance(2_000_000)
-    a.world.clock.advance(2_000_000)
+    b.world.clock.advance(6_000_000)
+    a.world.clock.advance(6_000_000)
     assert a.keep(ada, "p", 4) == 4 == b.bring(ada, "p", 4), "void: not found again"
     assert a.tier.erase("e", Selector("acme", "ada"), 0).done
     assert b.bring(ada, "p", 4) == 0
@@ -142,7 +142,7 @@ def test_an_erasure_holds_for_what_others_have_not_ended_yet(worker: Made) -> No
     assert b.tier.erase("e", Selector("acme", classification="internal"), 0).done
     assert b.bring(acme, "p", 4) == 0
     for place in (a, b):
-        place.world.clock.advance(2_000_000)
+        place.world.clock.advance(6_000_000)
     assert b.bring(acme, "p", 4) == 0 and a.bring(acme, "p", 4) == 4, "void: the owner has ended it too"
     assert a.keep(acme, "r", 4) == 4 == b.bring(acme, "r", 4)
 

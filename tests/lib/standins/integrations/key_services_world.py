@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,8 @@ class OpenBao:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)  # until then it still answers
 
     def close(self) -> None:
         self.client.close()
