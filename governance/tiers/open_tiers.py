@@ -82,11 +82,12 @@ def tier_plan(settings: Settings) -> TierPlan | None:
         settings.tier_staging_buffers,
         settings.tier_timeout_ms / 1000,
         settings.tier_transfers == "always",
-        _remote_plan(settings) if settings.remote_tier_url else None,
+        remote_plan(settings) if settings.remote_tier_url else None,
     )
 
 
-def _remote_plan(settings: Settings) -> RemotePlan:
+def remote_plan(settings: Settings) -> RemotePlan:
+    """The remote store that the settings name. Raises `ConfigError` that names the setting that is missing."""
     if not settings.remote_tier_bytes:
         raise ConfigError("setting `remote_tier_bytes`: say how much of the remote store is this worker's")
     if settings.worker_name == Settings.model_fields["worker_name"].default:

@@ -7,10 +7,12 @@
 
 1. A copy is sealed under the owner's epoch secret and the shred key of its time bucket; it is due after `seconds`, and
    then neither it nor its key is left. Destroying the owner's epoch (`kvcustody keys`) ends all of them at once.
-2. A copy that was changed, moved, is older, of another layout or another's does not open: it is not there.
-3. Keys are those of the environment's settings. All copies are one owner's: who may have which is the engine's alone.
+2. In a remote store (`url`) engines of one owner share copies: `seek` asks the store for what another stored.
+3. A copy that was changed, moved, is older, of another layout or another's does not open: it is not there.
+4. Keys are those of the environment's settings, and so is how a remote store is reached. All copies are one owner's: who
+   may have which is the engine's alone.
 
-One thread at a time stores, loads and expires. `finds` is for any thread: it says what that one has told.
+One thread at a time stores, loads, seeks and expires. `finds` is for any thread: it says what that one has told.
 """
 
 from __future__ import annotations
@@ -32,12 +34,15 @@ from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-from kvcustody.governance.settings import load_settings
+from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.open_tiers import remote_plan
+from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
+from kvcustody.governance.tiers.stores.open_remote import open_remote
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierShare, TierTerms
 from kvcustody.governance.worker.plugins import open_root_key
@@ -56,11 +61,12 @@ class OwnedTerms(NamedTuple):
     owner: str
     seconds: float
     size_bytes: int
-    path: Path | None = None  # None: in this process's memory
+    path: Path | None = None
+    url: str | None = None  # neither: in this process's memory
 
 
 class OwnedCopies:
-    """Copies in host memory, or in files where the terms name a path."""
+    """Copies in host memory, in files where the terms name a path, in a remote store where they name its address."""
 
     def __init__(
         self, terms: OwnedTerms, layout: bytes, model: bytes, copy_bytes: int, copy_tokens: int
@@ -83,7 +89,7 @@ class OwnedCopies:
             self._keyring.ensure([owner])
             shred = ShredKeys.open(settings.shred_keys_path, root, clock)
             stack.callback(shred.close)
-            store = _open_store(terms, clock)
+            store = _open_store(terms, settings, copy_bytes, clock)
             opening = stack.enter_context(ExitStack())
             opening.callback(store.close)
             epoch = self._keyring.current(owner)
@@ -118,6 +124,7 @@ class OwnedCopies:
             stack.callback(self.tier.close)
             self._stack = stack.pop_all()
         self._layout = layout
+        self.is_shared = store.is_shared
         self._due_us: dict[bytes, int] = {}  # of what can be found, by name
         self._cleared = 0
         self.note()
@@ -126,6 +133,14 @@ class OwnedCopies:
         """Whether the thread that stores has told of this copy, and it is not due."""
         name = self._name(key)
         return name is not None and self._due_us.get(name, 0) > self.clock.now_us()
+
+    def seek(self, key: bytes) -> bool:
+        """Whether there is such a copy, in a shared store whoever stored it; `finds` knows it from then on."""
+        found = self.tier.lookup(self._label, _hashed(key), 0)
+        copy = self.tier.copy(found[0].name) if found else None
+        if copy is not None:
+            self._due_us[copy.name] = copy.due_us
+        return copy is not None
 
     def refresh(self) -> None:
         """An epoch that another process destroyed is refused from now on."""
@@ -150,7 +165,11 @@ class OwnedCopies:
 
         hashed = _hashed(key)
         found = self.tier.lookup(self._label, hashed, 0)
-        return bool(found) and bool(self.tier.load(self._label, hashed, 0, found, write))
+        came = bool(found) and bool(self.tier.load(self._label, hashed, 0, found, write))
+        name = None if came else self._name(key)
+        if name is not None and self.tier.copy(name) is None:  # another engine ended it, or it did not open
+            self._due_us.pop(name, None)
+        return came
 
     def is_due(self) -> bool:
         """Whether `expire` may have something to do; for any thread."""
@@ -189,7 +208,14 @@ class OwnedCopies:
         return None
 
 
-def _open_store(terms: OwnedTerms, clock: SystemClock) -> TierStore:
+def _open_store(terms: OwnedTerms, settings: Settings, copy_bytes: int, clock: SystemClock) -> TierStore:
+    if terms.url is not None:
+        if terms.path is not None:
+            raise ConfigError("copies are in a folder or in a remote store; name one of both")
+        said = {"remote_tier_url": terms.url, "remote_tier_bytes": terms.size_bytes}
+        plan = remote_plan(settings.model_copy(update=said))
+        largest = object_bytes(copy_bytes, enclosed=True, checked=False)
+        return open_remote(plan, worker=settings.worker_name, object_bytes_max=largest, clock=clock)
     if terms.path is None:
         return open_host_arena(terms.size_bytes)
     return GuardedStore(FileStore(terms.path, terms.size_bytes), seconds=1.0, clock=clock)

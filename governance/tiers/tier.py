@@ -1121,16 +1121,19 @@ class SealedTier:
 
     def copies(self) -> Sequence[HeldCopy]:
         """Every copy that can be found."""
-        found: list[HeldCopy] = []
-        for name, row in self._index.names():
-            known = self._index.row(row)
-            if not known.number:
-                continue
-            owner = self._owners[known.domain]
-            since_us, due_us = self._clock.to_boot(known.born_us), self._clock.to_boot(known.due_us)
-            whose = (owner.tenant, owner.classification)
-            found.append(HeldCopy(name, known.number, *whose, known.blocks, known.size, since_us, due_us))
-        return found
+        return [self._held_copy(name, row) for name, row in self._index.names() if self._is_ours(row)]
+
+    def copy(self, name: bytes) -> HeldCopy | None:
+        """The copy that can be found under this name, whichever worker stored it; the number of another's is 0."""
+        row = self._index.find(name)
+        return None if row < 0 else self._held_copy(name, row)
+
+    def _held_copy(self, name: bytes, row: int) -> HeldCopy:
+        known = self._index.row(row)
+        owner = self._owners[known.domain]
+        since_us, due_us = self._clock.to_boot(known.born_us), self._clock.to_boot(known.due_us)
+        whose = (owner.tenant, owner.classification)
+        return HeldCopy(name, known.number, *whose, known.blocks, known.size, since_us, due_us)
 
     def known_us(self, now_us: int) -> int:
         """Copies are ended here, so all ends are known."""

@@ -14,6 +14,8 @@
 4. A tier that is left alone is looked at now and then (`LinkWatch`).
 5. An `interactive` request restores only where that is expected to be faster even if the prediction is wrong by as much
    as predictions have been, and nothing is tried on it. A `batch` request is what a tier that was slower is tried on.
+6. A shared store is asked what others stored where the look-up and the restore together are expected to be faster than
+   computing. The look-up's time is part of what a restore is expected to take, and of what it took.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from kvcustody.governance.tiers.tier import CopyCounts
 from kvcustody.governance.tiers.transfer_rates import LinkWatch, TierUse, TransferRates
 
 TRIED = 16
+_LOOK_SHARE = 0.1  # of the newest look-up in what the next is expected to take
 _PRIOR_STORED, _PRIOR_USED = 64, 32  # blocks: what comes back, as long as little is known
 AGAINST = ("slower", "does not pay", "busy", "uncertain", "untried")
 """The reasons for not moving."""
@@ -45,6 +48,8 @@ class TierLink:
     __slots__ = (
         "_always",
         "against",
+        "look_us",
+        "looks",
         "restore_us",
         "restored_blocks",
         "restored_bytes",
@@ -62,6 +67,7 @@ class TierLink:
         self.stores, self.restores = TransferRates(), TransferRates()
         self.stored_blocks = self.restored_blocks = self.stored_bytes = self.restored_bytes = 0
         self.store_us = self.restore_us = self.against = self.skipped = 0
+        self.looks, self.look_us = 0, 0.0
         self.watch = LinkWatch()
 
     @property
@@ -92,6 +98,26 @@ class TierLink:
             reason = "tried" if self.skipped % TRIED == 0 else "does not pay"
         return self._choice(reason, takes_us, recompute_us)
 
+    def choose_look(self, size: int, recompute_us: float | None, now_us: int, latency: str = "") -> str:
+        """Why to ask a shared store for so many bytes that others may have stored there (rule 6); empty: do not."""
+        takes_us = self.restores.predict(size)
+        if self._always:
+            return "always"
+        if takes_us is None or recompute_us is None:
+            return "" if latency == "interactive" and takes_us is None else "not measured yet"
+        if takes_us + self.look_us < recompute_us:
+            return "faster"
+        if latency != "interactive" and self.watch.due(now_us):
+            return "tried"
+        self.watch.left_alone(now_us)
+        return ""
+
+    def looked(self, took_us: int) -> None:
+        """A look-up in the shared store took so long, whatever it found."""
+        share = 1.0 if not self.looks else _LOOK_SHARE
+        self.looks += 1
+        self.look_us += share * (took_us - self.look_us)
+
     def choose_restore(
         self,
         size: int,
@@ -99,9 +125,13 @@ class TierLink:
         now_us: int,
         *,
         looks: bool = False,
+        is_tried: bool = False,
         latency: str = "",
     ) -> TransferChoice:
-        """Whether to restore so many bytes (rules 1 and 5). `looks`: nobody else looks at a link that is left alone."""
+        """Whether to restore so many bytes (rules 1 and 5). `looks`: nobody else looks at a link that is left alone.
+
+        `is_tried`: the look-up was a trial, and this is what it was for.
+        """
         takes_us = self.restores.predict(size)
         is_hurried, looks = latency == "interactive", looks or latency == "batch"
         if self._always:
@@ -115,7 +145,7 @@ class TierLink:
         elif takes_us < recompute_us:
             reason = "faster"
             self.watch.used()
-        elif looks and not is_hurried and self.watch.due(now_us):
+        elif is_tried or (looks and not is_hurried and self.watch.due(now_us)):
             reason = "tried"
         else:
             reason = "slower"

@@ -39,7 +39,7 @@ _log = get_logger(__name__)
 
 
 class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
-    """Pages of one engine in host memory, or in files where `path` is given. Called on HiCache's threads."""
+    """Pages of one owner: in host memory, in files (`path`), in a shared store (`url`). Called on HiCache's threads."""
 
     def __init__(self, storage_config: Any, _named: Any = None) -> None:
         """Raises a `ConfigError` for what is refused. Keys are those of the environment's settings."""
@@ -88,14 +88,14 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
 
     def exists(self, key: str) -> bool:
         """Whether this page would open, as far as is known."""
-        return self._do(lambda copies: copies.finds(key.encode()), False)
+        return self._do(lambda copies: _has(copies, key), False)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of these from the first on are here."""
 
         def count(copies: OwnedCopies) -> int:
             for at, key in enumerate(keys):
-                if not copies.finds(key.encode()):
+                if not _has(copies, key):
                     return at
             return len(keys)
 
@@ -178,10 +178,14 @@ class CustodyStorage(HiCacheStorage):  # type: ignore[misc]
             self._do(lambda copies: copies.expire() if copies.is_due() else None, None)
 
 
+def _has(copies: OwnedCopies, key: str) -> bool:
+    return copies.finds(key.encode()) or (copies.is_shared and copies.seek(key.encode()))
+
+
 def _terms(given: dict[str, Any]) -> OwnedTerms:
     """The terms in SGLang's extra configuration. Raises `ConfigError` that names what is missing or wrong."""
     owner, seconds, size = given.get("owner"), given.get("seconds"), given.get("size_bytes")
-    path = given.get("path")
+    path, url = given.get("path"), given.get("url")
     if type(owner) is not str or not owner:
         raise ConfigError(f"hicache storage: `owner` is `{owner}`; say whose the pages are")
     if not isinstance(seconds, int | float) or seconds <= 0:
@@ -190,4 +194,6 @@ def _terms(given: dict[str, Any]) -> OwnedTerms:
         raise ConfigError(f"hicache storage: `size_bytes` is `{size}`; say how much room pages have")
     if path is not None and (type(path) is not str or not path):
         raise ConfigError(f"hicache storage: `path` is `{path}`; name a folder, or leave it out")
-    return OwnedTerms("sglang", owner, float(seconds), size, Path(path) if path is not None else None)
+    if url is not None and (type(url) is not str or not url):
+        raise ConfigError(f"hicache storage: `url` is `{url}`; name a remote store, or leave it out")
+    return OwnedTerms("sglang", owner, float(seconds), size, Path(path) if path is not None else None, url)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.request import Hints
     from kvcustody.integrations.vllm.scheduler.extra_content import Extras
     from kvcustody.integrations.vllm.tiers.copy_plans import Fetching, PlannedLoad, UnsavedRun
+    from kvcustody.integrations.vllm.tiers.shared_lookups import SharedLookup
 
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 
@@ -44,9 +45,11 @@ class GovernedRequest:
         "fetching",
         "fills_one_by_one",
         "hands_to",
+        "has_looked",
         "hints",
         "hit_blocks",
         "keyed_tokens",
+        "looking",
         "model",
         "model_changes",
         "planned",
@@ -107,6 +110,8 @@ class GovernedRequest:
         self.skips_tiers = False  # a load of it failed
         self.hands_to = ""  # the worker that it is prefilled for
         self.fetching: Fetching | None = None  # what another worker prefilled for it
+        self.looking: SharedLookup | None = None  # what others stored of it
+        self.has_looked = False
 
     def end(self) -> None:
         """Its blocks were given back: nothing more is told of it."""

@@ -175,6 +175,7 @@ class SchedulerSide:
                 always=plan.moves_always,
                 holder=TierHolder(self.settings.worker_name, self.settings.placement_group, incarnation),
                 settings=self.settings,
+                remote=plan.remote,
             )
             stack.pop_all()  # from now on the tiers close it
         self.tiers = state.deferred.tiers = tiers
@@ -478,9 +479,12 @@ class SchedulerSide:
         governed, tiers = governed_request(request), self.tiers
         if governed is None or governed.waits_for is not None:
             return True
-        if governed.fetching is None or tiers is None or tiers.handover is None:
+        if tiers is None:
             return False
-        return tiers.handover.must_wait(request, governed, computed_tokens)
+        handover = tiers.handover if governed.fetching is not None else None
+        if handover is not None and handover.must_wait(request, governed, computed_tokens):
+            return True
+        return tiers.must_look(request, governed, computed_tokens // self.state.block_tokens)
 
     def restorable_tokens(self, request: Request, computed_tokens: int) -> int:
         """How many tokens behind a hit of `computed_tokens` a tier would bring."""

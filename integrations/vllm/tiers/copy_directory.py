@@ -11,7 +11,9 @@
    store with its own index when a full one asks (`order_comparison`). What is on its way is in
    neither: a copy whose end was ordered comes back into `objects` when every worker has answered that order and none
    has told the end.
-4. A copy that a load did not bring is passed over for a while, and stored again by who computes it meanwhile where a
+4. A copy of another worker's in a store that they share (`borrow`) is found too, and is in none of the others: its
+   owner ends it, and accounts for it.
+5. A copy that a load did not bring is passed over for a while, and stored again by who computes it meanwhile where a
    shard lacks it. It is no orphan: its workers have it, and it is found again.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,10 +41,11 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
 
 _ERASURES_MAX = 1000  # of which is remembered what was done
 _PASSED_OVER_US = 10_000_000
+_BORROWED_MAX = 65_536  # the oldest are looked up again
 
 
 class KnownCopy(NamedTuple):
-    """One object that a worker told of. `label` None: an earlier process stored it."""
+    """One object that a worker told of. `label` None: an earlier process stored it. `number` 0: another worker's."""
 
     number: int
     tenant: str
@@ -107,6 +110,8 @@ class CopyDirectory:
         self._shards = shards
         self._send = send
         self._copies: dict[bytes, KnownCopy] = {}
+        self._borrowed: OrderedDict[bytes, KnownCopy] = OrderedDict()
+        self.ends = 0  # what was borrowed before one of these is looked up again
         self._hidden: set[bytes] = set()  # told of, and not found any more
         self._ending: dict[bytes, int] = {}  # by name, the last job that is to end it
         self._orders: set[int] = set()  # those jobs
@@ -148,6 +153,7 @@ class CopyDirectory:
         for event in events:
             if event.step == "stored":
                 self._drop(event.name)
+                self._return(event.name)
                 if event.name not in self._ending:  # else that order ends this one too
                     self._hidden.discard(event.name)
                 copy = KnownCopy(
@@ -161,13 +167,34 @@ class CopyDirectory:
                     label,
                 )
                 self._copies[event.name] = copy
-                self._domains[_spec(copy)] += 1
+                self._count_domain(copy, 1)
                 self._pairs[copy.tenant, copy.classification] += 1
                 heapq.heappush(self._due, (copy.due_us, event.name))
             elif event.step == "ended":
                 self._drop(event.name)
                 self._hidden.discard(event.name)
                 self._ending.pop(event.name, None)
+
+    def borrow(self, name: bytes, copy: KnownCopy) -> None:
+        """Another worker's copy can be found from now on (rule 4)."""
+        if name in self._copies:
+            return
+        self._return(name)
+        self._borrowed[name] = copy
+        self._count_domain(copy, 1)
+        if len(self._borrowed) > _BORROWED_MAX:
+            self._return(next(iter(self._borrowed)))
+
+    def return_borrowed(self, selector: Selector) -> None:
+        """Find nothing of the selector any more that another worker stored, until it is looked up again."""
+        self.ends += 1
+        for name in [name for name, copy in self._borrowed.items() if _may_be_of(copy, selector)]:
+            self._return(name)
+
+    def _return(self, name: bytes) -> None:
+        copy = self._borrowed.pop(name, None)
+        if copy is not None:
+            self._count_domain(copy, -1)
 
     def answered(self, number: int, shard: int, erased: TierErased | None) -> None:
         """A worker has done what an erasure asked."""
@@ -205,7 +232,7 @@ class CopyDirectory:
         while depth < whole:
             for end in range(min(whole, depth - depth % step + step), depth, -1):
                 name = name_at(end)
-                copy = self._copies.get(name)
+                copy = self._find(name)
                 if copy is None or name in self._hidden or copy.due_us <= now_us:
                     continue
                 if end - copy.blocks <= depth and not self._is_passed_over(name, now_us):
@@ -220,15 +247,19 @@ class CopyDirectory:
 
     def has(self, name: bytes, now_us: int = 0, blocks: int = 0) -> bool:
         """Whether this object can be found, with so many blocks before its end."""
-        copy = self._copies.get(name)
+        copy = self._find(name)
         if copy is None or copy.blocks < blocks or name in self._hidden:
             return False
         return not self._is_passed_over(name, now_us)
 
     def pass_over(self, name: bytes, now_us: int) -> None:
-        """A load did not bring this one (rule 4)."""
+        """A load did not bring this one (rule 5)."""
+        self._return(name)
         if name in self._copies:
             self._passed_over[name] = now_us + _PASSED_OVER_US
+
+    def _find(self, name: bytes) -> KnownCopy | None:
+        return self._copies.get(name) or self._borrowed.get(name)
 
     def _is_passed_over(self, name: bytes, now_us: int) -> bool:
         until_us = self._passed_over.get(name)
@@ -256,6 +287,7 @@ class CopyDirectory:
 
     def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
         """End every copy that may be of the selector; asked again, what has become of it (rule 2)."""
+        self.return_borrowed(selector)
         known = self._erasures.get(erasure)
         if known is None:
             if len(self._erasures) >= _ERASURES_MAX:
@@ -316,7 +348,7 @@ class CopyDirectory:
 
     def forget(self, keys: Collection[bytes]) -> int:
         """Find these no more; how many could be found."""
-        known = [name for name in keys if self.has(name)]
+        known = [name for name in keys if name in self._copies and self.has(name)]
         self.destroy(known)
         return len(known)
 
@@ -326,12 +358,15 @@ class CopyDirectory:
         if copy is None:
             return
         pair = (copy.tenant, copy.classification)
-        self._domains[_spec(copy)] -= 1
+        self._count_domain(copy, -1)
         self._pairs[pair] -= 1
-        if not self._domains[_spec(copy)]:
-            del self._domains[_spec(copy)]
         if not self._pairs[pair]:
             del self._pairs[pair]
+
+    def _count_domain(self, copy: KnownCopy, count: int) -> None:
+        self._domains[_spec(copy)] += count
+        if not self._domains[_spec(copy)]:
+            del self._domains[_spec(copy)]
 
 
 def _spec(copy: KnownCopy) -> DomainSpec | None:

@@ -90,7 +90,7 @@ class PlannedPart(NamedTuple):
 
 
 class PlannedLoad(NamedTuple):
-    """What was found for a request, from `depth` to `until` of its chain."""
+    """What was found for a request, from `depth` to `until` of its chain, after a look-up that took `looked_us`."""
 
     tier: str
     parts: tuple[PlannedPart, ...]
@@ -98,6 +98,7 @@ class PlannedLoad(NamedTuple):
     until: int
     size: int = 0  # sealed bytes, of one shard
     choice: TransferChoice | None = None
+    looked_us: int = 0
 
     @property
     def blocks(self) -> int:

@@ -4,12 +4,19 @@
       {"type": "CustodyTier", "module_path": "kvcustody.integrations.vllm.tiers.custody_tier",
        "owner": "acme", "seconds": 1800, "path": "/var/lib/kvcustody/tier", "size_bytes": 200000000000}]
 
+Instead of `path`, `"url": "s3://kv-objects/fleet-1"` names a store that engines share; the environment's settings
+`remote_tier_…` say how it is reached. `root_dir` is another name of `path`, as vLLM's tier of files has it.
+
 1. A chunk is sealed under the owner's epoch secret and the shred key of its time bucket; it is due after `seconds`, and
    then neither it nor its key is left. Destroying the owner's epoch (`kvcustody keys`) ends all of them at once.
 2. A chunk that was changed, moved, is older, or another's, does not open: vLLM takes it for a miss and computes.
 3. All of an engine's requests are one owner's here: who may reuse what is vLLM's hash and salt alone, and its primary
    tier is in clear. Tenants are kept apart by a governed engine (`KVCustody`), which needs no other connector.
-4. Sealing, opening and the store are a thread's; look-ups ask what that thread has told.
+4. Sealing, opening and the store are a thread's; look-ups ask what that thread has told. What it has
+   not told of in a shared store it is asked for, once for a request; vLLM asks again until then, and after
+   `remote_tier_timeout_ms` it is a miss.
+5. Chunks are found under the same weights alone: `revision`, or else the files' names, sizes and times; and under the
+   same layout, groups of layers and parallelism.
 """
 
 from __future__ import annotations
@@ -26,6 +33,8 @@ from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingConte
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvcustody.errors import ConfigError
+from kvcustody.governance.identity.content_digest import weights_fingerprint
+from kvcustody.governance.settings import load_settings
 from kvcustody.governance.tiers.owned_copies import Memory, OwnedCopies, OwnedTerms, digest_of
 from kvcustody.logger import get_logger
 
@@ -35,8 +44,12 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 
 
+_AGAIN_SECONDS = 1.0  # before what was not there is asked for again
+_KNOWN_MAX = 65_536
+
+
 class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
-    """Chunks of one engine in host memory, or in files where `path` is given. Called on the scheduler's thread."""
+    """Chunks of one owner, sealed. Called on the scheduler's thread."""
 
     medium = Medium.STORAGE
 
@@ -50,6 +63,9 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         seconds: float,
         size_bytes: int,
         path: str | None = None,
+        root_dir: str | None = None,
+        url: str | None = None,
+        revision: str = "",
         backpressure_detector: Any = None,
         locality: str | None = None,
     ) -> None:
@@ -59,22 +75,48 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
             raise ConfigError(f"tier `{tier_type}`: `seconds` is `{seconds}`; copies need a deadline")
         self._slots = np.asarray(primary_kv_view).view(np.uint8)
         config = offloading_spec.config
-        terms = OwnedTerms("vllm", owner, seconds, size_bytes, Path(path) if path is not None else None)
-        shape = str(self._slots.shape[1:])
+        folder = path if path is not None else root_dir
+        terms = OwnedTerms(
+            "vllm", owner, seconds, size_bytes, Path(folder) if folder is not None else None, url
+        )
+        model, parallel = config.model, config.parallel
+        ranks = (
+            parallel.world_size,
+            parallel.tp_size,
+            parallel.pp_size,
+            parallel.pcp_size,
+            parallel.dcp_size,
+        )
+        shape = (self._slots.shape[1:], ranks, config.groups)
+        self._wait_seconds = load_settings().remote_tier_timeout_ms / 1000
         self._copies = OwnedCopies(
             terms,
-            digest_of(config.model.name, config.model.dtype, str(config.kv_cache_layout), shape),
-            digest_of(config.model.name),
+            digest_of(model.dtype, str(config.kv_cache_layout), str(shape)),
+            digest_of(model.name, revision or weights_fingerprint(model.name, "")),
             int(self._slots.shape[1]),
             config.cache.tokens_per_hash * config.cache.blocks_per_chunk,
         )
+        self._asked: dict[Any, float] = {}  # since when the store is asked for a chunk
+        self._asked_for: dict[str, set[Any]] = {}  # by request
+        self._to_ask: list[Any] = []
+        self._absent: dict[Any, float] = {}  # until when it is not asked again
         self._finished: SimpleQueue[JobResult] = SimpleQueue()
         self._running: set[Future[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kvcustody-{tier_type}")
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the thread has told of this chunk, and it is not due."""
-        return LookupResult.HIT if self._copies.finds(key) else LookupResult.MISS
+        """Whether the thread has told of this chunk, and it is not due; of a shared store it may have to ask first."""
+        if self._copies.finds(key):
+            return LookupResult.HIT
+        now, asked_for = monotonic(), self._asked_for.setdefault(req_context.req_id, set())
+        since = self._asked.get(key)
+        if since is None:
+            if not self._copies.is_shared or key in asked_for or self._absent.get(key, 0.0) > now:
+                return LookupResult.MISS
+            since = self._asked[key] = now
+            self._to_ask.append(key)
+        asked_for.add(key)
+        return LookupResult.RETRY if now < since + self._wait_seconds else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Seal these slots; vLLM keeps them as they are until the job is over."""
@@ -95,14 +137,21 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         """See the interface."""
         return RequestOffloadingContext()
 
+    def on_request_finished(self, req_context: Any) -> None:
+        """Another request asks the store again."""
+        self._asked_for.pop(req_context.req_id, None)
+
     def on_schedule_end(self, context: Any) -> None:
-        """What is due ends."""
+        """What this step looked up is asked for; what is due ends."""
+        if self._to_ask:
+            asked, self._to_ask = self._to_ask, []
+            self._start(self._seek, asked)
         if self._copies.is_due() and not self._running:
             self._start(self._copies.expire)
 
     def has_pending_work(self) -> bool:
         """Jobs are under way."""
-        return bool(self._running) or not self._finished.empty()
+        return bool(self._running or self._to_ask) or not self._finished.empty()
 
     def drain_jobs(self) -> None:
         """Wait until no job is under way."""
@@ -122,6 +171,20 @@ class CustodyTier(SecondaryTierManager):  # type: ignore[misc]
         started = self._thread.submit(act, *arguments)
         self._running.add(started)
         started.add_done_callback(self._running.discard)
+
+    def _seek(self, keys: list[Any]) -> None:
+        until = monotonic() + _AGAIN_SECONDS
+        for key in keys:
+            try:
+                is_there = self._copies.seek(key)
+            except Exception as error:  # whatever it was: it is a miss, and the engine goes on
+                _log.error("look-up failed", tier=self.tier_type, error=repr(error))
+                is_there = False
+            if not is_there:
+                if len(self._absent) >= _KNOWN_MAX:
+                    self._absent.clear()
+                self._absent[key] = until
+            del self._asked[key]
 
     def _do(self, act: Callable[[bytes, Memory], bool], job: TransferJob) -> None:
         began, done = monotonic(), []

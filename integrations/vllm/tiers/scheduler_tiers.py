@@ -22,7 +22,9 @@
    request in a hurry tries nothing: a worker reads an object for nobody instead, once in a while.
 5. Nothing comes back behind a hole. Where a tier gets a run of a chain, the runs before it that were not stored leave
    for it too, as long as their blocks are in the pool.
-6. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
+6. What another worker stored in a store that both share is looked up before the first load (`shared_lookups`), of a
+   model with one layer group. Where the store's labels do not agree with a domain, nothing of it leaves or comes back.
+7. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
    that the policy does not permit.
 """
 
@@ -38,8 +40,10 @@ import numpy as np
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
+from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.orphans.finding import Finding
@@ -69,6 +73,7 @@ from kvcustody.integrations.vllm.tiers.copy_plans import (
 )
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.scheduler_handover import SchedulerHandover
+from kvcustody.integrations.vllm.tiers.shared_lookups import SharedLookups, SoughtRun
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
     CompareCopies,
@@ -93,6 +98,7 @@ if TYPE_CHECKING:
     from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.governance.settings import Settings
+    from kvcustody.governance.tiers.stores.open_remote import RemotePlan
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
 _LATER = 0  # the number of a job that has none yet
@@ -164,8 +170,10 @@ class SchedulerTiers:
         holder: TierHolder | None = None,
         always: bool = False,
         settings: Settings | None = None,
+        remote: RemotePlan | None = None,
     ) -> None:
         """`always`: whatever is permitted is moved, whatever it takes. `settings`: of hand-overs to other workers.
+        `remote`: the store that workers share, where there is one.
 
         Raises a `CustodyError` where what hand-overs need cannot be read.
         """
@@ -212,6 +220,18 @@ class SchedulerTiers:
         self.directories = {
             tier: CopyDirectory(tier, shards, self._send, returned_keys=shred.returned) for tier in tiers
         }
+        self._remote = remote
+        self._lookups: SharedLookups | None = None
+        if remote is not None and len(groups) == 1:
+            shared = Tier.REMOTE.value
+            self._lookups = SharedLookups(
+                shared,
+                self.directories[shared],
+                self._links[shared],
+                self._send,
+                port.clock,
+                wait_us=int(remote.timeout_seconds * MICROSECONDS),
+            )
         self.handover: SchedulerHandover | None = None
         if settings is not None and settings.handover_peers_path is not None:
             if len(groups) > 1:
@@ -398,7 +418,7 @@ class SchedulerTiers:
                 for part, name in zip(run.parts, names, strict=True)
                 if name is not None and not directory.has(name, now_us, len(part.blocks))
             ]
-            if not rule.limit.absolute_us:
+            if not rule.limit.absolute_us or not self._agrees(tier, label):
                 continue
             if not parts:
                 self._await(tier, run)
@@ -460,12 +480,9 @@ class SchedulerTiers:
     def restorable(self, request: Request, governed: GovernedRequest, depth: int) -> int:
         """How many blocks a load would bring from `depth` of the chain on; planned until it is asked again."""
         governed.planned = None
-        residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
-        if residency is None or governed.skips_tiers or depth >= limit or residency.monitored is not None:
+        spans, residency = self._readable(governed, depth), governed.residency
+        if residency is None or not spans:
             return 0
-        if depth < residency.granted_blocks:
-            return 0  # what is between is its owner's, and its own is behind that
-        spans = self._spans(residency, depth, limit)
         specs = [label_of(span.domain).spec for span in spans]
         if not any(
             spec is not None and directory.may_have(spec)
@@ -473,25 +490,22 @@ class SchedulerTiers:
             for directory in self.directories.values()
         ):
             return 0
-        keys = request.block_hashes
-        if type(keys) is LazyKeys:
-            keys = request.block_hashes = keys.complete()
-        best: PlannedLoad | None = None
-        now_us = self._port.clock.now_us()
-        for tier in self.directories:
-            try:
-                found = self._find(tier, spans, keys)
-            except KeyringError:  # the epoch was destroyed
-                return 0
-            if found is not None and (best is None or found.until > best.until):
-                best = found
+        best, now_us = self._best(spans, _keys_of(request)), self._port.clock.now_us()
         if best is None:
             return 0
         recompute_us = self._recompute_us(best.until - depth, depth)
         latency = governed.hints.latency
+        looking = governed.looking
         choice = self._links[best.tier].choose_restore(
-            best.size, recompute_us, now_us, looks=True, latency=latency
+            best.size,
+            recompute_us,
+            now_us,
+            looks=True,
+            is_tried=looking is not None and looking.reason == "tried",
+            latency=latency,
         )
+        if looking is not None and choice.transfer_us:
+            choice = choice._replace(transfer_us=choice.transfer_us + looking.expected_us)
         if not choice.moves:
             governed.skips_tiers = True
             if latency == "interactive":
@@ -499,8 +513,91 @@ class SchedulerTiers:
             moved = Moved(best.tier, residency.tenant, residency.id, best.blocks, best.size)
             self._decide("restore", moved, choice, latency=latency)
             return 0
-        governed.planned = best._replace(choice=choice)
+        looked_us = 0 if looking is None else looking.took_us
+        governed.planned = best._replace(choice=choice, looked_us=looked_us)
         return best.until - depth
+
+    def must_look(self, request: Request, governed: GovernedRequest, depth: int) -> bool:
+        """Whether the request has to wait until the shared store has said what others stored of it; begins that."""
+        lookups = self._lookups
+        if lookups is None:
+            return False
+        if governed.looking is None and not governed.has_looked:
+            governed.has_looked = True
+            runs, reason = self._sought(lookups.tier, request, governed, depth)
+            lookups.begin(governed, runs, reason)
+        return lookups.must_wait(governed)
+
+    def _sought(
+        self, tier: str, request: Request, governed: GovernedRequest, depth: int
+    ) -> tuple[list[SoughtRun], str]:
+        """What of a request's blocks no tier here is known to have, and why to look it up; nothing where not to."""
+        spans = self._readable(governed, depth)
+        if not spans or tier not in self._layout:
+            return [], ""
+        keys = _keys_of(request)
+        known = self._best(spans, keys)
+        known_until = depth if known is None else known.until
+        missing = spans[-1].last - known_until
+        runs = self._runs_behind(known_until, tier, spans, keys) if missing > 0 else []
+        if not runs:
+            return [], ""
+        size, recompute_us = (
+            missing * self._block_bytes // self._shards,
+            self._recompute_us(missing, known_until),
+        )
+        now_us = self._port.clock.now_us()
+        reason = self._links[tier].choose_look(size, recompute_us, now_us, governed.hints.latency)
+        return (runs if reason else []), reason
+
+    def _runs_behind(
+        self, known_until: int, tier: str, spans: Sequence[_Span], keys: Sequence[bytes]
+    ) -> list[SoughtRun]:
+        """What is to be looked up of each domain, as far as its blocks may be in this tier."""
+        runs: list[SoughtRun] = []
+        for span in spans:
+            label, at = label_of(span.domain), max(known_until, span.first)
+            rule = self._rule(tier, label.tenant, label.classification)
+            whole = min(len(keys), span.whole)
+            if at >= span.last or label.spec is None or not rule.limit.absolute_us:
+                continue
+            if not self._agrees(tier, label):
+                break
+            first = max(0, at - at % self._step - 1)  # an object may begin before
+            next_end = min(whole, at - at % self._step + self._step)
+            try:
+                name_at = self._names(tier, label, keys, self._groups[0])
+                next_name = name_at(next_end)
+            except KeyringError:  # the epoch was destroyed
+                break
+            chain = self._groups[0].keys(keys[first:whole])
+            runs.append(SoughtRun(label, rule, first, at, chain, name_at, next_name))
+        return runs
+
+    def _readable(self, governed: GovernedRequest, depth: int) -> list[_Span]:
+        """Whose the blocks behind a hit are, as far as a load may bring them now."""
+        residency, limit = governed.residency, governed.readable_tokens // self._block_tokens
+        if residency is None or governed.skips_tiers or depth >= limit or residency.monitored is not None:
+            return []
+        if depth < residency.granted_blocks:
+            return []  # what is between is its owner's, and its own is behind that
+        return self._spans(residency, depth, limit)
+
+    def _best(self, spans: Sequence[_Span], keys: Sequence[bytes]) -> PlannedLoad | None:
+        """The longest hit that a tier's copies make; of those alike, of the tier that is asked first."""
+        best: PlannedLoad | None = None
+        for tier in self.directories:
+            try:
+                found = self._find(tier, spans, keys)
+            except KeyringError:  # the epoch was destroyed
+                return None
+            if found is not None and (best is None or found.until > best.until):
+                best = found
+        return best
+
+    def _agrees(self, tier: str, label: DomainLabel) -> bool:
+        """Whether a tier is in a place where blocks of this domain may be."""
+        return self._remote is None or tier != Tier.REMOTE or self._policy.agrees(label, self._remote.place)
 
     def _spans(self, residency: ExternalResidency, depth: int, limit: int) -> list[_Span]:
         """Whose the blocks behind `depth` are, one domain after the other, as far as the request may read each now."""
@@ -521,7 +618,7 @@ class SchedulerTiers:
             rule = self._rule(tier, label.tenant, label.classification)
             if spec is None or until < span.first or not rule.limit.absolute_us:
                 break
-            if not directory.may_have(spec):
+            if not directory.may_have(spec) or not self._agrees(tier, label):
                 break
             found = self._find_in(tier, span, keys)
             if found is None:
@@ -631,6 +728,8 @@ class SchedulerTiers:
                     self.handover.given(given)
                 if reply.fetched is not None:
                     self.handover.fetched(reply.number, reply.fetched)
+            if self._lookups is not None:
+                self._lookups.answered(reply.number, reply.sought)
             if reply.counts is not None:
                 self._counts[reply.tier, reply.shard] = reply.counts
             directory.answered(reply.number, reply.shard, reply.erased)
@@ -668,6 +767,8 @@ class SchedulerTiers:
         directory.job_is_over(reply.number)
         if self.handover is not None:
             self.handover.is_over(reply.number)
+        if self._lookups is not None:
+            self._lookups.is_over(reply.number)
         loading = self._loads.pop(reply.number, None)
         if loading is not None:
             self._loaded(*loading)
@@ -719,6 +820,7 @@ class SchedulerTiers:
             come = 0
         took_us = self._port.clock.now_us() - loading.began_us
         self._links[planned.tier].restored(planned.size, come, took_us, asked=asked)
+        took_us += planned.looked_us
         outcome = "done" if come == asked else "partial" if come else "failed"
         assert planned.choice is not None, "a plan is of a choice"
         moved = Moved(planned.tier, residency.tenant, residency.id, asked, planned.size)
@@ -771,7 +873,8 @@ class SchedulerTiers:
 
     def forget_tenant(self, tenant: str) -> None:
         """A tenant that nobody listed has left: what it had in tiers ends."""
-        for tier in self.directories:
+        for tier, directory in self.directories.items():
+            directory.return_borrowed(Selector(tenant=tenant))
             self._send(ForgetTenant(_LATER, tier, tenant))
 
     # -- time, policy, keys ---------------------------------------------------------------------------------------
@@ -784,6 +887,7 @@ class SchedulerTiers:
             for tier, directory in self.directories.items():
                 rules = self._all_rules(tier)
                 rules |= {pair: self._rule(tier, *pair) for pair in directory.pairs}
+                directory.return_borrowed(Selector())
                 self._send(NarrowCopies(_LATER, tier, rules))
         now_us = self._port.clock.now_us()
         for tier in [tier for tier in self._left_alone if self._links[tier].watch.due(now_us)]:
@@ -897,6 +1001,14 @@ class SchedulerTiers:
         if label is not None:
             self._label_of[number] = label
         return number
+
+
+def _keys_of(request: Request) -> Sequence[bytes]:
+    """The keys of all of a request's whole blocks."""
+    keys: Sequence[bytes] = request.block_hashes
+    if type(keys) is LazyKeys:
+        keys = request.block_hashes = keys.complete()
+    return keys
 
 
 def _share(choice: TransferChoice, blocks: int, whole: int) -> TransferChoice:

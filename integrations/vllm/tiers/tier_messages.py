@@ -95,6 +95,21 @@ class LoadCopies(NamedTuple):
     together: bool = False
 
 
+class SeekCopies(NamedTuple):
+    """Ask the store that workers share for copies that go on from `depth` of a chain, whoever stored them.
+
+    `keys`: of the chain, from block `first` on.
+    """
+
+    number: int
+    tier: str
+    label: DomainLabel
+    first: int
+    keys: bytes
+    depth: int
+    rule: CopyRule
+
+
 class EraseCopies(NamedTuple):
     """End what an erasure covers."""
 
@@ -185,6 +200,7 @@ CopyJob: TypeAlias = (
     | NarrowCopies
     | StoreCopy
     | LoadCopies
+    | SeekCopies
     | EraseCopies
     | EraseReturned
     | DestroyCopies
@@ -218,6 +234,19 @@ class FetchedCopies(NamedTuple):
     reason: str
 
 
+class SoughtCopy(NamedTuple):
+    """A copy that a look-up in the shared store found: where it ends in its chain, its blocks and sealed bytes.
+
+    Times are boot times.
+    """
+
+    end: int
+    blocks: int
+    size: int
+    since_us: int
+    due_us: int
+
+
 class CopyReply(NamedTuple):
     """One worker's answer to a job, with everything that happened to its copies until then.
 
@@ -225,7 +254,7 @@ class CopyReply(NamedTuple):
     worker's own, behind these events. `took_us`: what the job took on the thread.
     `probed`: the bytes that were read for nobody. `found`: what a comparison found, each as it was repaired.
     `returned_keys`: how many keys an `EraseReturned` destroyed. `fetched`: what came of a fetch. `given`: how
-    fetches of other workers were answered.
+    fetches of other workers were answered. `sought`: what a look-up in the shared store found.
     """
 
     number: int
@@ -242,6 +271,7 @@ class CopyReply(NamedTuple):
     returned_keys: int = 0
     fetched: FetchedCopies | None = None
     given: tuple[AnsweredFetch, ...] = ()
+    sought: tuple[SoughtCopy, ...] = ()
 
 
 def received(label: DomainLabel) -> DomainLabel:

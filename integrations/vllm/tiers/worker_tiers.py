@@ -41,12 +41,14 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.orphans.finding import Finding, repair_all
 from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.open_tiers import TierPlan, refuse_remote, tier_names
+from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names
+from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
+from kvcustody.governance.tiers.stores.open_remote import open_remote
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import (
     KEY_BYTES,
@@ -84,6 +86,8 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     OpenTier,
     ProbeCopy,
     Rules,
+    SeekCopies,
+    SoughtCopy,
     StoreCopy,
     received,
 )
@@ -153,7 +157,6 @@ class WorkerTiers:
         self._ready: list[CopyReply] = []
         self.threads: dict[str, TierThread] = {}
         size = plan.object_blocks * self._blocks.block_bytes
-        refuse_remote(settings, "vLLM")
         tiers = tier_names(settings)
         self.buffers = max(plan.staging_buffers, len(tiers) * groups)
         with stack:  # what is open where the rest cannot be is closed again
@@ -179,7 +182,8 @@ class WorkerTiers:
             )
             for tier in tiers:
                 with ExitStack() as opening:
-                    store = _open_store(tier, plan, shard, clock)
+                    where = _StoreOf(settings.worker_name, shard, shards, self._blocks.block_bytes)
+                    store = _open_store(tier, plan, where, clock)
                     opening.callback(store.close)
                     thread = TierThread(tier, store, keys, terms, self._blocks, clock, self._results)
                     self.threads[tier] = thread
@@ -405,6 +409,8 @@ class TierThread:
             blocks = tier.receive(label, fetch.keys, fetched.objects)
             size = sum(len(one.data) for one in fetched.objects)
             return self._reply(job.number)._replace(fetched=FetchedCopies(blocks, size, fetched.reason))
+        if isinstance(job, SeekCopies):
+            return self._reply(job.number)._replace(sought=self._seek(tier, job))
         if isinstance(job, EraseReturned):
             returned = _despite_other_shards(lambda: tier.erase_returned(job.complete))
             return self._reply(job.number)._replace(returned_keys=returned)
@@ -486,6 +492,17 @@ class TierThread:
 
         tier.store(run, read)
 
+    def _seek(self, tier: SealedTier, job: SeekCopies) -> tuple[SoughtCopy, ...]:
+        label, sought, depth = received(job.label), list[SoughtCopy](), job.depth
+        self._learn((label.tenant, label.classification), job.rule)
+        for found in tier.lookup(label, bytes(KEY_BYTES * job.first) + job.keys, depth):
+            copy = tier.copy(found.name)
+            if copy is None:
+                break
+            depth += found.blocks
+            sought.append(SoughtCopy(depth, copy.blocks, copy.size, copy.since_us, copy.due_us))
+        return tuple(sought)
+
     def _load(self, tier: SealedTier, job: LoadCopies) -> tuple[Restored, ...]:
         come: list[Restored] = []
         for part in job.parts:
@@ -540,10 +557,25 @@ def _despite_other_shards(erase: Callable[[], T]) -> T:
         return erase()
 
 
-def _open_store(tier: str, plan: TierPlan, shard: int, clock: Clock) -> TierStore:
+class _StoreOf(NamedTuple):
+    """Whose store it is: one of so many shards of this worker, with blocks of so many bytes."""
+
+    worker: str
+    shard: int
+    shards: int
+    block_bytes: int
+
+
+def _open_store(tier: str, plan: TierPlan, whose: _StoreOf, clock: Clock) -> TierStore:
     """The place of one tier of one shard. Raises `ConfigError` that names the setting."""
+    worker, shard, shards, block_bytes = whose
     if tier == "host":
         return open_host_arena(plan.host_bytes)
+    if tier == "remote":
+        assert plan.remote is not None
+        remote = plan.remote._replace(capacity_bytes=plan.remote.capacity_bytes // shards)
+        largest = object_bytes(plan.object_blocks * block_bytes, enclosed=True, checked=False)
+        return open_remote(remote, worker=worker, object_bytes_max=largest, clock=clock, shard=shard)
     folder = plan.nvme_path
     assert folder is not None
     try:

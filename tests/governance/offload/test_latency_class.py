@@ -55,6 +55,28 @@ def test_what_an_interactive_request_leaves_untried_is_looked_at_between_steps()
     assert not link.watch.due(PROBE_US - 1) and link.watch.due(PROBE_US)
 
 
+def test_a_shared_store_is_asked_where_look_up_and_restore_are_faster_than_computing() -> None:
+    assert TierLink().choose_look(SIZE, 1e6, 0) == "not measured yet"
+    assert TierLink().choose_look(SIZE, 1e6, 0, "interactive") == "", "nothing is tried on it"
+    link = measured(1000, 1000)
+    takes_us = link.restores.predict(SIZE)
+    assert takes_us is not None
+    assert link.choose_look(SIZE, takes_us + 10, 0) == "faster", "control: no look-up has taken anything yet"
+    link.looked(500)
+    assert link.look_us == 500, "the first is all that is known"
+    link.looked(600)
+    assert 500 < link.look_us < 600
+    assert link.choose_look(SIZE, takes_us + link.look_us - 1, 0) == ""
+    assert link.choose_look(SIZE, takes_us + link.look_us + 1, 0) == "faster"
+    assert link.watch.is_left_alone
+    assert [link.choose_look(SIZE, takes_us, PROBE_US, one) for one in ("interactive", "", "")] == [
+        "",
+        "tried",
+        "",
+    ]
+    assert link.choose_restore(SIZE, takes_us - 1, PROBE_US, is_tried=True).reason == "tried"
+
+
 class Asked:
     """Requests of a class to a world whose tier was never restored from."""
 

@@ -45,9 +45,9 @@ def test_half_of_it_is_refused(tmp_path: Path, changes: dict[str, Any], says: st
 
 
 def test_beside_an_engine_with_tiers_of_its_own_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="setting `remote_tier_url`: beside vLLM"):
-        refuse_remote(settings(tmp_path, **S3), "vLLM")
-    refuse_remote(settings(tmp_path), "vLLM")
+    with pytest.raises(ConfigError, match="setting `remote_tier_url`: beside LMCache"):
+        refuse_remote(settings(tmp_path, **S3), "LMCache")
+    refuse_remote(settings(tmp_path), "LMCache")
 
 
 URLS = [

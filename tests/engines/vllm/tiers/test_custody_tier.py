@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +15,12 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 from kvcustody.clock import SystemClock
+from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from standins.governance.store_servers import StoreServer, ValkeyServer, servers
 
 SLOTS, SLOT_BYTES = 8, 8192
 CANARY = b"what a prompt says about somebody"
@@ -34,6 +36,8 @@ class Primary:
         config = SimpleNamespace(
             model=SimpleNamespace(name="tiny", dtype="bfloat16"),
             cache=SimpleNamespace(tokens_per_hash=32, blocks_per_chunk=4),
+            parallel=SimpleNamespace(world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1),
+            groups=(),
             kv_cache_layout="LBHNC",
         )
         self.tier = SecondaryTierFactory.create_secondary_tier(
@@ -65,7 +69,18 @@ class Primary:
         return result
 
     def finds(self) -> list[bool]:
-        return [self.tier.lookup(key, ASKING) is LookupResult.HIT for key in KEYS]
+        """What a look-up answers when every step's questions are answered."""
+        answers = self._look()
+        if LookupResult.RETRY in answers:
+            assert self.tier.has_pending_work()
+            self.tier.on_schedule_end(None)
+            self.tier.drain_jobs()
+            answers = self._look()
+        self.tier.on_request_finished(ASKING)
+        return [answer is LookupResult.HIT for answer in answers]
+
+    def _look(self) -> list[LookupResult]:
+        return [self.tier.lookup(key, ASKING) for key in KEYS]
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +174,74 @@ def test_changed_bytes_are_a_miss(tmp_path: Path):
     assert not primary.do(KEYS[:1], [3], load=True).success
     assert not primary.slots[3].any()
     primary.tier.shutdown()
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], StoreServer]]:
+    yield from servers(tmp_path_factory)
+
+
+@pytest.fixture
+def shared(
+    valkey: Callable[[str], StoreServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Primary]:
+    """Makes the engine of a worker whose chunks are in a store that workers share."""
+    server = valkey("valkey")
+    assert isinstance(server, ValkeyServer)
+    url = f"valkey://127.0.0.1:{server.port}/0/{tmp_path.name}"
+
+    def of(worker: str, **given: Any) -> Primary:
+        monkeypatch.setenv("KVCUSTODY_WORKER_NAME", worker)
+        return Primary(url=url, **given)
+
+    return of
+
+
+def test_engines_of_one_owner_and_model_share_a_remote_store(shared: Callable[..., Primary]):
+    first, second = shared("gpu-1"), shared("gpu-2")
+    content = first.fill(0, 0)
+    assert second.finds() == [False] * 4, "nobody has stored it"
+    assert first.do(KEYS[:1], [0], load=False).success
+    assert second.finds() == [False] * 4, "what was not there is not asked for again at once"
+    time.sleep(1.1)
+    assert second.finds() == [True, False, False, False]
+    assert second.do(KEYS[:1], [3], load=True).success
+    assert second.slots[3].tobytes() == content
+    assert second.tier._copies.tier.counts.stored == 0, "its owner alone has custody"
+    for told in ({"owner": "other"}, {"revision": "2"}):
+        other = shared("gpu-3", **told)
+        assert other.finds() == [False] * 4, told
+        other.tier.shutdown()
+    first.tier._copies.end_all()
+    assert not second.do(KEYS[:1], [4], load=True).success and not second.slots[4].any()
+    assert second.finds() == [False] * 4, "a load did not bring it"
+    for engine in (first, second):
+        engine.tier.shutdown()
+
+
+def test_a_look_up_is_a_miss_after_the_store_s_deadline(
+    shared: Callable[..., Primary], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KVCUSTODY_REMOTE_TIER_TIMEOUT_MS", "100")
+    engine = shared("gpu-1")
+    assert engine.tier.lookup(KEYS[0], ASKING) is LookupResult.RETRY
+    time.sleep(0.15)
+    assert engine.tier.lookup(KEYS[0], ASKING) is LookupResult.MISS
+    engine.tier.shutdown()
+
+
+def test_a_folder_beside_a_store_and_a_worker_without_a_name_are_refused(
+    shared: Callable[..., Primary], tmp_path: Path
+):
+    with pytest.raises(ConfigError, match="name one of both"):
+        shared("gpu-1", root_dir=str(tmp_path / "tier"))
+    with pytest.raises(ConfigError, match="setting `worker_name`"):
+        shared("worker-0")
+
+
+def test_the_folder_is_also_named_as_vllm_s_own_tier_names_it(tmp_path: Path):
+    engine = Primary(root_dir=str(tmp_path / "tier"))
+    engine.fill(0, 0)
+    assert engine.do(KEYS[:1], [0], load=False).success
+    engine.tier.shutdown()
+    assert kept(engine, tmp_path)

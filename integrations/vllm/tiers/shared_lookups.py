@@ -1,0 +1,160 @@
+"""The scheduler's half of look-ups in a store that workers share: a request waits once for what others stored of it.
+
+    lookups.must_wait(governed, wanted, keys)     # whether its look-up is not over; begins it
+    lookups.answered(number, sought)              # as workers answer, shard by shard
+    lookups.is_over(number)                       # all have answered
+
+1. A look-up begins where a request's blocks behind its hit are in no tier that this engine knows, once for a request.
+   It is the worker that asks the store: it alone can open what an object says of itself.
+2. A request waits for it no longer than `wait_us`; an answer that comes later serves the next request.
+3. What every shard found is put into the directory as borrowed, and is found and loaded from there like a copy of its
+   own. An answer that an erasure or another policy overtook is dropped.
+4. What was not found is not asked for again for a second.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcustody.clock import Clock
+from kvcustody.errors import KeyringError
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, KnownCopy
+from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, CopyRule, SeekCopies, SoughtCopy
+
+if TYPE_CHECKING:
+    from kvcustody.governance.tiers.tier_link import TierLink
+    from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+
+_AGAIN_US = 1_000_000
+_ABSENT_MAX = 4096
+
+
+class SharedLookup:
+    """A request's look-up: why it is made, the jobs that are not over, what it was expected to take, and took."""
+
+    __slots__ = ("began_us", "expected_us", "jobs", "reason", "took_us", "until_us")
+
+    def __init__(self, reason: str, began_us: int, until_us: int, expected_us: int) -> None:
+        self.reason, self.began_us, self.until_us, self.expected_us = reason, began_us, until_us, expected_us
+        self.jobs: set[int] = set()
+        self.took_us = 0
+
+
+class SoughtRun(NamedTuple):
+    """Blocks `depth` to the end of `keys` of one domain's chain, of which no tier here is known to have the first.
+
+    `keys`: of the chain, from block `first` on. `name_at`: what an object that ends there is called; it raises
+    `KeyringError` once the domain's epoch is destroyed. `next_name`: of the next whole object, which is sought first.
+    """
+
+    label: DomainLabel
+    rule: CopyRule
+    first: int
+    depth: int
+    keys: bytes
+    name_at: Callable[[int], bytes]
+    next_name: bytes
+
+
+class _Asked(NamedTuple):
+    lookup: SharedLookup
+    run: SoughtRun
+    ends: int
+    by_shard: list[tuple[SoughtCopy, ...]]
+
+
+class SharedLookups:
+    """Look-ups of one engine in its shared store. Called on the engine's thread."""
+
+    def __init__(
+        self,
+        tier: str,
+        directory: CopyDirectory,
+        link: TierLink,
+        send: Callable[[CopyJob], int],
+        clock: Clock,
+        *,
+        wait_us: int,
+    ) -> None:
+        self.tier = tier
+        self._directory, self._link, self._send, self._clock = directory, link, send, clock
+        self._wait_us = wait_us
+        self._asked: dict[int, _Asked] = {}  # by job
+        self._absent: OrderedDict[bytes, int] = OrderedDict()  # by name, until when it is not asked for again
+
+    def must_wait(self, governed: GovernedRequest) -> bool:
+        """Whether the request's look-up is not over (rule 2)."""
+        lookup = governed.looking
+        if lookup is None:
+            return False
+        now_us = self._clock.now_us()
+        if lookup.jobs and now_us < lookup.until_us:
+            return True
+        if not lookup.took_us:
+            lookup.took_us = max(1, now_us - lookup.began_us)
+        return False
+
+    def begin(self, governed: GovernedRequest, runs: Sequence[SoughtRun], reason: str) -> None:
+        """Ask for these, less what is known to be absent."""
+        now_us = self._clock.now_us()
+        runs = [run for run in runs if self._absent.get(run.next_name, 0) <= now_us]
+        if not runs:
+            return
+        expected_us = int(self._link.look_us)
+        lookup = governed.looking = SharedLookup(reason, now_us, now_us + self._wait_us, expected_us)
+        for run in runs:
+            job = SeekCopies(0, self.tier, run.label, run.first, run.keys, run.depth, run.rule)
+            number = self._send(job)
+            lookup.jobs.add(number)
+            self._asked[number] = _Asked(lookup, run, self._directory.ends, [])
+
+    def answered(self, number: int, sought: tuple[SoughtCopy, ...]) -> None:
+        """One shard has answered."""
+        asked = self._asked.get(number)
+        if asked is not None:
+            asked.by_shard.append(sought)
+
+    def is_over(self, number: int) -> None:
+        """Every shard has answered: what all of them found can be found from now on (rule 3)."""
+        asked = self._asked.pop(number, None)
+        if asked is None:
+            return
+        lookup, run, ends, by_shard = asked
+        lookup.jobs.discard(number)
+        now_us = self._clock.now_us()
+        if not lookup.jobs:
+            lookup.took_us = now_us - lookup.began_us
+            self._link.looked(lookup.took_us)
+        found = _of_all(by_shard)
+        if ends != self._directory.ends:
+            return
+        with suppress(KeyringError):  # the epoch was destroyed meanwhile: nobody finds them
+            for one in found:
+                whose = (run.label.tenant, run.label.classification)
+                copy = KnownCopy(0, *whose, one.blocks, one.size, one.since_us, one.due_us, run.label)
+                self._directory.borrow(run.name_at(one.end), copy)
+        if not found:
+            self._note_absent(run.next_name, now_us + _AGAIN_US)
+
+    def _note_absent(self, name: bytes, until_us: int) -> None:
+        self._absent[name] = until_us
+        self._absent.move_to_end(name)
+        if len(self._absent) > _ABSENT_MAX:
+            self._absent.popitem(last=False)
+
+
+def _of_all(by_shard: Sequence[tuple[SoughtCopy, ...]]) -> list[SoughtCopy]:
+    """What every shard found, as short, as old and due as soon as any says; up to the first that one lacks."""
+    found: list[SoughtCopy] = []
+    for alike in zip(*by_shard, strict=False):
+        if len({one.end for one in alike}) > 1:
+            break
+        blocks = min(one.blocks for one in alike)
+        size = max(one.size for one in alike)
+        since_us = min(one.since_us for one in alike)
+        found.append(SoughtCopy(alike[0].end, blocks, size, since_us, min(one.due_us for one in alike)))
+    return found
