@@ -39,14 +39,15 @@ _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 class KeyFact(NamedTuple):
     """One durable change to the keyring. `in_service`: what a key service does with the epoch's own key, if it has one.
 
-    `owed`: it is to be asked; `pending`: it destroys the key at `ends_utc` (µs); `gone`.
+    `owed`: it is to be asked; `still-owed`: an earlier process was to ask, and may have died before it said so;
+    `pending`: it destroys the key at `ends_utc` (µs); `gone`.
     """
 
     kind: Literal["created", "rotated", "destroyed", "rewrapped"]
     owner: KeyOwner
     epoch: int
     utc_us: int
-    in_service: Literal["", "owed", "pending", "gone"] = ""
+    in_service: Literal["", "owed", "still-owed", "pending", "gone"] = ""
     ends_utc: int = 0
 
 
@@ -84,6 +85,7 @@ class Keyring:
         self._lock = threading.RLock()
         self._document = store.load()
         self._made_us = {key: stored.created_utc_us for key, stored in self._document.epochs.items()}
+        self._left_owed = [key for key, until_us in self._document.ending.items() if not until_us]
         self.changes = (
             0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
         )
@@ -181,6 +183,15 @@ class Keyring:
             self._save(document)
         fact = KeyFact("destroyed", owner, epoch, at, "owed" if self._port.ends_epochs else "")
         return DestroyReceipt(fact, 1, buffers, states, "wrapped copy removed from the store, memory wiped")
+
+    def take_left_owed(self) -> tuple[KeyFact, ...]:
+        """What a key service was to be asked when this process began; once."""
+        left, self._left_owed = self._left_owed, []
+        return tuple(
+            KeyFact("destroyed", owner, epoch, self._clock.utc_us(), "still-owed")
+            for owner, epoch in left
+            if (owner, epoch) in self._document.ending
+        )
 
     def end_in_service(self) -> tuple[KeyFact, ...]:
         """Have the key service destroy the keys of destroyed epochs, and look again at those it had put off.

@@ -210,6 +210,21 @@ def test_an_epoch_that_lives_is_never_ended_in_the_service_whoever_wrote_the_fil
     assert service.asked == [LABS]
 
 
+def test_what_a_crash_left_owed_is_told_once_by_the_next_process(tmp_path: Path) -> None:
+    service = Service()
+    ring = ring_over(service, tmp_path)
+    ring.ensure([ACME, LABS])
+    ring.destroy(ACME, 1)
+    assert ring.take_left_owed() == (), "it has said so itself"
+    service.ends = {ACME: KeyServiceUnavailable("away")}
+    again = ring_over(service, tmp_path)
+    assert [(fact.owner, fact.in_service) for fact in again.take_left_owed()] == [(ACME, "still-owed")]
+    assert again.take_left_owed() == again.end_in_service() == ()
+    service.ends = {}
+    assert [fact.in_service for fact in again.end_in_service()] == ["gone"]
+    assert ring_over(service, tmp_path).take_left_owed() == ()
+
+
 class Confused:
     """A service whose library raises what nobody expects."""
 
