@@ -169,7 +169,7 @@ def _port(root: Path, service: Path | None) -> WrappingPort:
 def _end_old(keyring: Keyring, port: WrappingPort) -> int:
     """Destroy what wrapped the keyring's epochs before; when the last of it goes (UTC µs), 0: it is gone."""
     until_us = 0
-    if port.ends_epochs:
+    if port.ends_under:
         for owner in keyring.owners():
             for epoch in keyring.epochs(owner):
                 until_us = max(until_us, port.end_epoch(owner, epoch).until_us)

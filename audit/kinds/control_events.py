@@ -483,8 +483,8 @@ class IssuerAssigned(GuardingOrder, frozen=True, tag="issuer-assigned"):
 class KeyEvent(WorkersGuardingEvent, frozen=True, tag="key-event"):
     """A key epoch was made, rotated, revoked or destroyed (class A). Never the key.
 
-    `in_service`: what the key service does with the key that wraps the epoch alone: `owed`, `pending` until
-    `ends_utc` (µs), `gone`.
+    `in_service`: what the key service does with the key that wraps the epoch alone: `owed`, `still-owed` by a process
+    before, `pending` until `ends_utc` (µs), `gone`.
     """
 
     tenant: MaybeServed

@@ -264,6 +264,7 @@ def _started(body: Body) -> str:
 def _key_event(body: Body) -> str:
     service = {
         "owed": "; its key service is to destroy the key that wraps it",
+        "still-owed": "; its key service is still to destroy the key that wraps it",
         "pending": "; its key service destroys the key that wraps it later",
         "gone": "; its key service has destroyed the key that wraps it",
     }.get(body.get("in_service", ""), "")

@@ -717,11 +717,15 @@ class Authority(ABC, Generic[PoolT_co]):
 
     def end_keys_in_service(self) -> None:
         """On any thread but the owning one: have the key service destroy the keys of destroyed epochs, on record."""
-        ended: dict[KeyOwner, list[KeyFact]] = {}
-        for fact in self._keyring.end_in_service():
-            ended.setdefault(fact.owner, []).append(fact)
-        if ended:
-            self.call(lambda authority: authority._record_key_facts(ended))
+        for facts in (self._keyring.take_left_owed(), self._keyring.end_in_service()):
+            by_owner: dict[KeyOwner, list[KeyFact]] = {}
+            for fact in facts:
+                by_owner.setdefault(fact.owner, []).append(fact)
+            if by_owner:
+                self._call_to_record(by_owner)
+
+    def _call_to_record(self, facts: Mapping[KeyOwner, list[KeyFact]]) -> None:
+        self.call(lambda authority: authority._record_key_facts(facts))
 
     def _record_key_facts(self, facts: Mapping[KeyOwner, list[KeyFact]]) -> None:
         for owner, of_owner in facts.items():

@@ -157,10 +157,10 @@ class ErasureInbox:
             facade.call(_Command(selector, order))
         self._hand_over_keys(facade, heard.keys)
         self._hand_over_enforcement(facade, heard.enforcement)
-        facade.end_keys_in_service()
         if heard.restricted.orders != self._restricted.orders:
             self._restricted = heard.restricted
             facade.call(_RestrictionCommand(heard.restricted))
+        facade.end_keys_in_service()  # no other order waits for a key service
         if self._odd:
             raise self._odd[0]
         return len(orders)

@@ -6,11 +6,12 @@
       decode-1:  {address: "10.0.0.6:9470", key: "decode-1+4e5f6a7b+Ad…"}
 
 1. Addresses come from the document alone, never from a request: a request cannot have a worker ask anybody else.
-2. The document may be replaced while the worker runs.
+2. The document may be replaced while the worker runs. While it cannot be read nobody is trusted: prompts are computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -19,7 +20,9 @@ from pydantic import Field
 
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError, VerifierKey, parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
-from kvcustody.errors import ConfigError
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.policies.document.yaml_document import YamlModel, read_model
 
 Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")]
@@ -63,6 +66,19 @@ def read_peers(path: Path) -> Peers:
         host, _, port = entry.address.rpartition(":")
         keys[name], addresses[name] = key, (host.strip("[]"), int(port))
     return Peers(keys, addresses)
+
+
+def watch_peers(path: Path, clock: Clock) -> Callable[[], Peers]:
+    """Who is trusted now (rule 2). Raises `ConfigError` where the document cannot be used at the start."""
+    watched = WatchedFile(path, read_peers, clock)
+
+    def trusted() -> Peers:
+        try:
+            return watched.content()
+        except IdentityError:
+            return Peers({}, {})
+
+    return trusted
 
 
 class PeerKey:

@@ -26,8 +26,9 @@ from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.domain_key_cache import DomainKeys
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer, derive
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort
-from kvcustody.governance.keys.wrapped_key_store import KeyDocument, KeyStore, WrappedEpoch
+from kvcustody.governance.keys.wrapped_key_store import EndingKey, KeyDocument, KeyStore, WrappedEpoch
 from kvcustody.logger import get_logger
+from kvcustody.plurals import several
 
 REWRAP_BATCH = 100
 _ENDS_SECONDS = 5.0
@@ -39,14 +40,15 @@ _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 class KeyFact(NamedTuple):
     """One durable change to the keyring. `in_service`: what a key service does with the epoch's own key, if it has one.
 
-    `owed`: it is to be asked; `pending`: it destroys the key at `ends_utc` (µs); `gone`.
+    `owed`: it is to be asked; `still-owed`: an earlier process was to ask, and may have died before it said so;
+    `pending`: it destroys the key at `ends_utc` (µs); `gone`.
     """
 
     kind: Literal["created", "rotated", "destroyed", "rewrapped"]
     owner: KeyOwner
     epoch: int
     utc_us: int
-    in_service: Literal["", "owed", "pending", "gone"] = ""
+    in_service: Literal["", "owed", "still-owed", "pending", "gone"] = ""
     ends_utc: int = 0
 
 
@@ -84,6 +86,7 @@ class Keyring:
         self._lock = threading.RLock()
         self._document = store.load()
         self._made_us = {key: stored.created_utc_us for key, stored in self._document.epochs.items()}
+        self._left_owed = [key for key, one in self._document.ending.items() if not one.until_us]
         self.changes = (
             0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
         )
@@ -176,11 +179,20 @@ class Keyring:
             del document.epochs[owner, epoch]
             at = self._clock.utc_us()
             document.destroyed[owner, epoch] = at
-            if self._port.ends_epochs:
-                document.ending[owner, epoch] = 0
+            if self._port.ends_under:
+                document.ending[owner, epoch] = EndingKey(0, self._port.ends_under)
             self._save(document)
-        fact = KeyFact("destroyed", owner, epoch, at, "owed" if self._port.ends_epochs else "")
+        fact = KeyFact("destroyed", owner, epoch, at, "owed" if self._port.ends_under else "")
         return DestroyReceipt(fact, 1, buffers, states, "wrapped copy removed from the store, memory wiped")
+
+    def take_left_owed(self) -> tuple[KeyFact, ...]:
+        """What a key service was to be asked when this process began; once."""
+        left, self._left_owed = self._left_owed, []
+        return tuple(
+            KeyFact("destroyed", owner, epoch, self._clock.utc_us(), "still-owed")
+            for owner, epoch in left
+            if (owner, epoch) in self._document.ending
+        )
 
     def end_in_service(self) -> tuple[KeyFact, ...]:
         """Have the key service destroy the keys of destroyed epochs, and look again at those it had put off.
@@ -191,10 +203,16 @@ class Keyring:
         """
         facts = []
         document, began = self._document, time.monotonic()
-        for (owner, epoch), until_us in sorted(
+        for (owner, epoch), ending in sorted(
             document.ending.items(), key=lambda one: one[0] in self._not_ended
         ):
-            if until_us > self._clock.utc_us() or (owner, epoch) in document.epochs:
+            if ending.until_us > self._clock.utc_us() or (owner, epoch) in document.epochs:
+                continue
+            if ending.under != self._port.ends_under:
+                _log.error(
+                    "a destroyed epoch's key is under another root in its key service; put back its wrapped root key",
+                    under=ending.under,
+                )
                 continue
             if time.monotonic() - began > _ENDS_SECONDS:
                 break
@@ -209,10 +227,10 @@ class Keyring:
             self._not_ended.discard((owner, epoch))
             with self._lock, self._store.exclusive():
                 now = self._reload()
-                if now.ending.get((owner, epoch)) != until_us or end.until_us == until_us > 0:
+                if now.ending.get((owner, epoch)) != ending or end.until_us == ending.until_us > 0:
                     continue  # another process has seen it, or there is nothing new
                 if end.until_us:
-                    now.ending[owner, epoch] = end.until_us
+                    now.ending[owner, epoch] = ending._replace(until_us=end.until_us)
                 else:
                     del now.ending[owner, epoch]
                 self._save(now)
@@ -232,11 +250,17 @@ class Keyring:
 
         Saved after every `REWRAP_BATCH` epochs, so that a call that was cut short is made again and goes on: an epoch
         that only the new one opens stays as it is. `progress(done, of)` is called after each save. Facts are of those
-        that were moved. Raises `KeyringError` for an epoch that neither opens.
+        that were moved. Raises `KeyringError` for an epoch that neither opens, and while a key service is still to
+        destroy keys of destroyed epochs: under the new root nobody could ask for them.
         """
         facts = []
         with self._lock, self._store.exclusive():
             document = self._reload()
+            if left := sum(one.under != port.ends_under for one in document.ending.values()):
+                raise KeyringError(
+                    f"{several(left, 'key')} of destroyed epochs are to go from the key service first; start a worker "
+                    "until `kvcustody keys orders` shows none"
+                )
             every = sorted(document.epochs)
             for start in range(0, len(every), REWRAP_BATCH):
                 batch = every[start : start + REWRAP_BATCH]

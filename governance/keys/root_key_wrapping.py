@@ -66,13 +66,16 @@ class WrappingPort(Protocol):
         """Destroy the root key. Everything that it wrapped is lost for good."""
 
     @property
-    def ends_epochs(self) -> bool:
-        """Whether each epoch is wrapped by a key of its own, which `end_epoch` destroys."""
+    def ends_under(self) -> str:
+        """The root under which each epoch is wrapped by a key of its own, which `end_epoch` destroys.
+
+        Empty: they have none.
+        """
 
     def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
         """Destroy the key that wraps this epoch alone, so that no copy of the wrap opens, in whatever backup.
 
-        A second call changes nothing. Only where `ends_epochs`. Raises `KeyServiceUnavailable`.
+        A second call changes nothing. Only where `ends_under`. Raises `KeyServiceUnavailable`.
         """
 
     def may_seal(self) -> bool:
@@ -127,9 +130,9 @@ class RootKeyWrapping:
         return KeyEnd()
 
     @property
-    def ends_epochs(self) -> bool:
+    def ends_under(self) -> str:
         """The root key wraps every epoch: none has a key of its own."""
-        return False
+        return ""
 
     def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
         """Raises `KeyringError`: there is no such key."""

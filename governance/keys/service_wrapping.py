@@ -127,9 +127,9 @@ class ServiceWrapping:
         return end
 
     @property
-    def ends_epochs(self) -> bool:
-        """Rule 1."""
-        return True
+    def ends_under(self) -> str:
+        """Rule 1 and 3."""
+        return self._root_name
 
     def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
         """Destroy the epoch's own key in the service."""

@@ -36,18 +36,27 @@ class WrappedEpoch(NamedTuple):
     created_utc_us: int
 
 
+class EndingKey(NamedTuple):
+    """The key in a key service that wrapped a destroyed epoch: 0, or when the service destroys it (UTC µs).
+
+    `under`: the root that its name is of (`WrappingPort.ends_under`). Under another root a key of that name never was.
+    """
+
+    until_us: int
+    under: str
+
+
 @dataclass(slots=True)
 class KeyDocument:
     """A store's whole content. `latest` keeps the highest epoch ever given to an owner.
 
-    `ending`: destroyed epochs whose own key in a key service is to go. 0: the service is to be asked; else when it
-    destroys the key (UTC µs).
+    `ending`: destroyed epochs whose own key in a key service is to go.
     """
 
     epochs: dict[tuple[KeyOwner, int], WrappedEpoch] = field(default_factory=dict)
     latest: dict[KeyOwner, int] = field(default_factory=dict)
     destroyed: dict[tuple[KeyOwner, int], int] = field(default_factory=dict)
-    ending: dict[tuple[KeyOwner, int], int] = field(default_factory=dict)
+    ending: dict[tuple[KeyOwner, int], EndingKey] = field(default_factory=dict)
 
     def copy(self) -> KeyDocument:
         """A document to change without touching this one."""
@@ -162,7 +171,7 @@ def _render(document: KeyDocument) -> dict[str, Any]:
         ],
         "latest": [named(owner, epoch) for owner, epoch in sorted(document.latest.items())],
         "destroyed": [{**named(*key), "utc_us": at} for key, at in sorted(document.destroyed.items())],
-        "ending": [{**named(*key), "until_us": until} for key, until in sorted(document.ending.items())],
+        "ending": [{**named(*key), **one._asdict()} for key, one in sorted(document.ending.items())],
     }
 
 
@@ -178,7 +187,7 @@ def _parse(data: Any) -> KeyDocument:
     for row in data["destroyed"]:
         document.destroyed[_owner(row), int(row["epoch"])] = int(row["utc_us"])
     for row in data.get("ending", ()):
-        document.ending[_owner(row), int(row["epoch"])] = int(row["until_us"])
+        document.ending[_owner(row), int(row["epoch"])] = EndingKey(int(row["until_us"]), str(row["under"]))
     return document
 
 

@@ -1,7 +1,8 @@
 """Who holds a tier that outlives its process, and whether the one before died: kept in the tier's own place.
 
 1. A holder writes its name there once it has gone through what was there, and that it stopped when it stopped in order.
-   Whoever comes next and reads no such stop takes it for dead, and so it does with what it cannot read.
+   Whoever comes next and reads no such stop takes it for dead, and so it does with what it cannot read. Whoever has the
+   store writes there too: names go on record, so they are short and printable, or nobody's.
 2. An heir is the next process of the same worker, or of a worker in the same placement group (the one without a name is
    none).
 3. Which copies an heir takes over is the policy's to say (`on_worker_death`); of a dead worker nobody else takes any.
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 
 from kvcustody.governance.edge.door_token import GROUP
 
+_NAME_CHARACTERS = 256
 RESTORED, ENDED = "restored", "ended"
 
 
@@ -44,6 +46,8 @@ def death_before(written: bytes, holder: TierHolder) -> WorkerDeath | None:
     try:
         said = json.loads(written)
         before = TierHolder(*(str(said[name]) for name in TierHolder._fields))
+        if not all(len(name) <= _NAME_CHARACTERS and name.isprintable() for name in before):
+            raise ValueError("holds no names")
         if said["stopped"] is True:
             return None
     except (ValueError, KeyError, TypeError, RecursionError):

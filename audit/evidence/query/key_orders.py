@@ -104,8 +104,7 @@ def _standing(
         if one.ended_us is None and one.started_us <= order.at_us + CLOCKS_DIFFER_US and life not in answered
     }
     states = Counter((int(body["epoch"]), str(body["in_service"])) for body in ends)
-    # Of an epoch that is said to be gone more often than it was owed nothing is left, and no other epoch is less owed.
-    left = {epoch: max(0, states[epoch, "owed"] - states[epoch, "gone"]) for epoch, _ in states}
+    left = _owed(ends, states)
     put_off = {
         epoch: min(count, max(0, states[epoch, "pending"] - states[epoch, "gone"]))
         for epoch, count in left.items()
@@ -118,6 +117,22 @@ def _standing(
     ]
     state = "open" if waiting or owed else "pending" if until else "complete"
     return KeyOrderStanding(*order, state, tuple(sorted(waiting)), owed, max(until, default=None))
+
+
+def _owed(ends: Sequence[Body], states: Mapping[tuple[int, str], int]) -> dict[int, int]:
+    """Of each epoch, how many keys a service is still to destroy; leaves are in their order.
+
+    One that is said to be gone more often than it was owed makes no other less owed. What a process before owed counts
+    until it is gone, as that process may have died before it said so.
+    """
+    still: dict[int, int] = {}
+    for body in ends:
+        if body["in_service"] in ("still-owed", "gone"):
+            still[int(body["epoch"])] = int(body["in_service"] == "still-owed")
+    return {
+        epoch: max(0, states[epoch, "owed"] - states[epoch, "gone"], still.get(epoch, 0))
+        for epoch, _ in states
+    }
 
 
 def _bodies(connection: Connection, kind: str, names: Collection[str]) -> list[Body]:

@@ -8,7 +8,8 @@
    memory is asked for it, and given it back, on the caller's thread: behind no write, and waking nobody.
 2. Whether a call that did not answer took effect is not known. `SealedTier` asks for the deletion of what may have come
    of it; a load that answers late is over at once.
-3. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
+3. Whatever a store raises is a failure of its own, and reaches its caller as `StoreError`.
+4. After `failures` in a row the store is not asked for `pause_seconds`, then once; each further failure doubles the
    pause, up to 64 times.
 """
 
@@ -22,7 +23,9 @@ from typing import TypeVar
 from kvcustody.clock import Clock
 from kvcustody.errors import StoreError
 from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
+from kvcustody.logger import get_logger
 
+_log = get_logger(__name__)
 _DOUBLINGS = 6
 _PAGE_REQUESTS = 20
 Answer = TypeVar("Answer")
@@ -167,7 +170,7 @@ class GuardedStore:
     def holder(self) -> bytes:
         """As the store's; nothing of one that keeps none. Asked once, at a start."""
         read: Callable[[], bytes] | None = getattr(self._store, "holder", None)
-        return b"" if read is None else read()
+        return b"" if read is None else self._ask(read)
 
     def write_holder(self, written: bytes) -> None:
         """As the store's."""
@@ -215,6 +218,10 @@ class GuardedStore:
         except StoreError:
             self._failed()
             raise
+        except Exception as error:  # of a library that could not read an answer
+            self._failed()
+            _log.exception("a store raised what nobody expects", tier=self.kind)
+            raise StoreError(f"{self.kind} tier: failed ({type(error).__name__})") from None
         self._in_a_row = 0
         return answer
 

@@ -28,7 +28,6 @@ from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted
 _KEYS_A_DELETE = 1000
 _PAGES_MAX, _LISTING_TIMES = 64, 20
 _OK = (200, 204)
-_ABSENT = 404
 _VERSION = re.compile(r"<(Version|DeleteMarker)>(.*?)</\1>", re.DOTALL)
 _ERROR = re.compile(r"<Error>(.*?)</Error>", re.DOTALL)
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
@@ -250,19 +249,17 @@ class S3Client:
             try:
                 said = self._asked("GET", self._key(name), {"retention": "", "versionId": id_})
                 until = datetime.fromisoformat(_field(said.decode(errors="replace"), "RetainUntilDate"))
-            except (StoreError, FileNotFoundError, ValueError):
+                latest = max(latest, int(until.timestamp() * 1_000_000))
+            except (StoreError, ValueError, OverflowError):
                 return 0
-            latest = max(latest, int(until.timestamp() * 1_000_000))
         return latest
 
     def _asked(self, method: str, name: str, query: Mapping[str, str], body: bytes = b"") -> bytes:
-        """What the store says to a signed request. Raises `StoreError` with its code, `FileNotFoundError` for 404."""
+        """What the store says to a signed request. Raises `StoreError` with its code, also where there is no bucket."""
         try:
             answer = self._requests.ask(method, name, query, body)
         except OSError as error:
             raise StoreError(f"{self.place}: {error}") from None
-        if answer.status == _ABSENT:
-            raise FileNotFoundError
         if answer.status not in _OK:
             code = _CODE.search(answer.body)
             said = f" {code[1].decode()}" if code else ""

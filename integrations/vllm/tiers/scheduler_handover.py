@@ -23,12 +23,11 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.audit.kinds import BlocksHandedOver
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, KeyringError
-from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.handover.exchange import AnsweredFetch
 from kvcustody.governance.handover.offers import OFFERS_MAX, Offer, OfferedPart
-from kvcustody.governance.handover.peers import PeerKey, read_peers
+from kvcustody.governance.handover.peers import PeerKey, watch_peers
 from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, chain_digest, issue, read_ticket
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.integrations.vllm.tiers.copy_plans import Fetching
@@ -88,7 +87,7 @@ class SchedulerHandover:
         self._worker, self._tier, self._life = settings.worker_name, tier, life
         self._gives, self._lease_ms = bool(settings.handover_address), 1000 * settings.handover_lease_seconds
         self._key = PeerKey.open(settings.handover_key_file, settings.worker_name)
-        self._peers = WatchedFile(settings.handover_peers_path, read_peers, port.clock).content
+        self._peers = watch_peers(settings.handover_peers_path, port.clock)
         own = self._peers().keys.get(self._worker)
         if own is None or own != self._key.verifier:
             raise ConfigError(

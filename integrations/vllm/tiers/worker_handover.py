@@ -16,10 +16,9 @@ from typing import NamedTuple, Protocol
 
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
-from kvcustody.governance.credentials.watched_file import WatchedFile
 from kvcustody.governance.handover.exchange import AnsweredFetch, Fetched, HandoverServer, fetch_objects
 from kvcustody.governance.handover.offers import OfferedPart, OfferTable
-from kvcustody.governance.handover.peers import PeerKey, read_peers
+from kvcustody.governance.handover.peers import PeerKey, watch_peers
 from kvcustody.governance.handover.ticket import Ticket
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
@@ -83,7 +82,7 @@ class WorkerHandover:
         self._thread, self._results, self._clock, self._shard = thread, results, clock, shard
         self._worker, self._address, self._stack = settings.worker_name, settings.handover_address, stack
         self._key = PeerKey.open(settings.handover_key_file, settings.worker_name)
-        self._peers = WatchedFile(settings.handover_peers_path, read_peers, clock).content
+        self._peers = watch_peers(settings.handover_peers_path, clock)
         self._offers = OfferTable(lambda part: thread.give(part, _GIVE_SECONDS), clock)
         self._life = ""
         self._fetching: dict[str, Future[Fetched]] = {}  # by ticket, in this step

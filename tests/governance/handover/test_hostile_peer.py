@@ -12,11 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvcustody.audit.tlog.signing_key import create_signing_key
+from kvcustody.clock import VirtualClock
+from kvcustody.errors import ConfigError
 from kvcustody.governance.credentials.scope_token_bytes import encoded, write_text
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.handover import exchange, ticket
 from kvcustody.governance.handover.exchange import Fetched
+from kvcustody.governance.handover.peers import Peers, watch_peers
 from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, read_ticket
 from standins.governance.handing_pair import BLOCKS, LIFE, PEER_LIFE, Pair
 from standins.governance.tier_place import keys_of
@@ -191,3 +195,26 @@ def test_what_was_computed_after_the_erasure_is_kept_once_clocks_cannot_explain_
         assert pair.prefill.keep(label, prompt, BLOCKS) == BLOCKS
         found = pair.fetch(pair.ticket(label, prompt))
         assert pair.decode.tier.receive(label, keys_of(prompt, BLOCKS), found.objects) == kept
+
+
+def test_nobody_is_trusted_while_the_document_of_peers_cannot_be_read(tmp_path: Path) -> None:
+    """Whoever replaces it writes it in two steps, or wrong: no engine ends for it."""
+    clock, path = VirtualClock(), tmp_path / "peers.yaml"
+    key = create_signing_key(tmp_path / "a.key", "prefill-1").verifier
+    text = f"schema: kvcustody/handover-peers@1\nworkers:\n  prefill-1: {{address: 'h:1', key: '{key}'}}\n"
+    path.write_text(text)
+    trusted = watch_peers(path, clock)
+    assert trusted().addresses == {"prefill-1": ("h", 1)}
+    for odd in (text[:-9], "workers: 7\n", None):
+        if odd is None:
+            path.unlink()
+        else:
+            path.write_text(odd)
+        clock.advance(2_000_000)
+        assert trusted() == Peers({}, {})
+    path.write_text(text)
+    clock.advance(2_000_000)
+    assert trusted().addresses == {"prefill-1": ("h", 1)}, "control"
+    path.write_text(text[:-9])
+    with pytest.raises(ConfigError):
+        watch_peers(path, clock)

@@ -161,5 +161,6 @@ def test_who_is_an_heir() -> None:
     assert death_before(same.written(), nobody) == WorkerDeath(same, False), (
         "the group without a name is none"
     )
-    for torn in (b"", b"{", one.written()[:-3], b"[]", b"{}"):
+    odd = [one._replace(worker=name).written() for name in ("a\0", "a\x1b[2J", "a" * 257)]
+    for torn in (b"", b"{", one.written()[:-3], b"[]", b"{}", *odd):
         assert death_before(torn, one) == WorkerDeath(UNKNOWN, False)

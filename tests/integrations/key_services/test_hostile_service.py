@@ -19,7 +19,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import KeyEnd, RootKeyWrapping
 from kvcustody.governance.keys.service_wrapping import SCHEMA
-from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.keys.wrapped_key_store import EndingKey, FileKeyStore
 from kvcustody.integrations.key_services.document import open_wrapping
 from kvcustody.integrations.key_services.openbao import OpenBaoTransit
 from kvcustody.integrations.key_services.places import OpenBaoPlace
@@ -148,10 +148,11 @@ class Service(RootKeyWrapping):
         super().__init__(KeyBuffer.random(KEY_BYTES))
         self.ends: dict[KeyOwner, BaseException | KeyEnd] = {}
         self.asked: list[KeyOwner] = []
+        self.root = "root-1"
 
     @property
-    def ends_epochs(self) -> bool:
-        return True
+    def ends_under(self) -> str:
+        return self.root
 
     def end_epoch(self, owner: KeyOwner, epoch: int) -> KeyEnd:
         self.asked.append(owner)
@@ -203,11 +204,50 @@ def test_an_epoch_that_lives_is_never_ended_in_the_service_whoever_wrote_the_fil
     ring.destroy(LABS, 1)
     store = FileKeyStore(tmp_path / "keys.json")
     document = store.load()
-    document.ending[ACME, 1] = 0
+    document.ending[ACME, 1] = EndingKey(0, service.root)
     store.save(document)
     again = ring_over(service, tmp_path)
     assert [fact.owner for fact in again.end_in_service()] == [LABS]
     assert service.asked == [LABS]
+
+
+def test_what_a_crash_left_owed_is_told_once_by_the_next_process(tmp_path: Path) -> None:
+    service = Service()
+    ring = ring_over(service, tmp_path)
+    ring.ensure([ACME, LABS])
+    ring.destroy(ACME, 1)
+    assert ring.take_left_owed() == (), "it has said so itself"
+    service.ends = {ACME: KeyServiceUnavailable("away")}
+    again = ring_over(service, tmp_path)
+    assert [(fact.owner, fact.in_service) for fact in again.take_left_owed()] == [(ACME, "still-owed")]
+    assert again.take_left_owed() == again.end_in_service() == ()
+    service.ends = {}
+    assert [fact.in_service for fact in again.end_in_service()] == ["gone"]
+    assert ring_over(service, tmp_path).take_left_owed() == ()
+
+
+def test_under_another_root_no_destroyed_key_counts_as_gone(tmp_path: Path) -> None:
+    """Whoever removes the wrapped root key has the next process make another, whose keys have other names."""
+    service = Service()
+    ring = ring_over(service, tmp_path)
+    ring.ensure([ACME])
+    ring.destroy(ACME, 1)
+    service.root = "root-2"
+    assert ring_over(service, tmp_path).end_in_service() == () and service.asked == []
+    service.root = "root-1"
+    assert [fact.in_service for fact in ring_over(service, tmp_path).end_in_service()] == ["gone"], "control"
+
+
+def test_epochs_move_under_no_other_root_while_a_service_is_to_destroy_keys(tmp_path: Path) -> None:
+    service = Service()
+    ring = ring_over(service, tmp_path)
+    ring.ensure([ACME, LABS])
+    ring.destroy(ACME, 1)
+    with pytest.raises(KeyringError, match="1 key of destroyed epochs"):
+        ring.rewrap(RootKeyWrapping(KeyBuffer.random(KEY_BYTES)))
+    assert ring.end_in_service()
+    moved = ring.rewrap(RootKeyWrapping(KeyBuffer.random(KEY_BYTES)))
+    assert [fact.owner for fact in moved] == [LABS], "control"
 
 
 class Confused:

@@ -6,9 +6,10 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,19 +19,33 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure
-from kvcustody.governance.settings import load_settings
+from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tiers.open_tiers import tier_plan
 from kvcustody.governance.tiers.stores.file_store import FileStore
-from kvcustody.governance.tiers.tier import CopyLimit, TierShare, TierTerms
+from kvcustody.governance.tiers.stores.host_arena import HostArena
+from kvcustody.governance.tiers.stores.store_protocol import TierStore
+from kvcustody.governance.tiers.tier import CopyLimit, SealedObject, TierShare, TierTerms
 from kvcustody.governance.tiers.tier_rules import NOT_HERE
-from kvcustody.integrations.vllm.tiers import worker_tiers
+from kvcustody.integrations.vllm.tiers import worker_handover, worker_tiers
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory
-from kvcustody.integrations.vllm.tiers.tier_messages import CloseTier, CopyJob, CopyReply, CopyRule, OpenTier
+from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CloseTier,
+    CopyJob,
+    CopyReply,
+    CopyRule,
+    FetchCopies,
+    FetchedCopies,
+    NarrowCopies,
+    OpenTier,
+)
+from kvcustody.integrations.vllm.tiers.worker_handover import WorkerHandover
 from kvcustody.integrations.vllm.tiers.worker_tiers import TierThread, WorkerKeys, WorkerTiers
 from kvcustody.kernels.segment import SegmentTable
 from standins.engines.vllm.deployment import Deployment
-from standins.governance.tier_place import ABSOLUTE_US, BLOCK, LAYOUT, STEP, Place
+from standins.governance.handing_pair import BLOCKS, PEER_LIFE, Pair
+from standins.governance.tier_place import ABSOLUTE_US, BLOCK, LAYOUT, STEP, Place, keys_of
+from standins.waiting import until
 
 
 @pytest.fixture
@@ -68,6 +83,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[WorkerKeys]:
 
     monkeypatch.setattr(worker_tiers, "open_worker_keys", noted)
     return made
+
+
+RULE = CopyRule(CopyLimit(ABSOLUTE_US, ABSOLUTE_US // 16), TierShare())
 
 
 def tier_threads() -> list[str]:
@@ -139,6 +157,20 @@ def test_what_an_erasure_destroyed_ends_again_before_a_load(
     assert brought == ([0, 0] if told else [STEP, STEP])
 
 
+def _thread(place: Place, name: str, store: TierStore, replies: deque[CopyReply], **terms: Any) -> TierThread:
+    memory = TensorMemory([SegmentTable.from_tensors([torch.zeros(8, BLOCK, dtype=torch.uint8)])])
+    world = place.world
+    return TierThread(
+        name,
+        store,
+        WorkerKeys(world.keyring, place.folder / "keys.json", world.shred),
+        TierTerms(LAYOUT, BLOCK, 16, lambda *_: NOT_HERE, object_blocks=STEP, **terms),
+        BlockBytes(memory),
+        world.clock,
+        replies,
+    )
+
+
 def _replies(place: Place, completed: list[CompletedErasure]) -> list[CopyReply]:
     """What a worker's thread answers from its opening to its close, with what a directory sends between."""
     jobs: list[CopyJob] = []
@@ -147,24 +179,13 @@ def _replies(place: Place, completed: list[CompletedErasure]) -> list[CopyReply]
         jobs.append(job._replace(number=len(jobs) + 1))
         return len(jobs)
 
-    rule = CopyRule(CopyLimit(ABSOLUTE_US, ABSOLUTE_US // 16), TierShare())
-    send(OpenTier(0, "nvme", 16, {("acme", "internal"): rule}))
+    send(OpenTier(0, "nvme", 16, {("acme", "internal"): RULE}))
     directory = CopyDirectory("nvme", 1, send)
     for complete in completed:
         assert directory.erase_returned(complete) == 0
     send(CloseTier(0, "nvme"))
-    world, replies = place.world, deque[CopyReply]()
-    memory = TensorMemory([SegmentTable.from_tensors([torch.zeros(8, BLOCK, dtype=torch.uint8)])])
-    terms = TierTerms(LAYOUT, BLOCK, 16, lambda *_: NOT_HERE, object_blocks=STEP)
-    thread = TierThread(
-        "nvme",
-        FileStore(place.folder / "tier", place.capacity),
-        WorkerKeys(world.keyring, place.folder / "keys.json", world.shred),
-        terms,
-        BlockBytes(memory),
-        world.clock,
-        replies,
-    )
+    replies = deque[CopyReply]()
+    thread = _thread(place, "nvme", FileStore(place.folder / "tier", place.capacity), replies)
     for job in jobs:
         thread.put(job)
     thread.join()
@@ -174,3 +195,94 @@ def _replies(place: Place, completed: list[CompletedErasure]) -> list[CopyReply]
 def _close(place: Place) -> None:
     place.tier.close()
     place.world.close()
+
+
+class Decode:
+    """The decode half of a pair as vLLM's worker has it: a tier's thread, and what it fetches from the prefill half."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pair = Pair(folder)
+        self.label = self.pair.prefill.label("acme", "ann")
+        assert self.pair.prefill.keep(self.label, "prompt", BLOCKS) == BLOCKS
+        address = ":".join(map(str, self.pair.server.address))
+        lines = [
+            f"  {name}: {{address: '{address}', key: '{key.verifier}'}}"
+            for name, key in self.pair.keys.items()
+        ]
+        peers = folder / "peers.yaml"
+        peers.write_text("schema: kvcustody/handover-peers@1\nworkers:\n" + "\n".join(lines) + "\n")
+        settings = Settings(
+            policy_path=folder / "policy.yaml",
+            database_url=f"sqlite:///{folder / 'ledger.db'}",
+            worker_name="decode",
+            handover_peers_path=peers,
+            handover_key_path=folder / "decode.key",
+        )
+        self.replies = deque[CopyReply]()
+        self.thread = _thread(self.pair.decode, "host", HostArena(1 << 20), self.replies, encloses=True)
+        self.thread.put(OpenTier(1, "host", 16, {("acme", "internal"): RULE}))
+        self.stack = ExitStack()
+        self.handover = WorkerHandover(settings, self.thread, self.replies, self.pair.clock, 0, self.stack)
+        self.handover.begin("host", PEER_LIFE)
+
+    def fetch(self, number: int) -> FetchCopies:
+        """A job with a ticket of its own."""
+        text = self.pair.ticket(self.label, "prompt")
+        return FetchCopies(
+            number, "host", self.pair.read(text), text, self.label, keys_of("prompt", BLOCKS), RULE
+        )
+
+    def fetched(self, number: int) -> FetchedCopies | None:
+        found = until(lambda: [reply for reply in self.replies if reply.number == number])
+        return found[0].fetched
+
+    def close(self) -> None:
+        self.stack.close()
+        self.thread.put(CloseTier(0, "host"))
+        self.thread.join()
+        self.pair.close()
+
+
+@pytest.fixture
+def decode(tmp_path: Path) -> Iterator[Decode]:
+    made = Decode(tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_a_fetch_brings_is_not_kept_where_policy_has_changed_meanwhile(decode: Decode) -> None:
+    """The fetch's rule is the earlier one, and wider."""
+    held, ask = threading.Event(), decode.pair.tampers
+
+    def slow(objects: list[SealedObject]) -> list[SealedObject]:
+        held.wait(5)
+        return ask(objects)
+
+    decode.pair.tampers = slow
+    decode.handover.put(decode.fetch(2))
+    decode.thread.put(NarrowCopies(3, "host", {}))
+    until(lambda: any(reply.number == 3 for reply in decode.replies))
+    held.set()
+    assert decode.fetched(2) == FetchedCopies(0, 0, "narrowed")
+    decode.thread.put(NarrowCopies(4, "host", {("acme", "internal"): RULE}))
+    until(lambda: any(reply.number == 4 for reply in decode.replies))
+    decode.handover.put(decode.fetch(5))
+    assert (kept := decode.fetched(5)) is not None and kept.blocks == BLOCKS, "control: nothing has changed"
+
+
+def test_a_peer_sends_no_more_than_the_blocks_of_its_ticket_have(decode: Decode) -> None:
+    decode.pair.tampers = lambda objects: [one._replace(data=one.data + bytes(16_384)) for one in objects]
+    decode.handover.put(decode.fetch(2))
+    assert decode.fetched(2) == FetchedCopies(0, 0, "too-large")
+    decode.pair.tampers = lambda objects: objects
+    decode.handover.put(decode.fetch(3))
+    assert (kept := decode.fetched(3)) is not None and kept.blocks == BLOCKS, "control"
+
+
+def test_a_fetch_that_waited_behind_others_for_too_long_is_not_made(
+    decode: Decode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_handover, "FETCH_SECONDS", -1.0)
+    decode.handover.put(decode.fetch(2))
+    assert decode.fetched(2) == FetchedCopies(0, 0, "late")
+    assert decode.pair.given == [], "nobody was asked"

@@ -94,3 +94,20 @@ def test_one_epoch_that_is_said_to_be_gone_twice_hides_no_other(store: Engine, m
     assert (standing(store).state, standing(store).in_service) == ("open", 1)
     said(worker, key(2, "gone"))
     assert standing(store).state == "complete", "control"
+
+
+def test_what_a_process_owed_that_died_before_it_said_so_keeps_the_order_open(
+    store: Engine, make_writer: Any
+) -> None:
+    worker = started(store, make_writer)
+    at_us = order(store)
+    said(worker, KeysDropped(1, at_us, 0))
+    assert standing(store).state == "complete", "void: something is owed"
+
+    def key(state: str) -> KeyEvent:
+        return KeyEvent(2, "acme", "destroyed", 1, "governor", in_service=state)
+
+    said(worker, key("still-owed"))
+    assert (standing(store).state, standing(store).in_service) == ("open", 1)
+    said(worker, key("gone"))
+    assert standing(store).state == "complete"

@@ -1,4 +1,4 @@
-"""A store whose listing never ends: its worker starts, gives up in bounds, and keeps no name of what was invented."""
+"""A store whose listing never ends, or whose answers nobody expects: its worker gives up in bounds and goes on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from kvcustody.errors import StoreError
 from kvcustody.governance.tiers import tier as tier_module
 from kvcustody.governance.tiers.stores import remote_store, s3_client, valkey_client
+from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.remote_store import RemoteStore, owner_of
 from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place
 from kvcustody.governance.tiers.stores.s3_requests import S3Key
@@ -26,7 +27,7 @@ class Endless:
     """A server that speaks S3 and always has another page; `ends_at`: of so many pages."""
 
     def __init__(self) -> None:
-        self.pages, self.ends_at = 0, 1 << 30
+        self.pages, self.ends_at, self.status = 0, 1 << 30, 200
         told = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -40,7 +41,7 @@ class Endless:
                     f"<IsTruncated>{str(goes_on).lower()}</IsTruncated>"
                     f"<NextKeyMarker>{key}{told.pages}</NextKeyMarker></R>"
                 ).encode()
-                self.send_response_only(200)
+                self.send_response_only(told.status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -178,3 +179,32 @@ def test_a_listing_in_which_nothing_is_an_owners_is_given_up(monkeypatch: pytest
         store.page(b"", 100)
     assert client.listed == 500
     store.close()
+
+
+@pytest.mark.parametrize("status", [404, 301, 500])
+def test_a_bucket_that_is_gone_or_moved_is_a_store_that_fails(endless: Endless, status: int) -> None:
+    """Nothing of a bucket that does not answer is absent: its objects may be there when it does."""
+    endless.status = status
+    for ask in (lambda: endless.client.page(b"", 10), lambda: endless.client.delete([bytes(32)])):
+        with pytest.raises(StoreError, match=str(status)):
+            ask()
+
+
+def test_what_a_store_raises_that_nobody_expects_is_a_store_that_fails(tmp_path: Path) -> None:
+    """Its answers are read by libraries: none of their errors reaches the thread of an engine."""
+    place = Place(tmp_path, "host")
+    store = GuardedStore(place.made(), seconds=1.0, clock=place.world.clock, failures=2)
+    assert store.page(b"", 10) == [], "control"
+
+    def raises(after: bytes, limit: int) -> list[Listed]:
+        raise OverflowError("a date that is none")
+
+    store._store.page = raises  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(StoreError, match="OverflowError"):
+            store.page(b"", 10)
+    assert not store.is_open, "and it counts as a failure"
+    store.close()
+    place.tier.close()
+    place.staging.close()
+    place.world.close()
