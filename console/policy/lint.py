@@ -107,7 +107,8 @@ def lint_command(
     used (with --used), scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool), and fields
     that do nothing, beside one engine (with --engine) or with the tiers that workers have (with --tiers). With --ledger
     the ledger says what was reused and which tenants ever came; it is only read. Exit 0; 1 where a grant or
-    segment can open nothing (KVP716), and with --fail on any finding.
+    segment can open nothing (KVP716), where copies go to a store that workers lack (KVP775), and with --fail on any
+    finding.
     """
     known, reused = _lines(seen.tenants), _lines(seen.used)
     if seen.ledger is not None:

@@ -50,10 +50,37 @@ def print_tiers(answer: dict[str, Any]) -> None:
                 ", ".join(f"{number:,} {reason}" for reason, number in row["against"].items()) or "0",
             )
     stdout().print(table, markup=False)
+    _print_sizes([row for item in items for row in item["transfers"] if row["sizes"]])
     for item in items:
         if item["transfers"]:
             sign = "−" if item["net_us"] < 0 else ""
             say(f"{item['tier']}: saved less spent, stores included: {sign}{time_text(abs(item['net_us']))}")
+
+
+def _print_sizes(summed: list[dict[str, Any]]) -> None:
+    """What a transfer of each size took in the mean, beside what was predicted."""
+    if not summed:
+        return
+    columns = ("moved", "each took", "with a prediction", "predicted, each", "took, each")
+    table = make_table("transfers that were done, by size", "tier", "action", "bytes, from", *columns, left=2)
+    for row in summed:
+        for one in row["sizes"]:
+            count = one["predicted"]
+            predicted, took = (
+                time_text(one[name] // count) if count else "–"
+                for name in ("predicted_us", "predicted_actual_us")
+            )
+            table.add_row(
+                row["tier"],
+                row["action"],
+                size(one["bytes_min"]),
+                f"{one['transfers']:,}",
+                time_text(one["measured_us"] // one["transfers"]),
+                f"{count:,}",
+                predicted,
+                took,
+            )
+    stdout().print(table, markup=False)
 
 
 def print_transfers(answer: dict[str, Any]) -> None:

@@ -94,6 +94,7 @@ from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Action, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
+from kvcustody.policies.workbench.lint.without_effect import needs_store
 
 T = TypeVar("T")
 _OVER = "its time is over"
@@ -142,6 +143,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self.tenant_counters: dict[str, TenantCounters] = {}
         self._departed = TenantCounters()
         self.measures = ServingMeasures(block_tokens)
+        self._has_store = True
         self.counted: Counted | None = None  # the newest counters, for any thread; None: nobody asked yet
         self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
         self._shares = ledger.shares
@@ -469,6 +471,19 @@ class Authority(ABC, Generic[PoolT_co]):
         self._share_ledger(table)
         self._bind(table, now_us)
         self._narrow_tiers()
+        self._look_for_store(table)
+
+    def set_store(self, *, is_there: bool) -> None:
+        """Whether copies can go to a remote store: where there is none, a later revision that needs one is reported."""
+        self._has_store = is_there
+        self._look_for_store(self.table)
+
+    def _look_for_store(self, table: DecisionTable) -> None:
+        """A revision is followed all the same, for what it narrows: what would need the store stays on the device."""
+        lacking = [] if self._has_store else list(needs_store(table.policy))
+        self.measures.absent_stores = len(lacking)
+        for _, code, why in lacking:
+            _log.error("no store for copies", revision=table.revision, code=code, why=why)
 
     def _share_ledger(self, table: DecisionTable) -> None:
         """Where tenants are kept apart, each waits for the ledger in a share of its own: that of the pool."""

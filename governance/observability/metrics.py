@@ -145,6 +145,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("integrity_mismatched_blocks_total", "counter", "Of them, those that had changed: never attached.",
             _WORKER, "integrity_mismatched"),
     # tiers beside the device (TIE-1)
+    Measure("tier_absent_stores", "gauge", "Classifications of the active policy whose copies would go to a remote "
+            "store alone, where the worker has none.", _WORKER, "absent_stores"),
     Measure("tier_copies", "gauge", "Sealed copies that can be found in a tier.", _TIER, "tier_copies.{tier}"),
     Measure("tier_used_bytes", "gauge", "Their sealed bytes.", _TIER, "tier_used_bytes.{tier}"),
     Measure("tier_capacity_bytes", "gauge", "The most that a tier keeps.", _TIER, "tier_capacity_bytes.{tier}"),

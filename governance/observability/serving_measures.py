@@ -40,6 +40,7 @@ class ServingMeasures:
         "_cancelled",
         "_first",
         "_first_used",
+        "absent_stores",
         "ages",
         "avoided_seconds",
         "cancels",
@@ -67,6 +68,9 @@ class ServingMeasures:
         self.cost = PrefillCost()
         self.avoided_seconds = 0.0
         self.look_up_ns = 0
+        self.absent_stores = (
+            0  # classifications whose copies would go to a remote store alone, where there is none
+        )
         self.stalled = 0  # times that a running request got no room for its next token
 
     def began(self, hit_blocks: int, age_us: int, wait_us: int) -> None:
@@ -123,7 +127,11 @@ class ServingMeasures:
         self._count_began()
         self._count_first()
         self._count_cancelled()
-        found: dict[str, float] = {"stalled": self.stalled, "look_up_seconds": self.look_up_ns / 1e9}
+        found: dict[str, float] = {
+            "stalled": self.stalled,
+            "absent_stores": self.absent_stores,
+            "look_up_seconds": self.look_up_ns / 1e9,
+        }
         for name, one in (
             ("ttft.hit", self.first_with_hit),
             ("ttft.miss", self.first_without_hit),

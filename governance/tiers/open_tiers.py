@@ -28,6 +28,7 @@ from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import SealedTier, TierTerms
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.policies.document.model import Policy, Tier
+from kvcustody.policies.workbench.lint.without_effect import needs_store
 
 
 class BlockShape(NamedTuple):
@@ -117,11 +118,7 @@ def refuse_remote(settings: Settings, engine: str) -> None:
 
 def refuse_absent_store(policy: Policy, tiers: Collection[str]) -> None:
     """Raises `ConfigError` where a classification may go to `remote` alone and there is no such store."""
-    if Tier.REMOTE in tiers:
-        return
-    tenants = (*policy.tenants, *((policy.default,) if policy.default else ()))
-    every = [*policy.offload, *(own for tenant in tenants for _, own in tenant.offload)]
-    if any(offload.tiers == (Tier.REMOTE,) for offload in every):
+    if Tier.REMOTE not in tiers and any(needs_store(policy)):
         raise ConfigError(
             "setting `remote_tier_url`: the policy offloads to `remote` alone, and no store is named; set it, or give "
             "the classification another tier"

@@ -9,8 +9,8 @@
    then neither it nor its key is left. Destroying the owner's epoch (`kvcustody keys`) ends all of them at once.
 2. In a remote store (`url`) engines of one owner share copies: `seek` asks the store for what another stored.
 3. A copy that was changed, moved, is older, of another layout or another's does not open: it is not there.
-4. Keys are those of the environment's settings, and so is how a remote store is reached. All copies are one owner's: who
-   may have which is the engine's alone.
+4. Keys are those of the environment's settings, and so is how a remote store is reached. All copies are one owner's:
+   who may have which is the engine's alone.
 
 One thread at a time stores, loads, seeks and expires. `finds` is for any thread: it says what that one has told.
 """

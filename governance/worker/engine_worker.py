@@ -36,6 +36,7 @@ from kvcustody.governance.worker.follow_epochs import follow_epochs
 from kvcustody.governance.worker.open_foundation import custody_lease, open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins
 from kvcustody.logger import get_logger
+from kvcustody.policies.document.model import Tier
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 
 _log = get_logger(__name__)
@@ -155,9 +156,10 @@ def open_engine_worker(
             bytes_per_block=plan.bytes_per_block,
             device=plan.device,
         )
-        if (
-            not plugins.tiers and settings.scope_salts_path is None
-        ):  # an extension or a cache layer may have a store
+        may_have_store = (
+            bool(plugins.tiers) or settings.scope_salts_path is not None
+        )  # a cache layer may have one
+        if not may_have_store:
             refuse_absent_store(standing.table.policy, plan.tiers)
         warn_of_idle_fields(standing.table, PoolOwner.ENGINE, plan.tiers)
         pool = ExternalPool(
@@ -183,6 +185,7 @@ def open_engine_worker(
         )
         port.may_monitor = settings.monitoring == "allowed"
         port.placement_group = settings.placement_group
+        port.set_store(is_there=may_have_store or Tier.REMOTE in plan.tiers)
         port.erasures.tiers += plugins.open_tiers(settings)
         follow_epochs(connection, port, clock, stack, lease_seconds=custody_lease(settings, standing.table))
         port.erasures.destroy_returned(inbox.completed)

@@ -41,6 +41,7 @@ from kvcustody.governance.worker.follow_epochs import follow_epochs
 from kvcustody.governance.worker.open_foundation import custody_lease, open_foundation, warn_of_idle_fields
 from kvcustody.governance.worker.plugins import load_plugins, open_root_key
 from kvcustody.logger import get_logger
+from kvcustody.policies.document.model import Tier
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 
 _log = get_logger(__name__)
@@ -153,6 +154,7 @@ def open_worker(
             tiers=tiers,
             moves_always=plan is not None and plan.moves_always,
         )
+        governor.set_store(is_there=bool(plugins.tiers) or Tier.REMOTE in tier_names(settings))
         governor.erasures.tiers += plugins.open_tiers(settings, tier_names(settings))
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)

@@ -183,6 +183,10 @@ LINT_CODES: dict[str, Code] = {
         "share of route receipts without effect",
         "remove it: every request of a tenant that a grant or a segment opens has a receipt",
     ),
+    "KVP775": Code(
+        "copies that go to a remote store alone, where there is none",
+        "set `remote_tier_url` at every worker, or give the classification another tier",
+    ),
 }
 """What lint reports of sound policies."""
 CODES |= LINT_CODES

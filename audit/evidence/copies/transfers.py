@@ -26,6 +26,7 @@ from kvcustody.audit.store.schema.leaf_tables import residencies, transfer_decis
 from kvcustody.audit.store.schema.ledger import incarnations, logs, workers
 
 NO_OUTCOME = "none"  # how a filter names decisions after which nothing moved
+SIZES = (0, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # bytes from which on transfers are counted together
 _SHOWN_MAX = 100
 _DECISION = DecidedTransfer._fields
 
@@ -78,13 +79,28 @@ class TransferPage(NamedTuple):
     next: tuple[int, int, int] | None
 
 
+class TransferSize(NamedTuple):
+    """Transfers of one tier and action that were done, of `bytes_min` up to the next row's.
+
+    `predicted` of them had a prediction, of `predicted_us` together, and took `predicted_actual_us`. All took
+    `measured_us`.
+    """
+
+    bytes_min: int
+    transfers: int
+    measured_us: int
+    predicted: int
+    predicted_us: int
+    predicted_actual_us: int
+
+
 class TransferSummary(NamedTuple):
     """Stores or restores of one tier in a period.
 
     `blocks` and `bytes` are those that were moved. `predicted` of these had a prediction, of `predicted_us`
     together, and took `predicted_actual_us`; `error` is what each was wrong by, as a share of that: None where there
     was none. `against` counts decisions after which nothing moved, by reason. `saved_us` is of restores,
-    those included that failed or came in part: None for stores.
+    those included that failed or came in part: None for stores. `sizes` are of those that were done, in order of size.
     """
 
     tier: str
@@ -102,6 +118,7 @@ class TransferSummary(NamedTuple):
     error: float | None
     saved_us: int | None
     against: dict[str, int]
+    sizes: tuple[TransferSize, ...] = ()
 
 
 class TierSummary(NamedTuple):
@@ -170,7 +187,8 @@ def transfer_summary(
 ) -> tuple[TransferSummary, ...]:
     """Decisions of a period by tier and action, in name order."""
     column = transfer_decisions.c
-    key = (column.tier, column.action, column.choice, column.outcome, column.reason)
+    size = case(*((column.bytes >= least, least) for least in reversed(SIZES[1:])), else_=0)
+    key = (column.tier, column.action, column.choice, column.outcome, column.reason, size)
     known, is_part = column.transfer_us > 0, and_(column.outcome == "partial", column.blocks > 0)
     came = case(  # of what would have been computed, the part that did not have to be
         (is_part, column.recompute_us * column.part_blocks // column.blocks),
@@ -193,8 +211,8 @@ def transfer_summary(
         TransferFilter(tenant, since_us=since_us, until_us=until_us),
     )
     found: defaultdict[tuple[str, str], _Sums] = defaultdict(_Sums)
-    for tier, action, choice, outcome, reason, *values in connection.execute(query.group_by(*key)):
-        found[tier, action].add(choice, outcome, reason, list(map(int, values)))
+    for tier, action, choice, outcome, reason, bytes_min, *values in connection.execute(query.group_by(*key)):
+        found[tier, action].add(choice, outcome, reason, int(bytes_min), list(map(int, values)))
     return tuple(found[key].summary(*key) for key in sorted(found))
 
 
@@ -261,8 +279,9 @@ class _Sums:
         self.measured_us = self.predicted = self.predicted_us = self.judged_us = self.wrong_us = 0
         self.saved_us = 0
         self.against: dict[str, int] = {}
+        self.sizes: dict[int, TransferSize] = {}
 
-    def add(self, choice: str, outcome: str, reason: str, values: list[int]) -> None:
+    def add(self, choice: str, outcome: str, reason: str, bytes_min: int, values: list[int]) -> None:
         """Rows that are alike: how many, and the sums of the query."""
         count, blocks, size, actual_us, predicted, predicted_us, judged_us, wrong_us, saved_us = values
         self.decisions += count
@@ -285,6 +304,11 @@ class _Sums:
             self.predicted_us += predicted_us
             self.judged_us += judged_us
             self.wrong_us += wrong_us
+            before = self.sizes.get(bytes_min, TransferSize(bytes_min, 0, 0, 0, 0, 0))
+            more = (count, actual_us, predicted, predicted_us, judged_us)
+            self.sizes[bytes_min] = TransferSize(
+                bytes_min, *(one + other for one, other in zip(before[1:], more, strict=True))
+            )
 
     def summary(self, tier: str, action: str) -> TransferSummary:
         """The row that is shown."""
@@ -304,6 +328,7 @@ class _Sums:
             self.wrong_us / self.judged_us if self.judged_us else None,
             self.saved_us if action == "restore" else None,
             dict(sorted(self.against.items())),
+            tuple(self.sizes[least] for least in sorted(self.sizes)),
         )
 
 

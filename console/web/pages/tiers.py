@@ -66,6 +66,7 @@ def show(visit: PageRequest) -> Response:
         period=name,
         tiers=tiers,
         summed=summed,
+        sized=[(row, one) for row in summed for one in row["sizes"]],
         restores=_restores(summed),
         net_us=sum(one["net_us"] for one in tiers),
         moved=_moved(summed),

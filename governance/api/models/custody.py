@@ -12,6 +12,7 @@ from kvcustody.audit.evidence.copies.transfers import (
     ExplainedRequest,
     RecordedTransfer,
     TierSummary,
+    TransferSize,
     TransferSummary,
 )
 from kvcustody.audit.evidence.counters import hourly_coverage, read_figures
@@ -192,6 +193,14 @@ _DECIDED = {
     "latency_class": "interactive",
     "at_us": 1_780_000_000_000_000,
 }
+_SIZED = {
+    "bytes_min": 1_048_576,
+    "transfers": 9,
+    "measured_us": 7380,
+    "predicted": 8,
+    "predicted_us": 7400,
+    "predicted_actual_us": 7310,
+}
 _SUMMED = {
     "tier": "host",
     "action": "restore",
@@ -208,10 +217,17 @@ _SUMMED = {
     "error": 0.04,
     "saved_us": 361_000,
     "against": {"slower": 2},
+    "sizes": [_SIZED],
 }
 Transfer = shown(RecordedTransfer, "Transfer", {"incarnation": "ab" * 16} | _DECIDED)
 Transfers = page_of(Transfer, "Transfers")
-TransferTotals = shown(TransferSummary, "TransferTotals", _SUMMED)
+TransferSizes = shown(TransferSize, "TransferSize", _SIZED)
+TransferTotals = shown(
+    TransferSummary,
+    "TransferTotals",
+    _SUMMED,
+    parts={"sizes": list[TransferSizes]},  # type: ignore[valid-type]
+)
 Tier = shown(
     TierSummary,
     "Tier",

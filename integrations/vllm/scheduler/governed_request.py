@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.identity.principal import Principal
     from kvcustody.governance.request import Hints
     from kvcustody.integrations.vllm.scheduler.extra_content import Extras
-    from kvcustody.integrations.vllm.tiers.copy_plans import Fetching, PlannedLoad, UnsavedRun
-    from kvcustody.integrations.vllm.tiers.shared_lookups import SharedLookup
+    from kvcustody.integrations.vllm.tiers.copy_plans import Fetching, PlannedLoad, SharedLookup, UnsavedRun
 
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 

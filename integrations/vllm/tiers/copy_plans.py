@@ -124,3 +124,14 @@ class Fetching:
         self.text = text
         self.jobs: set[int] | None = None  # None: it has not begun
         self.until_us = 0
+
+
+class SharedLookup:
+    """A request's look-up: why it is made, the jobs that are not over, what it was expected to take, and took."""
+
+    __slots__ = ("began_us", "expected_us", "jobs", "reason", "took_us", "until_us")
+
+    def __init__(self, reason: str, began_us: int, until_us: int, expected_us: int) -> None:
+        self.reason, self.began_us, self.until_us, self.expected_us = reason, began_us, until_us, expected_us
+        self.jobs: set[int] = set()
+        self.took_us = 0

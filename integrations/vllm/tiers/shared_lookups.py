@@ -23,6 +23,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, KnownCopy
+from kvcustody.integrations.vllm.tiers.copy_plans import SharedLookup
 from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, CopyRule, SeekCopies, SoughtCopy
 
 if TYPE_CHECKING:
@@ -31,17 +32,6 @@ if TYPE_CHECKING:
 
 _AGAIN_US = 1_000_000
 _ABSENT_MAX = 4096
-
-
-class SharedLookup:
-    """A request's look-up: why it is made, the jobs that are not over, what it was expected to take, and took."""
-
-    __slots__ = ("began_us", "expected_us", "jobs", "reason", "took_us", "until_us")
-
-    def __init__(self, reason: str, began_us: int, until_us: int, expected_us: int) -> None:
-        self.reason, self.began_us, self.until_us, self.expected_us = reason, began_us, until_us, expected_us
-        self.jobs: set[int] = set()
-        self.took_us = 0
 
 
 class SoughtRun(NamedTuple):

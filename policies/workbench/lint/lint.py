@@ -39,7 +39,7 @@ from kvcustody.policies.workbench.request import FRESH, SHARED, instant
 from kvcustody.times import DAY_US, span
 
 SOON_DAYS = 30
-ERRORS = frozenset({"KVP716"})  # what its author did not mean, whatever that was
+ERRORS = frozenset({"KVP716", "KVP775"})  # what its author did not mean, whatever that was
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kvcustody.policies.document.model import Offload, Policy, Tier
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.workbench.lint.dead_rules import Finding
 
-_CODE = "KVP761"
+_CODE, _NO_STORE = "KVP761", "KVP775"
 _SETTINGS = {Tier.HOST: "host_tier_bytes", Tier.NVME: "nvme_tier_path", Tier.REMOTE: "remote_tier_url"}
 
 
@@ -24,21 +24,41 @@ class PoolOwner(StrEnum):
     ENGINE = "vllm"  # an engine that allocates by itself
 
 
+def needs_store(policy: Policy) -> Iterator[Finding]:
+    """Each classification whose copies may go to a remote store alone: a worker that has none does not start."""
+    for offload, what in _offloads(policy):
+        if offload.tiers == (Tier.REMOTE,):
+            message = (
+                f"{what}: copies go to `remote` alone, and no store is configured "
+                f"(set {quote(_SETTINGS[Tier.REMOTE])}): a worker does not start with it"
+            )
+            yield offload.mark, _NO_STORE, message
+
+
+def _offloads(policy: Policy) -> Iterator[tuple[Offload, str]]:
+    """What the policy says of copies, for everybody and for tenants, and how messages call it."""
+    names = policy.classifications
+    for level, offload in enumerate(policy.offload):
+        yield offload, f"offload of {quote(names[level])}"
+    for tenant in (*policy.tenants, *((policy.default,) if policy.default else ())):
+        for level, own in tenant.offload:
+            yield own, f"tenant {quote(tenant.id)}: offload of {quote(names[level])}"
+
+
 def without_effect(
     policy: Policy, owner: PoolOwner | None = None, tiers: Collection[str] | None = None
 ) -> Iterator[Finding]:
     """What does nothing: at any worker, with `owner` beside that engine, with `tiers` where these are configured."""
-    names = policy.classifications
+    for offload, what in _offloads(policy):
+        if offload.tiers != (Tier.REMOTE,):  # `needs_store` says it
+            yield from _idle(offload, what, owner, tiers)
     for level, offload in enumerate(policy.offload):
-        what = f"offload of {quote(names[level])}"
-        yield from _idle(offload, what, owner, tiers)
         if offload.tiers and not policy.retention[level].absolute_us:
+            what = f"offload of {quote(policy.classifications[level])}"
             message = f"{what}: nothing of it outlives its request, so only what runs is offloaded"
             yield offload.mark, _CODE, message
-    for tenant in (*policy.tenants, *((policy.default,) if policy.default else ())):
-        for level, own in tenant.offload:
-            what = f"tenant {quote(tenant.id)}: offload of {quote(names[level])}"
-            yield from _idle(own, what, owner, tiers)
+    if tiers is not None and Tier.REMOTE not in tiers:
+        yield from needs_store(policy)
 
 
 def _idle(

@@ -12,8 +12,10 @@ from sqlalchemy import Engine, event
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.audit.evidence.copies.transfers import (
+    SIZES,
     RecordedTransfer,
     TransferFilter,
+    TransferSize,
     explain_request,
     has_tiers,
     tier_summaries,
@@ -128,6 +130,15 @@ def test_a_period_has_its_beginning_and_not_its_end(decided: DecidedWorld, ledge
     assert every(ledger, TransferFilter(incarnation="0" * 32), 50) == []
 
 
+def of_size(done: list[tuple[int, int, int]], at: int) -> TransferSize:
+    """A recount of those whose bytes are of one size."""
+    end = SIZES[at + 1] if at + 1 < len(SIZES) else 1 << 62
+    mine = [(took, predicted) for size, took, predicted in done if SIZES[at] <= size < end]
+    known = [(took, predicted) for took, predicted in mine if predicted]
+    predicted_us, took_us = sum(one[1] for one in known), sum(one[0] for one in known)
+    return TransferSize(SIZES[at], len(mine), sum(one[0] for one in mine), len(known), predicted_us, took_us)
+
+
 @pytest.mark.parametrize("tenant", [None, "acme", "beta", "nobody"])
 def test_a_summary_is_what_a_recount_says(decided: DecidedWorld, ledger: Engine, tenant: str | None) -> None:
     with ledger.connect() as connection:
@@ -153,6 +164,10 @@ def test_a_summary_is_what_a_recount_says(decided: DecidedWorld, ledger: Engine,
         assert row.against == Counter(one.reason for one in mine if one.choice != "transfer")
         assert (row.predicted, row.predicted_us) == (len(known), sum(one.transfer_us for one in known))
         assert row.predicted_actual_us == sum(one.actual_us for one in known)
+        sized = [(one.bytes, one.actual_us, one.transfer_us) for one in done]
+        assert list(row.sizes) == [
+            of_size(sized, at) for at in range(len(SIZES)) if of_size(sized, at).transfers
+        ]
         wrong = sum(abs(one.transfer_us - one.actual_us) for one in known)
         assert row.error == pytest.approx(wrong / row.predicted_actual_us)
         saved = sum(one.recompute_us - one.actual_us for one in done)

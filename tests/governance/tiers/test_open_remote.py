@@ -13,6 +13,8 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tiers.open_tiers import refuse_remote, tier_names, tier_plan
 from kvcustody.governance.tiers.stores.open_remote import RemotePlan, open_remote
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 from standins.governance.offload_world import POLICY, TOKENS, World, prompt
 from standins.governance.store_servers import KEY, MOST, S3Server, StoreServer, ValkeyServer, absent
 
@@ -129,12 +131,12 @@ class RemoteWorld(World):
         self.policy = POLICY.replace("tiers: [host, nvme]", f"tiers: {self.offload}")
         if "match" in self.offload or "labels" in self.said:
             self.policy += LABELS
-            self.policy = self.policy.replace("acme: {", "acme: {labels: {region: eu}, ")
+            self.policy = self.policy.replace("acme: {", "acme: {labels: {region: eu, purpose: chat}, ")
         self.set |= {name: value for name, value in self.said.items() if name != "labels"}
         super().open()
 
 
-LABELS = "labels: {region: [eu, us]}\n"
+LABELS = "labels: {region: [eu, us], purpose: [chat, files]}\n"
 
 
 def test_a_policy_of_remote_alone_needs_a_store(tmp_path: Path) -> None:
@@ -144,10 +146,37 @@ def test_a_policy_of_remote_alone_needs_a_store(tmp_path: Path) -> None:
         RemoteWorld(tmp_path, "[remote]")
     with pytest.raises(ConfigError, match=says):
         RemoteWorld(tmp_path, "[remote]", host_tier_bytes=1 << 20)
-    RemoteWorld(tmp_path, "[host, remote]", host_tier_bytes=1 << 20).worker.close()
+    world = RemoteWorld(tmp_path, "[host, remote]", host_tier_bytes=1 << 20)
+    with world.worker:
+        assert absent_stores(world) == 0
+        alone = world.policy.replace("tiers: [host, remote]", "tiers: [remote]")
+        activate(world, alone, 2)
+        assert absent_stores(world) == 1, "a later revision is followed, and the worker reports what it lacks"
+        activate(world, world.policy, 3)
+        assert absent_stores(world) == 0
 
 
-@pytest.mark.parametrize(("labels", "comes"), [("region=eu", True), ("region=us", False), ("", False)])
+def activate(world: World, policy: str, revision: int) -> None:
+    table = compile_policy(load_policy(policy, name="later"), revision=revision)
+    world.worker.governor.activate(table, actor="olga")
+
+
+def absent_stores(world: World) -> float:
+    """What the worker reports of itself."""
+    return world.worker.governor.stats().serving["absent_stores"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "comes"),
+    [
+        ("region=eu,purpose=chat", True),
+        ("region=eu,purpose=files,purpose=chat", True),
+        ("region=us,purpose=chat", False),
+        ("region=eu,purpose=files", False),
+        ("region=eu", False),
+        ("", False),
+    ],
+)
 def test_a_worker_stores_where_the_labels_agree_and_brings_it_back(
     tmp_path: Path, server: Callable[[str], StoreServer], labels: str, comes: bool
 ) -> None:

@@ -24,7 +24,7 @@ from kvcustody.policies.workbench.explain import explain
 from kvcustody.policies.workbench.format import fmt
 from kvcustody.policies.workbench.init_policy import start
 from kvcustody.policies.workbench.json_schema import schema
-from kvcustody.policies.workbench.lint.lint import ScrubRate, confused, lint
+from kvcustody.policies.workbench.lint.lint import ERRORS, ScrubRate, confused, lint
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner
 from kvcustody.policies.workbench.prove.route_examples import RouteExamples
 from kvcustody.policies.workbench.request import Request
@@ -260,7 +260,9 @@ def test_findings_that_need_to_be_told_something(compiled):
 
 
 def test_every_lint_code_is_shown():
-    assert {*LINT, "KVP715", "KVP721", "KVP751", "KVP771", "KVP772", "KVP773", "KVP774"} == set(LINT_CODES)
+    assert {*LINT, "KVP715", "KVP721", "KVP751", "KVP771", "KVP772", "KVP773", "KVP774", "KVP775"} == set(
+        LINT_CODES
+    )
 
 
 def test_lint_leaves_the_library_alone():
@@ -310,6 +312,20 @@ def test_a_tier_that_nobody_has_is_told(compiled):
         and "offload of `mid`: nothing is offloaded to `host`" in mid
     )
     assert told(owner=PoolOwner.ENGINE, tiers=("host", "nvme")) == []
+
+
+def test_copies_that_only_a_store_could_take_are_an_error_where_there_is_none(compiled):
+    def told(*edits, tiers):
+        found = lint(compiled(*edits), now_us=NOW, tiers=tiers)
+        return [(f.code, str(f.message)) for f in found if "remote" in f.message]
+
+    alone = ("high: never", "high: {tiers: [remote], encrypt: required}")
+    ((code, message),) = told(alone, tiers=("host", "nvme"))
+    assert code in ERRORS and message.startswith("offload of `high`: copies go to `remote` alone")
+    assert told(alone, tiers=("host", "nvme", "remote")) == [] == told(alone, tiers=None)
+    beside = ("high: never", "high: {tiers: [host, remote], encrypt: required}")
+    ((code, _),) = told(beside, tiers=("host", "nvme"))
+    assert code == "KVP761" and code not in ERRORS, "control: another tier takes them"
 
 
 def test_copies_of_what_is_never_kept_are_told(compiled):

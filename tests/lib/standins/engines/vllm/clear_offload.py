@@ -1,7 +1,8 @@
 """vLLM's own OffloadingConnector on the CPU, with its own manager: what a host tier is without custody.
 
 `CPUOffloadingSpec` moves blocks of CUDA devices. Here the device's tensors are the host's already, so moving is
-copying, into an arena in clear.
+copying, into an arena in clear. `ClearTieringSpec` does so below vLLM's own tiering, whose secondary tiers read and
+write the arena: vLLM's manager, lookups and promotions are its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 made: list[ClearWorker] = []  # of this process, for eyes on it
 
@@ -20,11 +23,19 @@ made: list[ClearWorker] = []  # of this process, for eyes on it
 class ClearWorker(OffloadingWorker):
     """Copies between the cache and an arena of chunks."""
 
-    def __init__(self, caches: Any, blocks_per_chunk: int, chunks: int) -> None:
+    def __init__(
+        self, caches: Any, blocks_per_chunk: int, chunks: int, region: SharedOffloadRegion | None = None
+    ) -> None:
+        """`region`: the arena's memory, where the scheduler has it too."""
         self.caches = caches
         self.blocks_per_chunk = blocks_per_chunk
+        self.region = region
         self.arena = [
             torch.zeros((chunks, blocks_per_chunk, tensor.page_size_bytes), dtype=torch.int8)
+            if region is None
+            else region.create_next_worker_view(blocks_per_chunk * tensor.page_size_bytes).unflatten(
+                1, (blocks_per_chunk, tensor.page_size_bytes)
+            )
             for tensor in caches.tensors
         ]
         self.bytes = {"store": 0, "load": 0}
@@ -78,4 +89,21 @@ class ClearOffloadingSpec(CPUOffloadingSpec):
         """Made once."""
         if not self._worker:
             self._worker = ClearWorker(kv_caches, self.blocks_per_chunk, self.num_chunks)
+        return self._worker
+
+
+class ClearTieringSpec(TieringOffloadingSpec):
+    """vLLM's spec with secondary tiers, for the CPU platform."""
+
+    def get_worker(self, kv_caches: Any) -> ClearWorker:
+        """Made once."""
+        if not self._worker:
+            region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            self._worker = ClearWorker(kv_caches, self.blocks_per_chunk, self.num_chunks, region)
         return self._worker

@@ -1,4 +1,7 @@
-"""`CustodyTier` below vLLM's own tiering, in two real engines that nobody governs, started with what KServe renders."""
+"""`CustodyTier` below vLLM's own tiering, in two real engines that nobody governs, started with what KServe renders.
+
+The spec is vLLM's but for its copies between device and host, which its own makes on CUDA alone (`ClearTieringSpec`).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,11 @@ def test_an_engine_finds_what_another_demoted(
         "url": f"valkey://127.0.0.1:{server.port}/0/{tmp_path.name}",
     }
     rendered = json.loads(json.dumps(RENDERED))
-    rendered["kv_connector_extra_config"]["secondary_tiers"] = [tier]
+    rendered["kv_connector_extra_config"] |= {
+        "spec_name": "ClearTieringSpec",
+        "spec_module_path": "standins.engines.vllm.clear_offload",
+        "secondary_tiers": [tier],
+    }
 
     @contextmanager
     def as_worker(name: str) -> Iterator[None]:
