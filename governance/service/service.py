@@ -323,7 +323,7 @@ class Service(LedgerReads):
             silence_days=self.settings.worker_silence_days if self._serves else 0,
             in_doubt=lambda: self.clock.in_doubt,
             record=self.record,
-            **({} if self._serves else {"at_once_seconds": float("inf")}),
+            at_once=not self._serves,
         )
         self._stack.callback(made.close)
         return made

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio.to_thread import run_sync
 
+from kvcustody.governance.api.http.places import no_place
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.held.held_questions import LOOK_SECONDS
 from kvcustody.governance.service.operations.parameters import NUMBER, Query
@@ -42,12 +43,13 @@ async def long_poll(
     check: Callable[[], None] | None = None
     while True:
         seen, asked = service.held.version, time.monotonic()
-        answer = await run_sync(_after(check, ask))
+        answer = await run_sync(_after(check, ask), limiter=service.held.threads)
         check = partial(service.authenticator.check_still_valid, caller)
         if news(answer) or asked >= ends or service.stopping.is_set():
             return answer
         left = max(0.0, ends - time.monotonic())
-        may_be_news = await service.held.wait(seen, min(left, LOOK_SECONDS) if looks else left)
+        with no_place():
+            may_be_news = await service.held.wait(seen, min(left, LOOK_SECONDS) if looks else left)
         if not (may_be_news or looks):
             return answer
 

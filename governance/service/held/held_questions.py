@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 
+from anyio import CapacityLimiter
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.errors import CustodyError
@@ -26,6 +27,7 @@ from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
 LOOK_SECONDS = 2.0
+_THREADS = 4
 _UNSEEN_SECONDS = 3 * LOOK_SECONDS  # a look that is older does not say that nothing changed
 _log = get_logger(__name__)
 _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
@@ -48,6 +50,9 @@ class HeldQuestions:
     """Who waits, and the thread that looks for them; `look` gives what is equal while nothing changed."""
 
     def __init__(self, look: Callable[[], Hashable]) -> None:
+        self.threads = CapacityLimiter(
+            _THREADS
+        )  # that questions are asked on: others keep their database connections
         self.stopping: threading.Event = _Stopping(self._wake)
         self.version = 0  # goes up with whatever workers wait for
         self._look = look
