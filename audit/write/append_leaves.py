@@ -331,9 +331,9 @@ def worker_id(connection: Connection, name: str) -> int:
     workers = schema.workers
     known = connection.scalar(select(workers.c.id).where(workers.c.name == name))
     if known is None:
-        placed = connection.execute(insert(workers).values(name=name)).inserted_primary_key
-        assert placed is not None
-        known = placed[0]
+        connection.execute(dialect_of(connection).insert_new(workers).values(name=name))
+        known = connection.scalar(select(workers.c.id).where(workers.c.name == name))
+    assert known is not None
     return int(known)
 
 

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.evidence.processes.marked_processes import Marked, read_marked
+from kvcustody.audit.evidence.processes.marked_processes import Marked
 from kvcustody.audit.evidence.processes.orders import AUTHENTICATED
+from kvcustody.audit.evidence.processes.remembered_lives import RememberedLives
+from kvcustody.audit.evidence.processes.work_periods import WorkPeriod
 from kvcustody.audit.evidence.query.events import EventFilter
 from kvcustody.audit.evidence.query.issuers import RememberedIssuers, named_tenant
 from kvcustody.audit.evidence.subjects.subject_key_store import SubjectKeys
@@ -47,6 +49,7 @@ from kvcustody.governance.service.access.local_administration import LOCAL_SPILL
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limiter import RateLimiter
 from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.held.held_questions import HeldQuestions
 from kvcustody.governance.service.idempotency import IdempotencyStore
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.live_reads import LiveReads
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
     from kvcustody.governance.service.fleet.webhooks import Sinks
     from kvcustody.governance.service.fleet.workers import Fleet
+    from kvcustody.governance.service.held.what_changed import OrdersSeen
+    from kvcustody.governance.service.held.worker_orders import WorkerOrders
     from kvcustody.governance.service.inbox.delivery import InboxDelivery
     from kvcustody.governance.service.inbox.item import InboxItem
     from kvcustody.governance.service.inbox.read_inbox import InboxContents, InboxReader
@@ -127,8 +132,10 @@ class Service(LedgerReads):
         """`spill`: the writer's folder. `serves`: see rule 5."""
         self.settings = settings
         self.documents = documents
-        self.changes = 0  # goes up with whatever workers wait for
-        self.stopping = threading.Event()  # long answers end when this is set
+        self.held = HeldQuestions(self._read_orders_seen)
+        self.stopping = self.held.stopping  # long answers end when this is set
+        self.lives = RememberedLives()
+        stack.callback(self.held.close)
         self._stack = stack
         self._serves = serves
         self._opening_signer = threading.Lock()
@@ -316,7 +323,7 @@ class Service(LedgerReads):
             silence_days=self.settings.worker_silence_days if self._serves else 0,
             in_doubt=lambda: self.clock.in_doubt,
             record=self.record,
-            **({} if self._serves else {"at_once_seconds": float("inf")}),
+            at_once=not self._serves,
         )
         self._stack.callback(made.close)
         return made
@@ -327,7 +334,7 @@ class Service(LedgerReads):
         from kvcustody.governance.service.fleet.workers import Fleet
 
         apart_us = round(self.settings.worker_clock_seconds * SECOND_US)
-        return Fleet(self.engine, self.clock, self._close_before, apart_us=apart_us)
+        return Fleet(self.engine, self.clock, self._close_before, self.lives, apart_us=apart_us)
 
     def _close_before(self, worker: str, incarnation: str) -> None:
         self.dead_workers.close_before(worker, incarnation)
@@ -436,6 +443,19 @@ class Service(LedgerReads):
     def _record_epochs(self, raised: Sequence[Event]) -> None:
         self.submit(raised)
         self.changed()
+
+    @cached_property
+    def worker_orders(self) -> WorkerOrders:
+        """What workers are told."""
+        from kvcustody.governance.service.held.worker_orders import WorkerOrders
+
+        return WorkerOrders(self.reading, self.lives, self.subject_keys)
+
+    def _read_orders_seen(self) -> OrdersSeen:
+        from kvcustody.governance.service.held.what_changed import read_orders_seen
+
+        with self.reading() as connection:
+            return read_orders_seen(connection)
 
     @cached_property
     def claims(self) -> WorkerClaims:
@@ -610,7 +630,7 @@ class Service(LedgerReads):
 
     def changed(self) -> None:
         """There is something new for workers that wait."""
-        self.changes += 1
+        self.held.changed()
 
     def submit(self, events: Sequence[Event]) -> None:
         """Queue class B events."""
@@ -692,11 +712,16 @@ class Service(LedgerReads):
     def check_said(self, connection: Connection, wanted: EventFilter) -> None:
         """Nothing: whether the ledger knows a name may be told to nobody behind a wall."""
 
+    def work_periods(self) -> dict[str, WorkPeriod]:
+        """Which processes were at work, and when. No wall: who was is in the system log."""
+        with self.reading() as connection:
+            return self.lives.all(connection).periods
+
     def marked(self) -> Marked:
         """Which processes replayed or generated what they recorded, as of a second ago. No wall, as `work_periods`."""
         if not self.knows_marked:
             with self.reading() as connection:
-                self._marked = time.monotonic(), read_marked(connection)
+                self._marked = time.monotonic(), self.lives.marked(connection)
         return self._marked[1]
 
     @property

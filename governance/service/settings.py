@@ -384,7 +384,8 @@ class ServiceSettings(LayeredSettings):
     running_requests_max: int = Field(
         256,
         ge=1,
-        description="Requests in work at one time, a quarter of them for one tenant; more get 503. Those that "
+        description="Requests in work at one time, a quarter of them for one tenant; more get 503. Questions that are "
+        "held open have no place while they wait. Those that "
         "need no credential have a quarter as many places beside them.",
     )
     body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Largest body of a request.")

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, exists, select
@@ -153,29 +153,33 @@ def request(connection: Connection, erasure: str) -> Requested:
 
 
 def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
-    """Erasures that this worker has not answered as complete, oldest first: after a crash, those it must take up.
-
-    Only those that were requested since the worker's first process began, as its leaf says.
-    """
+    """Erasures that this worker has not answered as complete, oldest first: after a crash, those it must take up."""
     lives = {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
+    return to_follow(connection, unanswered(connection, lives))
+
+
+def unanswered(connection: Connection, lives: Mapping[str, WorkPeriod]) -> list[Requested]:
+    """Requests that no process of a worker has answered as complete, oldest first, followed or not (rule 4).
+
+    Only those that were requested since the first of the processes began, as its leaf says.
+    """
     if not lives:
-        return ()
+        return []
     first_us = min(one.started_us for one in lives.values())
     found = connection.execute(_PENDING, {"lives": list(lives), "first_us": first_us})
-    return _to_follow(connection, [Requested(*row) for row in found])
+    return [Requested(*row) for row in found]
 
 
-def completed(connection: Connection, worker: str) -> tuple[Requested, ...]:
-    """Erasures of a subject or tenant that this worker has answered as complete, oldest first."""
-    lives = [life for life, one in read_work_periods(connection).items() if one.worker == worker]
+def completed(connection: Connection, lives: Collection[str]) -> tuple[Requested, ...]:
+    """Erasures of a subject or tenant that these processes of a worker have answered as complete, oldest first."""
     query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(
         erasures.c.at_us
     )
-    found = connection.execute(query, {"lives": lives}) if lives else ()
-    return _to_follow(connection, [Requested(*row) for row in found])
+    found = connection.execute(query, {"lives": list(lives)}) if lives else ()
+    return to_follow(connection, [Requested(*row) for row in found])
 
 
-def _to_follow(connection: Connection, rows: list[Requested]) -> tuple[Requested, ...]:
+def to_follow(connection: Connection, rows: Sequence[Requested]) -> tuple[Requested, ...]:
     """The requests that a process acts on (rule 4)."""
     refused = refused_requests(connection, rows)
     return tuple(row for row in rows if row not in refused)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,8 +36,17 @@ Marked = tuple[MarkedProcess, ...]
 def marked_processes(bodies: Iterable[Body]) -> Marked:
     """Those among the leaves about processes' lives, in the order of their starts; other leaves are passed over."""
     every = [body for body in bodies if body["kind"] in LIVES]
-    over = ends(every)
-    starts = {about(body): body for body in reversed(every) if body["kind"] == STARTED and body.get("origin")}
+    starts = {about(body): body for body in reversed(every) if is_marked_start(body)}
+    return marked_of(starts, ends(every))
+
+
+def is_marked_start(body: Body) -> bool:
+    """Whether a leaf says that a process that began serves nobody's traffic."""
+    return body["kind"] == STARTED and bool(body.get("origin"))
+
+
+def marked_of(starts: Mapping[str, Body], over: Mapping[str, tuple[int, str]]) -> Marked:
+    """The processes that began so, by incarnation, and of those that ended, when and how."""
     made = [
         MarkedProcess(
             life,

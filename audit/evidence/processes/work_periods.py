@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from kvcustody.audit.kinds import SYSTEM
 from kvcustody.audit.store.database.postgres_roles import sees_one_tenant
@@ -31,7 +31,12 @@ Body = Mapping[str, Any]
 _LIFE_LEAVES = (
     select(events.c.idx, events.c.leaf)
     .join(logs, logs.c.id == events.c.log)
-    .where(logs.c.name == SYSTEM, events.c.kind.in_(LIVES), has_leaf(events))
+    .where(
+        logs.c.name == SYSTEM,
+        events.c.kind.in_(LIVES),
+        events.c.idx >= bindparam("first_idx"),
+        has_leaf(events),
+    )
     .order_by(events.c.idx)
 )
 
@@ -80,12 +85,17 @@ def ends(bodies: Iterable[Body]) -> dict[str, tuple[int, str]]:
     """The processes that ended, whether they announced memory or not: when, and how. Leaves are in their order."""
     found: dict[str, tuple[int, str]] = {}
     for body in bodies:
-        if body["kind"] in ENDS:
-            end = (int(body["at_us"]), str(body["kind"]).removeprefix("worker-"))
-            found[about(body)] = max(end, found.get(about(body), end))
-        elif body["kind"] == RETURNED:
-            found.pop(about(body), None)
+        note_end(found, body)
     return found
+
+
+def note_end(found: dict[str, tuple[int, str]], body: Body) -> None:
+    """Add what the next leaf says of an end to those that were found so far; other leaves are passed over."""
+    if body["kind"] in ENDS:
+        end = (int(body["at_us"]), str(body["kind"]).removeprefix("worker-"))
+        found[about(body)] = max(end, found.get(about(body), end))
+    elif body["kind"] == RETURNED:
+        found.pop(about(body), None)
 
 
 def at_work(periods: Mapping[str, WorkPeriod]) -> list[str]:
@@ -105,8 +115,8 @@ class LifeLeaf(NamedTuple):
     body: Body
 
 
-def life_leaves(connection: Connection) -> list[LifeLeaf]:
-    """Every start and end of a worker's process, in order. The system log is never purged.
+def life_leaves(connection: Connection, first_idx: int = 0) -> list[LifeLeaf]:
+    """Every start and end of a worker's process from a place on, in order. The system log is never purged.
 
     Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
     """
@@ -114,4 +124,5 @@ def life_leaves(connection: Connection) -> list[LifeLeaf]:
         raise LedgerError(
             "who was at work is in the system log, which a connection of one tenant does not see"
         )
-    return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in connection.execute(_LIFE_LEAVES)]
+    rows = connection.execute(_LIFE_LEAVES, {"first_idx": first_idx})
+    return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in rows]

@@ -27,7 +27,7 @@ from kvcustody.audit.store.schema.ledger import events, logs
 
 ROTATE, DESTROY = "rotate", "destroy"
 CLOCKS_DIFFER_US = 3_600_000_000
-_KIND, _DROPPED_KIND, _EVENT_KIND = "keys-ordered", "keys-dropped", "key-event"
+KEYS_ORDERED, _DROPPED_KIND, _EVENT_KIND = "keys-ordered", "keys-dropped", "key-event"
 
 
 class KeyOrder(NamedTuple):
@@ -43,7 +43,9 @@ class KeyOrder(NamedTuple):
 
 def key_orders(connection: Connection) -> list[KeyOrder]:
     """Every order, oldest first; `order` is its place in the system log."""
-    return [_order(idx, at_us, orjson.loads(leaf)) for idx, at_us, leaf in order_leaves(connection, _KIND)]
+    return [
+        _order(idx, at_us, orjson.loads(leaf)) for idx, at_us, leaf in order_leaves(connection, KEYS_ORDERED)
+    ]
 
 
 class KeyOrderStanding(NamedTuple):

@@ -15,9 +15,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl
@@ -35,6 +34,7 @@ from kvcustody.governance.api.http.console_mount import ADDRESS, Pages, form_tok
 from kvcustody.governance.api.http.exchange import ClientGoneError, Exchange, Receive, Scope, Send
 from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.http.long_poll import told_within
+from kvcustody.governance.api.http.places import Places
 from kvcustody.governance.api.http.session_cookie import check_act, check_origin, cookie_of
 from kvcustody.governance.api.operation_function import OperationFunction
 from kvcustody.governance.service.access.caller import Caller
@@ -98,8 +98,10 @@ class Gate:
         self._service = service
         self._pages = pages
         self._tls, self._proxies = service.settings.tls, service.settings.proxies
-        self._of_party: Counter[str] = Counter()
-        self._strangers: Counter[str] = Counter()  # requests in work without a credential, by address
+        whole = service.settings.running_requests_max
+        share = max(1, whole // _PARTIES)
+        self._places = Places(whole, share)
+        self._strangers = Places(share, max(1, share // _PARTIES))  # without a credential, by address
         self._threads = anyio.CapacityLimiter(32)
         self._gate = OperationGate(service, LoopWaiter(service, self._threads), workers_only=workers_only)
         self._checks = anyio.CapacityLimiter(
@@ -157,32 +159,14 @@ class Gate:
         finally:
             self._note(exchange, operation, caller, time.perf_counter() - started, span)
 
-    @contextmanager
-    def _place_of(self, caller: Caller | None, exchange: Exchange) -> Iterator[None]:
-        """One of the places of the caller's party, a quarter of all: requests that are held open stop nobody else.
+    def _place_of(self, caller: Caller | None, exchange: Exchange) -> AbstractContextManager[None]:
+        """One of the places of the caller's party, a quarter of all, so that it stops nobody else.
 
-        Without a caller, one of as many others (rule 5), of which an address has a quarter.
+        Without a caller, one of as many others (rule 4), of which an address has a quarter.
         """
-        whole = self._service.settings.running_requests_max
-        share = max(1, whole // _PARTIES)
-        if caller is not None:
-            places, name = self._of_party, caller.party
-        else:
-            places, name = self._strangers, exchange.address
-            whole, share = share, max(1, share // _PARTIES)
-        if places.total() >= whole:
-            raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
-        if places[name] >= share:
-            raise ProblemError(
-                "unavailable", "too many of your requests at once", headers={"Retry-After": "1"}
-            )
-        places[name] += 1
-        try:
-            yield
-        finally:
-            places[name] -= 1
-            if not places[name]:
-                del places[name]
+        if caller is None:
+            return self._strangers.taken(exchange.address)
+        return self._places.taken(caller.party)
 
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio.to_thread import run_sync
 
+from kvcustody.governance.api.http.places import no_place
 from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.held.held_questions import LOOK_SECONDS
 from kvcustody.governance.service.operations.parameters import NUMBER, Query
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
 
 Wait = Annotated[int, Query(ge=0, le=30, description="Seconds to wait for news."), NUMBER]
-_LOOK_SECONDS, _PAUSE_SECONDS = 2.0, 0.05
 
 
 async def long_poll(
@@ -30,24 +31,27 @@ async def long_poll(
     wait_seconds: int,
     ask: Callable[[], dict[str, Any]],
     news: Callable[[dict[str, Any]], bool],
+    *,
+    looks: bool = False,
 ) -> dict[str, Any]:
     """What `ask` gives, as soon as it is news, or when the wait or the service is over.
 
-    Whatever this process changes is seen at once; what another process does, within two seconds.
+    Whatever this process changes is seen at once; what another process does, within two seconds (`HeldQuestions`).
+    `looks`: what it waits for is in no `OrdersSeen`, so it is asked anew that often.
     """
     ends = time.monotonic() + wait_seconds
     check: Callable[[], None] | None = None
     while True:
-        seen, asked = service.changes, time.monotonic()
-        answer = await run_sync(_after(check, ask))
+        seen, asked = service.held.version, time.monotonic()
+        answer = await run_sync(_after(check, ask), limiter=service.held.threads)
         check = partial(service.authenticator.check_still_valid, caller)
         if news(answer) or asked >= ends or service.stopping.is_set():
             return answer
-        while service.changes == seen and not service.stopping.is_set():
-            now = time.monotonic()
-            if now >= ends or now >= asked + _LOOK_SECONDS:
-                break
-            await asyncio.sleep(_PAUSE_SECONDS)
+        left = max(0.0, ends - time.monotonic())
+        with no_place():
+            may_be_news = await service.held.wait(seen, min(left, LOOK_SECONDS) if looks else left)
+        if not (may_be_news or looks):
+            return answer
 
 
 @asynccontextmanager

@@ -7,17 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio.to_thread import run_sync
-from sqlalchemy import Connection
 
-from kvcustody.audit.evidence.erasure.requests_and_answers import Requested, completed, names, pending
-from kvcustody.audit.evidence.processes.enforcement import newest_order
 from kvcustody.audit.evidence.query.issuers import known_issuers
-from kvcustody.audit.evidence.query.key_orders import key_orders
 from kvcustody.audit.evidence.subjects.subject_table import unknown_pseudonyms, unlinkings
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.write.compression import ENCODING, CompressionError, decompress
@@ -49,7 +45,7 @@ from kvcustody.governance.api.models.workers import (
     Workers,
 )
 from kvcustody.governance.observability.attempts import Attempted, events_of
-from kvcustody.governance.restriction.orders import restricted_from, restricted_now
+from kvcustody.governance.restriction.orders import restricted_from
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission, Role
 from kvcustody.governance.service.fleet import worker_requests
@@ -214,13 +210,13 @@ async def erasures(
     And for whom it enforces its policy, and whose processing is restricted.
     """
     if done:
-        return await long_poll(service, caller, 0, lambda: _owed(service, caller.name, completed), bool)
+        return await run_sync(service.worker_orders.completed, caller.name)
     taken = set(known.split(","))
     return await long_poll(
         service,
         caller,
         wait,
-        lambda: _owed(service, caller.name, pending),
+        lambda: service.worker_orders.owed(caller.name),
         lambda answer: (
             any(item["erasure"] not in taken for item in answer["items"])
             or (keys is not None and any(item["order"] > keys for item in answer["keys"]))
@@ -405,6 +401,7 @@ async def epochs(
         wait,
         lambda: _epochs_after(service, start, scopes if role_of(caller) == Role.DOOR else None),
         lambda answer: (answer["version"], answer["floor"], answer["scopes"]) != (start, floor, None),
+        looks=role_of(caller) == Role.DOOR,  # scopes follow what workers run
     )
 
 
@@ -453,30 +450,3 @@ def _unlinkings(service: Service) -> int:
 def _records(service: Service, after: int) -> dict[str, Any]:
     records = service.policies.records()
     return {"items": [data.decode() for data in records[after : after + _STEPS_MAX]], "total": len(records)}
-
-
-def _owed(
-    service: Service, worker: str, erasures_of: Callable[[Connection, str], Iterable[Requested]]
-) -> dict[str, Any]:
-    with service.reading() as connection:
-        made = []
-        for asked in erasures_of(connection, worker):
-            who = names(connection, asked, service.subject_keys)
-            named = {
-                "named": who is not None,
-                "subject_name": who and who.subject,
-                "session_name": who and who.session,
-            }
-            made.append(asked._asdict() | named)
-        last = {(order.tenant, order.action): order for order in key_orders(connection)}
-        enforced = newest_order(connection)
-        restricted = sorted(restricted_now(connection, service.subject_keys).orders)
-    names_ = ("order", "tenant", "action", "at_us")
-    asked_keys = [{name: getattr(order, name) for name in names_} for order in last.values()]
-    order = None if enforced is None else enforced._asdict()
-    return {
-        "items": made,
-        "keys": asked_keys,
-        "enforcement": order,
-        "restrictions": [one._asdict() for one in restricted],
-    }

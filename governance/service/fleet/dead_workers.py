@@ -43,6 +43,7 @@ AT_WORK_SECONDS = 60  # who was heard since then is not declared dead
 _ASKED = "worker-closing-asked"
 _WATCHED_SECONDS = 3600
 _TURN_SECONDS = 30.0
+_DECLARED_SECONDS = 2.0  # that people wait for what they declared
 
 _log = get_logger(__name__)
 
@@ -59,13 +60,14 @@ class DeadWorkers:
         silence_days: int,
         in_doubt: Callable[[], bool],
         record: Callable[[Event], None],
-        at_once_seconds: float = 2.0,
+        at_once: bool = False,
     ) -> None:
         """`name` is this control plane's; `record` makes a class A event durable.
 
-        `at_once_seconds`: what a closing may take while somebody waits for it; the rest is done in the background.
+        `at_once`: whoever asks for a closing waits to its end, as a command does; else two seconds for one that people
+        declared, and for no other.
         """
-        self._at_once_seconds = at_once_seconds
+        self._at_once = at_once
         self._engine = engine
         self._clock = clock
         self._name = name
@@ -76,16 +78,29 @@ class DeadWorkers:
         self._begun: dict[str, Closing] = {}
         self._lock = threading.Lock()
         self._ending = threading.Event()
+        self._wanted = threading.Event()
+        self._turning = threading.Lock()  # one turn at a time: a closing that two do is done twice in vain
         self._thread = GuardingThread(self._run, name="kvcustody-dead-workers")
         self._thread.start()
 
     def close_before(self, worker: str, incarnation: str) -> None:
-        """Close every process of a worker before this one that neither stopped nor was closed."""
+        """Close every process of a worker before this one that neither stopped nor was closed.
+
+        A service does that behind the registration, so that many that start again wait for no closing; what it has
+        begun is gone on with after its end, when the worker registers next. A command does it at once.
+        """
         mine = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
         with self._engine.connect() as connection:
             dead = open_processes(connection, (workers.c.name == worker) & (incarnations.c.id < mine))
-        for one in dead:
-            self._begin(one.uuid, BY_SUCCESSOR)
+        if self._at_once:
+            for one in dead:
+                self._begin(one.uuid, BY_SUCCESSOR)
+            return
+        with self._lock:
+            for one in dead:
+                self._begun.setdefault(one.uuid, BY_SUCCESSOR)
+        if dead:
+            self._wanted.set()
 
     def declare(self, incarnation: str, actor: str, reason: str) -> str:
         """Ask that a silent process be closed, or agree with another person who asked within a day (rule 3).
@@ -114,6 +129,10 @@ class DeadWorkers:
 
     def turn(self) -> None:
         """Go on with what was begun, and close who is silent (rule 1). One that cannot be closed hinders no other."""
+        with self._turning:
+            self._turn()
+
+    def _turn(self) -> None:
         with self._lock:
             due = dict(self._begun)
         for one, seconds in self._silent():
@@ -135,6 +154,7 @@ class DeadWorkers:
     def close(self) -> None:
         """End the thread once its step is over; may be called again."""
         self._ending.set()
+        self._wanted.set()
         self._thread.join()
 
     def _silent(self) -> list[tuple[OpenProcess, int]]:
@@ -162,7 +182,7 @@ class DeadWorkers:
         """Close a process, for a moment here and then in the background; whether it is done."""
         with self._lock:
             self._begun[incarnation] = why
-        until = time.monotonic() + self._at_once_seconds
+        until = time.monotonic() + (float("inf") if self._at_once else _DECLARED_SECONDS)
         return self._close(incarnation, why, lambda: time.monotonic() > until)
 
     def _close(self, incarnation: str, why: Closing, stop: Callable[[], bool]) -> bool:
@@ -175,7 +195,11 @@ class DeadWorkers:
         return done
 
     def _run(self) -> None:
-        while not self._ending.wait(_TURN_SECONDS):
+        while not self._ending.is_set():
+            self._wanted.wait(_TURN_SECONDS)
+            self._wanted.clear()
+            if self._ending.is_set():
+                return
             try:
                 self.turn()
             except Exception:

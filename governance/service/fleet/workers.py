@@ -17,12 +17,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.evidence.processes.marked_processes import marked_processes
-from kvcustody.audit.evidence.processes.work_periods import about, at_work, ends, life_leaves, work_periods
-from kvcustody.audit.kinds.control_events import SIGNED
+from kvcustody.audit.evidence.processes.remembered_lives import RememberedLives
+from kvcustody.audit.evidence.processes.work_periods import at_work
 from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.ledger import incarnations, workers
@@ -112,10 +111,12 @@ class Fleet:
         engine: Engine,
         clock: Clock,
         close_before: Callable[[str, str], object],
+        lives: RememberedLives | None = None,
         *,
         apart_us: int,
     ) -> None:
-        """`apart_us`: how far a worker's clock may be from this one."""
+        """`apart_us`: how far a worker's clock may be from this one. `lives`: those that others look at, too."""
+        self._lives = RememberedLives() if lives is None else lives
         self._engine = engine
         self._clock = clock
         self._close_before = close_before
@@ -261,15 +262,17 @@ class Fleet:
         """Incarnations in the order of their registration, each with its position."""
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
-            leaves = [leaf.body for leaf in life_leaves(connection)]
-            periods, over = work_periods(leaves), ends(leaves)
-            origins = {one.incarnation: one.origin for one in marked_processes(leaves)}
+            periods, over, marked, _ = self._lives.all(connection)
+            origins = {one.incarnation: one.origin for one in marked}
             query = (
                 select(incarnations.c.id, incarnations.c.uuid, incarnations.c.started_us, workers.c.name)
                 .join(workers, workers.c.id == incarnations.c.worker)
                 .where(incarnations.c.id > after)
                 .order_by(incarnations.c.id)
             )
+            running = at_work(periods)
+            if only_open and len(running) <= _RUNNING_MAX:  # else there is hardly another row
+                query = query.where(or_(incarnations.c.uuid.in_(running), incarnations.c.end.is_(None)))
             takers = {one.name: one for one in listed_takers(connection, now_us)}
             processes = (
                 row for row in connection.execute(query).mappings() if not (only_open and row["uuid"] in over)
@@ -321,12 +324,11 @@ class Fleet:
     def own_ledgers(self) -> tuple[str, ...]:
         """Workers at work that write this ledger themselves and check nobody's signature of an order, by name."""
         with self._engine.connect() as connection:
-            bodies = [leaf.body for leaf in life_leaves(connection)]
+            known = self._lives.all(connection)
+            running = set(at_work(known.periods)) - known.signed
             rows = stored_rows(connection, select(service_workers.c.incarnation))
             registered = {row.incarnation for row in rows}
-        periods = work_periods(bodies)
-        checked = registered | {about(body) for body in bodies if body.get("orders") == SIGNED}
-        return tuple(sorted({periods[life].worker for life in at_work(periods) if life not in checked}))
+        return tuple(sorted({known.periods[life].worker for life in running - registered}))
 
     @staticmethod
     def _find(connection: Connection, incarnation: str) -> Any:

@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from kvcustody.audit.evidence.processes.sequence_gaps import gaps
 from kvcustody.audit.store.schema.leaf_tables import releases
 from kvcustody.audit.store.schema.ledger import events, incarnations, logs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
+from kvcustody.audit.write.append_leaves import register
 from standins import builders
 
 WORKERS, EVENTS = 2, 200
@@ -103,3 +106,25 @@ def _start(url: str, folder: Path, name: str, count: int) -> subprocess.Popen[st
 def _line(worker: subprocess.Popen[str]) -> str:
     assert worker.stdout
     return worker.stdout.readline().strip()
+
+
+def test_two_processes_of_a_worker_that_nobody_knows_register_at_once(postgres_store: Engine) -> None:
+    """The second waits for the first to commit its name, and goes on with it; control: each is there."""
+    registered: list[int] = []
+
+    def second() -> None:
+        with postgres_store.connect() as connection, connection.begin():
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '20s'; SET LOCAL statement_timeout = '20s'")
+            registered.append(register(connection, "b" * 32, "herd", 0, 1).id)
+
+    with postgres_store.connect() as connection, connection.begin():
+        registered.append(register(connection, "a" * 32, "herd", 0, 1).id)
+        other = threading.Thread(target=second)
+        other.start()
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        until = time.monotonic() + 20
+        while not connection.exec_driver_sql(waits).scalar():
+            assert other.is_alive() and time.monotonic() < until
+            time.sleep(0.01)
+    other.join(20)
+    assert len(set(registered)) == 2

@@ -97,7 +97,7 @@ def test_one_partys_open_requests_keep_no_other_out(
             held = "/v1/audit/stream?begin=newest&wait=30"
             greedy = [asyncio.create_task(ask(held, people["tenant-viewer@acme"])) for _ in range(4)]
             places = 4 // parties
-            while sum(task.done() for task in greedy) < 4 - places or app._of_party.total() < places:
+            while sum(task.done() for task in greedy) < 4 - places or app._places.total() < places:
                 await asyncio.sleep(0.01)
             modest = await ask("/v1/custody/live", people["tenant-viewer@labs"])
             for task in greedy:
@@ -216,7 +216,7 @@ def test_requests_without_a_credential_take_no_callers_place_and_no_other_addres
 
     async def main() -> tuple[int, int, int, int]:
         go = asyncio.Event()
-        counted = app._of_party if shared else app._strangers
+        counted = app._places if shared else app._strangers
         held = await many(
             lambda number: request(app, "/console/login", body=go),
             20,

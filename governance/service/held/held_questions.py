@@ -1,0 +1,137 @@
+"""Wakes the questions that are held open: at once for what this process changes, within two seconds for the rest.
+
+    seen = held.version
+    answer = ask()
+    if await held.wait(seen, 30):      # something changed, or nobody knows
+        answer = ask()
+
+1. A question that waits costs nothing. One thread looks into the database for all of them, every `LOOK_SECONDS` and
+   only while somebody waits; another version says that what it saw is different.
+2. A look that fails wakes nobody. Whoever waits is then not told that nothing changed: it asks once more at its end.
+3. Setting `stopping` wakes everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+
+from anyio import CapacityLimiter
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.errors import CustodyError
+from kvcustody.guarding_thread import GuardingThread
+from kvcustody.logger import get_logger
+
+LOOK_SECONDS = 2.0
+_THREADS = 4
+_UNSEEN_SECONDS = 3 * LOOK_SECONDS  # a look that is older does not say that nothing changed
+_log = get_logger(__name__)
+_Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
+
+
+class _Stopping(threading.Event):
+    """An event that tells somebody when it is set."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()
+        self._told = told
+
+    def set(self) -> None:
+        """Set it, and tell."""
+        super().set()
+        self._told()
+
+
+class HeldQuestions:
+    """Who waits, and the thread that looks for them; `look` gives what is equal while nothing changed."""
+
+    def __init__(self, look: Callable[[], Hashable]) -> None:
+        self.threads = CapacityLimiter(
+            _THREADS
+        )  # that questions are asked on: others keep their database connections
+        self.stopping: threading.Event = _Stopping(self._wake)
+        self.version = 0  # goes up with whatever workers wait for
+        self._look = look
+        self._seen: Hashable = None
+        self._looked_at = float("-inf")
+        self._failing = self._ending = False
+        self._waiting: set[_Waiter] = set()
+        self._state = threading.Condition()
+        self._thread: GuardingThread | None = None
+
+    def changed(self) -> None:
+        """There is something new."""
+        with self._state:
+            self.version += 1
+        self._wake()
+
+    async def wait(self, seen: int, seconds: float) -> bool:
+        """Wait for another version than `seen`, the end, or so many seconds; False: surely nothing changed."""
+        waiter = asyncio.get_running_loop(), asyncio.Event()
+        began = time.monotonic()
+        with self._state:
+            self._start()
+            self._waiting.add(waiter)
+            self._state.notify_all()
+            is_over = self.version != seen or self.stopping.is_set()
+        try:
+            if not is_over:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await waiter[1].wait()
+        finally:
+            with self._state:
+                self._waiting.discard(waiter)
+        with self._state:
+            looked_at, version = self._looked_at, self.version
+        return version != seen or looked_at < max(began, time.monotonic() - _UNSEEN_SECONDS)
+
+    def close(self) -> None:
+        """Look no more; may be called again."""
+        with self._state:
+            self._ending = True
+            self._state.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self) -> None:
+        if self._thread is None and not self._ending:
+            self._thread = GuardingThread(self._run, name="kvcustody-held-questions")
+            self._thread.start()
+
+    def _wake(self) -> None:
+        with self._state:
+            waiting = list(self._waiting)
+        for loop, told in waiting:
+            with suppress(RuntimeError):  # the loop has ended, and the question with it
+                loop.call_soon_threadsafe(told.set)
+
+    def _run(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._waiting or self._ending)
+                if self._ending:
+                    return
+            self._look_once()
+            with self._state:
+                self._state.wait_for(lambda: self._ending, LOOK_SECONDS)
+
+    def _look_once(self) -> None:
+        began = time.monotonic()
+        try:
+            seen = self._look()
+        except (SQLAlchemyError, CustodyError, OSError):
+            if not self._failing:
+                _log.warning("news for workers that wait cannot be read", exc_info=True)
+            self._failing = True
+            return
+        self._failing = False
+        is_new, self._seen = seen != self._seen, seen
+        if is_new:
+            self.changed()
+        with self._state:
+            self._looked_at = began
