@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvcustody.errors import KeyringError, SealError
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, SealError
 from kvcustody.governance.identity.domain_spec import DomainSpec
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
@@ -83,12 +83,20 @@ class SealKeys:
         return self._catalogue
 
     def has_epoch(self, spec: DomainSpec) -> bool:
-        """Whether the secret of the domain's owner can be had still."""
+        """Whether the domain's epoch is not known to be destroyed, also while the key service is away."""
         try:
-            self._naming(spec)
+            with self._first as secret:
+                self._keyring.derive(spec.owner, spec.key_epoch, _NAME + spec.info, secret)
+        except KeyServiceUnavailable:
+            return True
         except KeyringError:
             return False
         return True
+
+    @property
+    def may_seal(self) -> bool:
+        """Whether the key service is not away for too long."""
+        return self._keyring.may_seal
 
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
         """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""

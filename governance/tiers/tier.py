@@ -460,8 +460,9 @@ class SealedTier:
         )
         while depth < most:
             first, last = depth, min(count, depth - depth % step + step)
-            if is_shared and self._seek(label, spec, keys, depth, last):
-                domain = self._domains[spec]
+            with suppress(KeyringError):  # the key service is away for too long from now on
+                if is_shared and self._seek(label, spec, keys, depth, last):
+                    domain = self._domains[spec]
             for end in self._ends(keys, depth, last):
                 one = name(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
                 row = index.find(one)
@@ -897,7 +898,8 @@ class SealedTier:
                 sealed.release()
                 self._store.complete_load(name)
         except KeyringError:  # it does not open, or a key of it is destroyed
-            self._end([row], "broken")
+            if self._keys.may_seal:  # else the key service is away, and the copy is as it was
+                self._end([row], "broken")
             return False
         except StoreError:
             self._refused += 1
@@ -938,7 +940,7 @@ class SealedTier:
         ended += self._end_keyless()
         if gone:
             self._tell_destroyed(gone)
-        self._keys.look()
+        self._drop_destroyed()
         self._delete([])
         self._ask_again_us = self._next_ask_us()
         due = index.column("due_us")[index.column("living") > 0]
@@ -948,6 +950,11 @@ class SealedTier:
         if len(self._owners) + len(self._shreds) > _KNOWN_MIN + 4 * len(index) and not self._keyless:
             self._forget_unused()
         return len(rows) + ended
+
+    def _drop_destroyed(self) -> None:
+        """Forget keys that are destroyed, and all while the key service is away for too long: copies end as ever."""
+        with suppress(KeyringError):
+            self._keys.look()
 
     def _end_keyless(self) -> int:
         """End some of what is of destroyed epochs, whose copies nobody finds or opens; how many."""
@@ -973,7 +980,7 @@ class SealedTier:
         What may stay is due no later than the tier's present `absolute`, counted from now.
         """
         now_us, ended = self._clock.now_us(), 0
-        self._keys.look()
+        self._drop_destroyed()
         for number, owner in enumerate(self._owners):
             theirs = self._index.column("domain") == number
             if not theirs.any():
@@ -1054,7 +1061,7 @@ class SealedTier:
             for id_ in living:
                 self._shred.destroy(id_)
             self._tell_destroyed(living)
-        self._keys.look()
+        self._drop_destroyed()
         self._delete([])
         return self._erased_so_far(erasure, selector, objects, size)
 
