@@ -9,9 +9,10 @@
 
 1. Each movement, and each one that was decided against, is on record with what both ways were expected to take.
 2. A tier that is slower than computing is left alone, and a store is not asked what others put there; between steps,
-   now and then, one read says whether it still is.
+   now and then, one read says whether it still is. Where there is nothing to read, the next request tries.
 3. In one step of the engine no more than `step_bytes` leave the device: the rest of what is evicted is not kept.
-4. What a tier has already is not decided about, and does not move.
+4. The time of a look-up that asked a shared store is part of what its restore is expected to take, and took.
+5. What a tier has already is not decided about, and does not move.
 
 For engines whose device is reached from the thread that schedules: own pools (`governor.offloading`) and SGLang.
 """
@@ -53,15 +54,34 @@ STEP_BYTES_MAX = 256 << 20
 AWAITED_MAX = 4096  # stored runs whose predecessor is remembered
 
 
-class TierWay:
-    """One tier with what its use has taken."""
+class LookUp(NamedTuple):
+    """What the newest look-up that asked a shared store was expected to take, and took."""
 
-    __slots__ = ("_awaited", "link", "tier")
+    expected_us: int = 0
+    took_us: int = 0
+
+
+class TierWay:
+    """One tier with what its use has taken. `is_tried`: the next request is to find out whether it is still slower."""
+
+    __slots__ = ("_awaited", "is_tried", "link", "looked", "tier")
 
     def __init__(self, tier: SealedTier, *, always: bool) -> None:
         self.tier = tier
         self.link = TierLink(always=always)
+        self.looked, self.is_tried = LookUp(), False
         self._awaited: OrderedDict[bytes, None] = OrderedDict()
+
+    def look_up(self, label: DomainLabel, keys: bytes, depth: int, most: int, *, seeks: bool) -> list[Found]:
+        """As the tier's, with the time that the store took where it was asked (rule 4)."""
+        before, began_ns, expected_us = self.tier.sought, perf_counter_ns(), int(self.link.look_us)
+        found = self.tier.lookup(label, keys, depth, most, seeks=seeks)
+        self.looked = LookUp()
+        if self.tier.sought != before:
+            took_us = (perf_counter_ns() - began_ns) // 1000
+            self.link.looked(took_us)
+            self.looked = LookUp(expected_us, took_us)
+        return found
 
     def is_awaited(self, run: PublishedRun) -> bool:
         """Whether a run that goes on from this one was stored: it comes back only behind this one."""
@@ -161,12 +181,23 @@ class RunTransfers:
         best: tuple[TierWay | None, list[Found]] = (None, [])
         farthest = 0
         for way in self.ways:
-            seeks = not way.link.watch.is_left_alone  # what would not be brought is not asked for
-            found = way.tier.lookup(label, keys, depth, most, seeks=seeks) if way not in tried else []
+            if way in tried:
+                continue
+            found = way.look_up(label, keys, depth, most, seeks=self._may_seek(way, most - depth, depth))
+            way.is_tried = way.is_tried and bool(found)
             blocks = sum([one.blocks for one in found])
             if blocks > farthest:
                 best, farthest = (way, found), blocks
         return best
+
+    def _may_seek(self, way: TierWay, blocks: int, depth: int) -> bool:
+        """Whether to ask a shared store: what would not be brought is not asked for."""
+        if not way.tier.is_shared or way.is_tried:
+            return True
+        if way.link.watch.is_left_alone:
+            return False
+        size = blocks * way.tier.block_bytes
+        return way.link.pays_to_look(size, self._recompute_us(blocks, depth), self._clock.now_us())
 
     def choose_restore(
         self, way: TierWay, reader: CopyReader, depth: int, found: Sequence[Found]
@@ -175,7 +206,11 @@ class RunTransfers:
         blocks, size = _extent(found)
         recompute_us = self._recompute_us(blocks, depth)
         now_us = self._clock.now_us()
-        choice = way.link.choose_restore(size, recompute_us, now_us, latency=reader.latency)
+        choice = way.link.choose_restore(
+            size, recompute_us, now_us, is_tried=way.is_tried, latency=reader.latency
+        )
+        if choice.transfer_us:
+            choice = choice._replace(transfer_us=choice.transfer_us + way.looked.expected_us)
         if not choice.moves:
             self._record("restore", _moved(way, reader, found), choice, latency=reader.latency)
         return choice
@@ -197,6 +232,8 @@ class RunTransfers:
         took_us = (perf_counter_ns() - began_ns) // 1000
         count = sum(one.blocks for one in came)
         way.link.restored(size, count, took_us, asked=blocks)
+        way.is_tried = False
+        took_us += way.looked.took_us
         if count == blocks:
             outcome = Outcome("done", took_us)
         else:
@@ -222,6 +259,8 @@ class RunTransfers:
         size = way.tier.probe()
         if size:
             way.link.restores.learn(size, (perf_counter_ns() - began_ns) // 1000)
+        else:
+            way.is_tried = way.tier.is_shared
 
     def narrow(self) -> None:
         """Policy or keys have changed: what may stay no longer ends."""

@@ -269,6 +269,7 @@ class SealedTier:
         self._borrowed = self._borrowed_bytes = self._let_go = (
             0  # other workers' objects that can be found, and ended
         )
+        self.sought = 0  # times that the store was asked what others stored
         self._ends_before = deque[tuple[Selector, int]](
             maxlen=_REMEMBERED
         )  # erasures, and when (UTC) they came
@@ -297,6 +298,16 @@ class SealedTier:
     def object_blocks(self) -> int:
         """The most that an object has; one ends at each multiple of it."""
         return self._terms.object_blocks
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, on the device."""
+        return self._terms.block_bytes
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other workers' objects may be found."""
+        return self._store.is_shared
 
     @property
     def ended(self) -> int:
@@ -479,7 +490,10 @@ class SealedTier:
         now_us = self._clock.now_us()
         if self._index.find(name) >= 0 or name in self._waiting or self._sought.get(name, 0) > now_us:
             return False
-        facts = self._facts_of(name, None) if self.admits(label) else None
+        if not self.admits(label):
+            return False
+        self.sought += 1
+        facts = self._facts_of(name, None)
         if facts is None or self._is_own(name) or not self._is_of(facts, label, spec, keys, depth, end):
             self._sought[name] = now_us + _SEEK_AGAIN_US
             self._sought.move_to_end(name)
@@ -890,7 +904,8 @@ class SealedTier:
             self._refused += 1
             return False
         except KeyringError:  # it does not open, or a key of it is destroyed
-            self._end([row], "broken")
+            if self._keys.may_seal:  # else the key service is away, and the copy is as it was
+                self._end([row], "broken")
             return False
         if known.due_us <= self._clock.now_us():  # its time ended while it was read
             return False

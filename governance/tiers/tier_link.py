@@ -105,12 +105,17 @@ class TierLink:
             return "always"
         if takes_us is None or recompute_us is None:
             return "" if latency == "interactive" and takes_us is None else "not measured yet"
-        if takes_us + self.look_us < recompute_us:
+        if self.pays_to_look(size, recompute_us, now_us):
             return "faster"
-        if latency != "interactive" and self.watch.due(now_us):
-            return "tried"
+        return "tried" if latency != "interactive" and self.watch.due(now_us) else ""
+
+    def pays_to_look(self, size: int, recompute_us: float | None, now_us: int) -> bool:
+        """Whether look-up and restore are expected to be faster than computing, as far as is known; else left alone."""
+        takes_us = self.restores.predict(size)
+        if self._always or takes_us is None or recompute_us is None or takes_us + self.look_us < recompute_us:
+            return True
         self.watch.left_alone(now_us)
-        return ""
+        return False
 
     def looked(self, took_us: int) -> None:
         """A look-up in the shared store took so long, whatever it found."""

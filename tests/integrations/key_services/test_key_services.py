@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError, KeyringError, KeyServiceUnavailable
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import KeyOwner, tenant_owner
 from kvcustody.governance.keys import service_wrapping
 from kvcustody.governance.keys.keyring import Keyring
@@ -25,6 +26,8 @@ from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.integrations.key_services.document import open_wrapping
+from standins.governance.sealed_objects import World
+from standins.governance.tier_place import Place, keys_of
 from standins.integrations.key_services_world import (
     BAO,
     BAO_ABSENT,
@@ -33,6 +36,7 @@ from standins.integrations.key_services_world import (
     OpenBao,
     soft_hsm,
 )
+from standins.waiting import until
 
 ACME, LABS = tenant_owner("idp", "acme"), tenant_owner("idp", "labs")
 NOW_US = 1_790_000_000_000_000
@@ -197,6 +201,69 @@ def test_a_service_that_is_away_stops_tiers_after_its_bound_and_opened_epochs_go
     assert [fact.in_service for fact in ring.end_in_service()] == ["gone"]
     keys.look()
     shred.close()
+
+
+@bao_only
+def test_copies_end_as_ever_while_a_service_is_away_for_too_long(
+    bao: OpenBao, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Erased, due, or not permitted any more; what is none of these has no evidence of an end, and comes back."""
+    deployment = on_bao(bao, tmp_path, timeout_ms=200, outage_seconds=60)
+    port = deployment.port()
+    place = Place(tmp_path, "nvme", world=World(tmp_path, port))
+    acme, beta = place.label("acme"), place.label("beta")
+    assert [place.keep(label, "p", 4) for label in (acme, beta)] == [4, 4]
+    assert place.keep(beta, "short", 4, lives_us=1_000_000) == 4
+    found = place.tier.lookup(beta, keys_of("p", 4), 0)
+    now = service_wrapping.time.monotonic()
+    with monkeypatch.context() as away:
+        away.setattr(service_wrapping.time, "monotonic", lambda: now + 61)
+        assert place.bring(beta, "p", 4) == 0, "nothing is opened"
+        assert place.tier.load(beta, keys_of("p", 4), 0, found, lambda *_: None) == []
+        assert place.tier.erase("e", Selector("acme"), 0).done
+        place.world.clock.advance(2_000_000)
+        assert place.tier.expire() == 1
+        place.tier.narrow()
+        assert [one.cause for one in place.events() if one.step == "ended"] == ["erased", "ceiling"]
+        assert len(place.tier.objects()) == 1
+    assert place.bring(beta, "p", 4) == 4 and place.bring(acme, "p", 4) == 0
+    place.tier.close()
+    place.staging.close()
+    place.world.close()
+
+
+@bao_only
+@pytest.mark.soak
+@pytest.mark.parametrize(("away", "outage"), [(12, 4), (600, 200)])
+def test_tiers_stop_while_a_service_is_away_for_long_and_go_on_when_it_is_back(
+    bao: OpenBao, tmp_path: Path, away: int, outage: int
+) -> None:
+    """In real time, with a sealed tier: its copies outlive an outage that is longer than the bound."""
+    deployment = on_bao(bao, tmp_path, timeout_ms=500, outage_seconds=outage)
+    port = deployment.port()
+    place = Place(tmp_path, "nvme", world=World(tmp_path, port))
+    place.allowed = {"internal": 3_600_000_000}
+    acme = place.label("acme")
+    lives = {"lives_us": 3_600_000_000}
+    clock = service_wrapping.time
+    assert place.keep(acme, "p", 8, **lives) == 8 == place.bring(acme, "p", 8)
+    bao.signal(signal.SIGSTOP)
+    began, answers = clock.monotonic(), list[tuple[float, int]]()
+    try:
+        while (at := clock.monotonic() - began) < away:
+            place.tier.expire()
+            answers.append((at, place.bring(acme, "p", 8)))
+            clock.sleep(away / 60)
+    finally:
+        bao.signal(signal.SIGCONT)
+    assert {blocks for at, blocks in answers if at < outage / 2} == {8}, "within the bound tiers go on"
+    assert {blocks for at, blocks in answers if at > 2 * outage} == {0}, "beyond it nothing is opened"
+    until(lambda: place.bring(acme, "p", 8) == 8, 60)
+    assert place.keep(acme, "q", 4, **lives) == 4 == place.bring(acme, "q", 4)
+    assert place.orphans() == []
+    place.tier.close()
+    place.staging.close()
+    place.world.close()
 
 
 @bao_only

@@ -161,6 +161,30 @@ def test_a_store_that_stands_still_costs_a_deadline_and_no_more(place: Guarded, 
     assert place.bring(other, "p", 4) == 4 and place.bring(acme, "p", 8) == 0
 
 
+@pytest.mark.soak
+def test_a_store_that_is_cut_off_for_a_minute(place: Guarded, valkey: ValkeyServer) -> None:
+    """Work goes on without it: misses, nothing lost, nothing wrong, and what arrived late is found and ended."""
+    acme, beta = place.label("acme"), place.label("beta")
+    assert place.keep(acme, "p", 8) == 8 and place.keep(beta, "p", 8) == 8
+    valkey.signal(signal.SIGSTOP)
+    until_s, rounds = time.monotonic() + 60, 0
+    while time.monotonic() < until_s:
+        assert place.bring(acme, "p", 8) == 0 and place.keep(acme, f"cut {rounds}", 4) == 0
+        place.world.clock.advance(10_000)  # the breaker asks now and then, and nothing is due
+        rounds += 1
+        if rounds == 3:
+            assert not place.tier.erase("e", Selector("beta"), 0).done
+        time.sleep(0.2)
+    valkey.signal(signal.SIGCONT)
+    until(place.answers)
+    until(lambda: place.tier.expire() == 0 and place.tier.erase("e", Selector("beta"), 0).done)
+    assert place.bring(acme, "p", 8) == 8, "its copies outlived the cut"
+    assert place.bring(beta, "p", 8) == 0, "and an erasure that came meanwhile is complete"
+    until(lambda: place.answers() and place.orphans(repair=True) == [])
+    assert place.counted() == (2, 2) and place.keep(acme, "after", 4) == 4 == place.bring(acme, "after", 4)
+    print(f"{rounds} rounds while the store was cut off")
+
+
 def test_a_delete_that_answers_late_is_evidence_once_the_store_lists_nothing(
     place: Guarded, valkey: ValkeyServer
 ) -> None:

@@ -14,10 +14,11 @@ from kvcustody.errors import StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.observability.prefill_cost import DeclaredRate
-from kvcustody.governance.tiers.run_transfers import RunTransfers
+from kvcustody.governance.tiers.run_transfers import CopyReader, RunTransfers
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.remote_store import OVERDUE_US, RemoteStore
 from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.transfer_rates import PROBE_US
 from standins.governance.store_servers import MOST, StoreServer
 from standins.governance.tier_place import ABSOLUTE_US, STEP, Place, keys_of
 
@@ -241,3 +242,34 @@ def test_a_store_that_does_not_pay_is_not_even_asked(worker: Made, monkeypatch: 
     assert transfers.best(acme, keys_of("p", 4), 0, 4)[0] is way
     way.link.watch.used()
     assert transfers.best(acme, keys_of("q", 4), 0, 4)[0] is way and len(asked) == 2
+
+
+def test_a_slower_store_is_tried_again_and_a_look_up_is_part_of_what_a_restore_takes(worker: Made) -> None:
+    """Also by a worker that has nothing there of which a read could tell."""
+    a, b = worker("a"), worker("b")
+    acme, clock = a.label("acme"), b.world.clock
+    assert a.keep(acme, "p", 4) == 4 and b.label("acme").tenant == "acme"
+    transfers = RunTransfers([b.tier], DeclaredRate(1e-3), clock, 16)
+    [way] = transfers.ways
+    way.link.restores.learn(4 * b.tier.block_bytes, 1 << 40)
+    assert transfers.best(acme, keys_of("p", 4), 0, 4) == (None, []) and b.tier.sought == 0
+    clock.advance(PROBE_US)
+    transfers.step(clock.now_us())
+    assert transfers.best(acme, keys_of("q", 4), 0, 4) == (None, []) and b.tier.sought == 1, (
+        "nobody stored it"
+    )
+    clock.advance(2 * PROBE_US)
+    transfers.step(clock.now_us())
+    way.link.looked(7_000_000)
+    _, found = transfers.best(acme, keys_of("p", 4), 0, 4)
+    expected_us, took_us = way.looked
+    assert expected_us > 0 < took_us < way.link.look_us
+    reader = CopyReader(acme, 1)
+    choice = transfers.choose_restore(way, reader, 0, found)
+    assert (choice.moves, choice.reason) == (True, "tried") and choice.transfer_us > expected_us
+    came = transfers.restore(way, reader, keys_of("p", 4), 0, found, choice, lambda *_: None)
+    [decision] = transfers.take_decisions()
+    assert sum(one.blocks for one in came) == 4 and decision.actual_us >= took_us
+    assert not way.is_tried and decision.transfer_us == choice.transfer_us
+    transfers.best(acme, keys_of("p", 4), 0, 4)
+    assert way.looked == (0, 0), "what it knows already asks nobody"

@@ -10,7 +10,7 @@ from kvcustody.clock import VirtualClock
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, WrappingPort
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.tiers.seal.extended_nonce import ExtendedNonceKey
@@ -22,14 +22,16 @@ MODEL = hashlib.sha256(b"model").digest()
 
 
 class World:
-    """One deployment's keys, in files."""
+    """One deployment's keys, in files; `wrapping`: by what its secrets are wrapped, in place of a root key."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wrapping: WrappingPort | None = None) -> None:
         self.clock = VirtualClock()
         self.folder = folder
-        root = KeyBuffer()
-        root.take(hashlib.sha256(b"root").digest())
-        self.wrapping = RootKeyWrapping(root)
+        if wrapping is None:
+            root = KeyBuffer()
+            root.take(hashlib.sha256(b"root").digest())
+            wrapping = RootKeyWrapping(root)
+        self.wrapping = wrapping
         self.open()
 
     def open(self) -> None:

@@ -43,7 +43,7 @@ def remote(server: ValkeyServer, prefix: str, **settings: Any) -> dict[str, Any]
     return options(**(said | settings))
 
 
-def deployment(folder: Path, worker: str) -> Deployment:
+def deployment(folder: Path, worker: str, policy: str = POLICY) -> Deployment:
     """The deployment as a worker of this name has it."""
     from standins.engines.vllm.prefill_and_decode import WorkerDeployment
 
@@ -52,7 +52,26 @@ def deployment(folder: Path, worker: str) -> Deployment:
             said = super().environment(worker)
             return {name: value for name, value in said.items() if "HANDOVER" not in name}
 
-    return Sharing(folder, policy=POLICY, worker=worker)
+    return Sharing(folder, policy=policy, worker=worker)
+
+
+def test_nothing_goes_to_a_store_with_other_labels(
+    start: Start, valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    labelled = POLICY.replace("  alpha: {quota", "  alpha: {labels: {region: eu}, quota")
+    labelled += "labels: {region: [eu, us]}\n"
+    assert "region: eu}, quota" in labelled
+    there = remote(valkey, tmp_path.name, remote_tier_labels="region=us")
+    engine = start(deployment=deployment(tmp_path / "site", "gpu-1", labelled), **there)
+    for tenant in ("alpha", "beta"):
+        engine.ask(prompt(1), tenant=tenant, max_tokens=4)
+    until(lambda: engine.probe("tier_copies", "remote").get("beta", 0) >= PREFIX)
+    displace(engine)
+    assert "alpha" not in engine.probe("tier_copies", "remote")
+    brought = {
+        one: engine.ask(prompt(1), tenant=one, max_tokens=4).cached_tokens for one in ("alpha", "beta")
+    }
+    assert brought == {"alpha": 0, "beta": PREFIX * BLOCK}, "the control has no label"
 
 
 def decided(engine: LocalEngine) -> list[RecordedTransfer]:
