@@ -8,7 +8,8 @@
    once for all of them, and once for each epoch that it uses.
 3. Names of keys in the service are digests of the deployment's root, owner and epoch: who lists them learns no tenant,
    and two deployments share no key.
-4. A service that did not answer is not asked again for `_PAUSE_SECONDS`: a call fails at once then.
+4. A service that did not answer is not asked again for `_PAUSE_SECONDS`, and for `_PAUSE_TIMES` as long as it was
+   waited for: a call fails at once then. One that hangs holds an engine up for no more than a fifth of the time.
 5. Who has the unwrapped secrets goes on without the service for `outage_seconds`. After that `may_seal` says no, so
    that tiers neither seal nor open; what is on the device is served as before.
 """
@@ -39,7 +40,7 @@ OUTAGE_SECONDS = 900.0
 _FORMAT = b"\x02"
 _SHRED = "shred-"
 _ROOT = KeyOwner("root", "", "")
-_PAUSE_SECONDS, _PROBE_SECONDS = 1.0, 30.0
+_PAUSE_SECONDS, _PAUSE_TIMES, _PROBE_SECONDS = 1.0, 4, 30.0
 _PREFIX, _NAME_BYTES = "kvcustody-", 20
 _ROOT_NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{{2 * _NAME_BYTES}}}")  # it becomes a part of addresses
 _log = get_logger(__name__)
@@ -81,7 +82,7 @@ class ServiceWrapping:
         self._path = path
         self._outage_seconds = outage_seconds
         self._answered = self._asked = time.monotonic()
-        self._failed: float | None = None
+        self._asks_from = 0.0  # after a failure: when it is asked again
         self._probes = ThreadPoolExecutor(1, thread_name_prefix="kvcustody-key-service")
         self._local = RootKeyWrapping(self._open_root())
 
@@ -160,19 +161,19 @@ class ServiceWrapping:
 
         What a service's library raises beside that, for an answer that it cannot read, is no answer.
         """
-        failed = self._failed
-        if failed is not None and time.monotonic() - failed < _PAUSE_SECONDS:
+        began = time.monotonic()
+        if began < self._asks_from:
             raise KeyServiceUnavailable(f"key service {self._service.place}: did not answer a moment ago")
         try:
             answer = ask()
         except KeyServiceUnavailable:
-            self._failed = time.monotonic()
+            self._is_away(began)
             raise
         except KeyringError:
             self._is_there()
             raise
         except Exception as error:
-            self._failed = time.monotonic()
+            self._is_away(began)
             _log.exception("the key service cannot be understood")
             raise KeyServiceUnavailable(
                 f"key service {self._service.place}: cannot be understood ({type(error).__name__})"
@@ -180,8 +181,12 @@ class ServiceWrapping:
         self._is_there()
         return answer
 
+    def _is_away(self, began: float) -> None:
+        now = time.monotonic()
+        self._asks_from = now + max(_PAUSE_SECONDS, _PAUSE_TIMES * (now - began))
+
     def _is_there(self) -> None:
-        self._failed, self._answered = None, time.monotonic()
+        self._asks_from, self._answered = 0.0, time.monotonic()
 
     def _open_root(self) -> KeyBuffer:
         """The local root key, made with the file where there is none."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from kvcustody.audit.evidence.copies.transfers import (
     ExplainedRequest,
     TransferFilter,
+    TransferSummary,
     explain_request,
     has_tiers,
     tier_summaries,
@@ -87,8 +88,12 @@ def tiers(
     since_us, until_us = last_day_or(desk, since, until)
     with desk.reading(mine) as connection:
         found = tier_summaries(connection, since_us, until_us, tenant=mine)
-    items = [row._asdict() | {"transfers": [one._asdict() for one in row.transfers]} for row in found]
+    items = [row._asdict() | {"transfers": [_with_sizes(one) for one in row.transfers]} for row in found]
     return {"items": items, "since_us": since_us, "until_us": until_us}
+
+
+def _with_sizes(totals: TransferSummary) -> dict[str, Any]:
+    return totals._asdict() | {"sizes": [one._asdict() for one in totals.sizes]}
 
 
 @dataclass(frozen=True, kw_only=True)

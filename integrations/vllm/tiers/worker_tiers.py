@@ -295,7 +295,7 @@ class TierThread:
         self.store = store
         self.terms = terms
         self.buffers = 0  # for stores, as the first job's answer says
-        self.narrowed = 0  # how often policy or keys have changed
+        self.narrowed = 0  # how often policy or keys have changed, by what was put
         self.tier: SealedTier | None = None
         self.staging = Staging(1, terms.object_blocks * terms.block_bytes)
         self.staging.pin(blocks.pin)
@@ -314,6 +314,7 @@ class TierThread:
 
     def put(self, job: ThreadJob, plain: memoryview | None = None, held: ExitStack | None = None) -> None:
         """Do this behind what was put before. `plain`: what is to be stored; `held` gives its buffer back."""
+        self.narrowed += isinstance(job, NarrowCopies)
         self._jobs.put((job, plain, held))
 
     def give(self, part: OfferedPart, seconds: float) -> GivenObjects:
@@ -403,9 +404,8 @@ class TierThread:
         if isinstance(job, KeepCopies):
             fetch, fetched = job.fetch, job.fetched
             label = received(fetch.label)
-            if job.narrowed != self.narrowed:  # the fetch's rule may be wider than what holds now
-                return self._reply(job.number)._replace(fetched=FetchedCopies(0, 0, "narrowed"))
-            self._learn((label.tenant, label.classification), fetch.rule)
+            if job.narrowed == self.narrowed:  # else its rule may be wider than the one that holds now
+                self._learn((label.tenant, label.classification), fetch.rule)
             blocks = tier.receive(label, fetch.keys, fetched.objects)
             size = sum(len(one.data) for one in fetched.objects)
             return self._reply(job.number)._replace(fetched=FetchedCopies(blocks, size, fetched.reason))
@@ -426,7 +426,6 @@ class TierThread:
             case ForgetTenant():
                 tier.end_tenant(job.tenant)
             case NarrowCopies():
-                self.narrowed += 1
                 self._rule(job.rules)
                 tier.narrow()
             case ExpireCopies():

@@ -265,3 +265,34 @@ class Confused:
 def test_what_a_services_library_raises_is_no_answer_and_ends_no_thread(tmp_path: Path) -> None:
     with pytest.raises(KeyServiceUnavailable, match="cannot be understood"):
         service_wrapping.ServiceWrapping(Confused(), tmp_path / "root.wrapped")
+
+
+class Hanging:
+    """A service that is away: it takes so long to say nothing."""
+
+    place = "a service"
+
+    def __init__(self) -> None:
+        self.now, self.asked, self.takes = 1_000.0, 0, 2.0
+
+    def probe(self) -> None:
+        self.asked += 1
+        self.now += self.takes
+        raise KeyServiceUnavailable("no answer")
+
+
+@pytest.mark.parametrize(("takes", "asked"), [(2.0, 10), (0.0, 100)])
+def test_a_service_that_hangs_is_waited_for_a_fifth_of_the_time_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float, asked: int
+) -> None:
+    """An engine asks for each tenant that it has not opened. Control: who says no at once is asked once a second."""
+    service = Hanging()
+    service.takes = takes
+    port = service_wrapping.ServiceWrapping.__new__(service_wrapping.ServiceWrapping)
+    port._service, port._asks_from = service, 0.0  # type: ignore[assignment]
+    monkeypatch.setattr(service_wrapping.time, "monotonic", lambda: service.now)
+    while service.now < 1_100:
+        with pytest.raises(KeyServiceUnavailable):
+            port._ask(service.probe)
+        service.now += 0.05
+    assert asked * 0.9 <= service.asked <= asked
