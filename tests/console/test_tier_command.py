@@ -135,7 +135,8 @@ def test_tables_show_what_the_documents_have(decided: DecidedWorld) -> None:
     shown = run("list", *EVER, *here)
     [tier] = run("list", *EVER, *here, "--json")["items"]
     for row in tier["transfers"]:
-        [line] = [line for line in shown.splitlines() if line.split()[:2] == ["host", row["action"]]]
+        line, *by_size = [line for line in shown.splitlines() if line.split()[:2] == ["host", row["action"]]]
+        assert len(by_size) == len(row["sizes"])
         assert line.split()[2:4] == [str(row["decisions"]), str(row["transfers"])]
         assert all(f"{number} {reason}" in line for reason, number in row["against"].items())
     assert "nothing was decided about moving copies" in run(
