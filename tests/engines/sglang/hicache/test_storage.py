@@ -20,6 +20,7 @@ from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from standins.governance.store_servers import StoreServer, ValkeyServer, servers
 
 PAGE_VALUES = 2048
 KEYS = [f"{number:064x}" for number in range(4)]
@@ -216,3 +217,28 @@ def test_what_cannot_be_kept_apart_is_refused() -> None:
     with pytest.raises(ConfigError, match="mamba"):
         storage.register_mem_host_pool_v2(None, PoolName.MAMBA)
     storage.close()
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], StoreServer]]:
+    yield from servers(tmp_path_factory)
+
+
+def test_engines_of_one_owner_share_a_remote_store(
+    valkey: Callable[[str], StoreServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = valkey("valkey")
+    assert isinstance(server, ValkeyServer)
+    url = f"valkey://127.0.0.1:{server.port}/0/{tmp_path.name}"
+    engines = []
+    for worker, owner in (("gpu-1", "acme"), ("gpu-2", "acme"), ("gpu-3", "other")):
+        monkeypatch.setenv("KVCUSTODY_WORKER_NAME", worker)
+        engines.append(opened(url=url, owner=owner))
+    first, second, other = engines
+    assert first.batch_set(KEYS[:2], [page(0), page(24)])
+    assert (second.batch_exists(KEYS), other.batch_exists(KEYS)) == (2, 0)
+    assert found(second) == [1000.0, 1024.0, None, None] and found(other) == [None] * 4
+    first.clear()
+    assert found(second) == [None] * 4 and second.batch_exists(KEYS) == 0
+    for engine in engines:
+        engine.close()
