@@ -64,6 +64,15 @@ class _Span(NamedTuple):
     last: int
 
 
+class _Fetch(NamedTuple):
+    """A fetch that is not over, for a request of `tenant`. `pair`: tenant and classification of what it brings."""
+
+    fetching: Fetching
+    ticket: Ticket
+    tenant: str
+    pair: tuple[str, str]
+
+
 class SchedulerHandover:
     """Hand-overs of one engine, over its first tier. Called on the engine's thread."""
 
@@ -104,7 +113,7 @@ class SchedulerHandover:
             bytes, int
         ] = {}  # offers that nobody has fetched, with their deadlines (boot time)
         self._looked_us = 0
-        self._fetched: dict[int, tuple[Fetching, Ticket, str]] = {}  # by job
+        self._fetched: dict[int, _Fetch] = {}  # by job
 
     # -- what is prefilled here ---------------------------------------------------------------------------------------
 
@@ -252,12 +261,14 @@ class SchedulerHandover:
                 )
                 number = self._send(job)
                 fetching.jobs.add(number)
-                self._fetched[number] = (fetching, ticket, residency.tenant)
+                self._fetched[number] = _Fetch(
+                    fetching, ticket, residency.tenant, (label.tenant, label.classification)
+                )
 
     def fetched(self, number: int, result: FetchedCopies) -> None:
         """One worker has answered a fetch."""
         if number in self._fetched:
-            _, ticket, tenant = self._fetched[number]
+            _, ticket, tenant, _ = self._fetched[number]
             step = "received" if result.blocks else "refused"
             whose = (tenant, ticket.worker, ticket.life, ticket.nonce)
             self._record(step, *whose, result.blocks, size=result.size, reason=result.reason[:128])
@@ -265,8 +276,13 @@ class SchedulerHandover:
     def is_over(self, number: int) -> None:
         """Every worker has answered."""
         found = self._fetched.pop(number, None)
-        if found is not None and found[0].jobs is not None:
-            found[0].jobs.discard(number)
+        if found is not None and found.fetching.jobs is not None:
+            found.fetching.jobs.discard(number)
+
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        """Tenants and classifications of fetches that are not over: whose rules workers need when policy changes."""
+        return {one.pair for one in self._fetched.values()}
 
     def _domain(self, residency: ExternalResidency) -> bytes:
         spec = label_of(residency.domain).spec

@@ -886,7 +886,8 @@ class SchedulerTiers:
             self._rules_of = self._port.tables
             for tier, directory in self.directories.items():
                 rules = self._all_rules(tier)
-                rules |= {pair: self._rule(tier, *pair) for pair in directory.pairs}
+                coming = set[tuple[str, str]]() if self.handover is None else self.handover.pairs
+                rules |= {pair: self._rule(tier, *pair) for pair in coming.union(directory.pairs)}
                 directory.return_borrowed(Selector())
                 self._send(NarrowCopies(_LATER, tier, rules))
         now_us = self._port.clock.now_us()
