@@ -567,7 +567,8 @@ class Service(LedgerReads):
     def _inbox(self) -> InboxReader:
         from kvcustody.governance.service.inbox.read_inbox import InboxReader
 
-        return InboxReader(self.settings.certificates, self.policy_work.assess, self.sinks.troubles)
+        verdict = self.verdict.troubles if self._serves else tuple
+        return InboxReader(self.settings.certificates, self.policy_work.assess, self.sinks.troubles, verdict)
 
     @cached_property
     def schedules(self) -> ScheduleBook:

@@ -162,6 +162,7 @@ class InboxItemModel(Model):
         "witness",
         "report",
         "sink",
+        "service",
     ]
     about: str
     state: Literal["waiting", "soon", "overdue"]

@@ -4,7 +4,8 @@
 
 1. One thread with a connection of its own asks, one question at a time: no request's connection is needed, and a
    database that accepts a question and never answers holds this thread alone.
-2. What was read within `FRESH_SECONDS` is not read again.
+2. What was read within `FRESH_SECONDS` is not read again. Patience is counted from when the question went out: once
+   one was waited for in vain, nobody waits for it again.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class DatabaseProbe(Generic[Read]):
             if began - self._found_at >= FRESH_SECONDS:
                 self._wanted = True
                 self._state.notify_all()
-                self._state.wait_for(lambda: self._found_at >= began - FRESH_SECONDS, patience_seconds)
+                out_seconds = 0.0 if self._asked_at is None else began - self._asked_at
+                left = max(0.0, patience_seconds - out_seconds)
+                self._state.wait_for(lambda: self._found_at >= began - FRESH_SECONDS, left)
             if self._found_at >= began - FRESH_SECONDS:
                 return self._found
             return Probed(None, "", time.monotonic() - (self._asked_at or began))
