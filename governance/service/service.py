@@ -255,10 +255,19 @@ class Service(LedgerReads):
         return made
 
     @cached_property
+    def _access_engine(self) -> Engine:
+        """For whoever looks credentials up: on a server, with connections that no other work takes."""
+        if dialect_of(self.engine).one_writer:
+            return self.engine
+        engine = _engine(self.settings, self._stack)
+        authenticate(engine, self.orders)
+        return engine
+
+    @cached_property
     def principals(self) -> Principals:
         """The book of principals and their keys."""
         of_tokens = (issuer.name for issuer in self.settings.issuers)
-        return Principals(self.engine, KeyHasher(), self.clock, self.record, of_tokens)
+        return Principals(self._access_engine, KeyHasher(), self.clock, self.record, of_tokens)
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -266,7 +275,7 @@ class Service(LedgerReads):
         from kvcustody.governance.service.access.sessions import Sessions
 
         return Sessions(
-            self.engine,
+            self._access_engine,
             self.secret,
             self.clock,
             seconds=self.settings.session_minutes * _MINUTE,

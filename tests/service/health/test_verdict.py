@@ -152,7 +152,7 @@ def test_what_is_wrong_is_told_alike_everywhere(
     kinds = {kind.value} | (
         {"ledger"} if kind is TroubleKind.THREAD else set()
     )  # its writer admits nothing then
-    assert world.told() == {place: kinds for place in ("health", "metrics", "inbox")}
+    assert world.told() == dict.fromkeys(("health", "metrics", "inbox"), kinds)
     assert world.ready() is (kind not in NOT_READY)
 
 
