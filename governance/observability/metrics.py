@@ -180,6 +180,8 @@ MEASURES: tuple[Measure, ...] = (
             _WORKER, "drift"),
     Measure("orphan_findings", "gauge", "Orphans on record, by class.", ("orphan",)),
     # the ledger (AUD-1, AUD-2)
+    Measure("service_trouble", "gauge", "1 while something of this kind keeps the service from what it is for, 0 else; "
+            "`/v1/health` says what.", ("kind",)),
     Measure("ledger_admitting", "gauge", "1 while new custody can be recorded."),
     Measure("ledger_backlog_events", "gauge", "Events of the service that are not committed."),
     Measure("ledger_spilled_bytes", "gauge", "Bytes in the service's spill."),

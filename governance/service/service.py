@@ -32,13 +32,14 @@ from kvcustody.audit.evidence.subjects.subject_table import has_tags
 from kvcustody.audit.kinds import ErasureRequested, Event
 from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import open_store
+from kvcustody.audit.store.database.open_changes import SchemaChangedError, guard_writes
 from kvcustody.audit.store.database.private_copy import at_rest
 from kvcustody.audit.store.database.signed_orders import NO_KEY, SignedOrders, authenticate
-from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner, SignerStatus
 from kvcustody.audit.tlog.ledger_identity import ledger_identity
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
-from kvcustody.audit.write.event_writer import Awaited, WriterSettings
+from kvcustody.audit.write.event_writer import Awaited, WriterSettings, WriterStatus
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, UnsignedOrderError
 from kvcustody.governance.credentials.api_key import KeyHasher
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
     from kvcustody.governance.service.fleet.webhooks import Sinks
     from kvcustody.governance.service.fleet.workers import Fleet
+    from kvcustody.governance.service.health.verdict import Verdict
     from kvcustody.governance.service.held.what_changed import OrdersSeen
     from kvcustody.governance.service.held.worker_orders import WorkerOrders
     from kvcustody.governance.service.inbox.delivery import InboxDelivery
@@ -101,12 +103,14 @@ _log = get_logger(__name__)
 _MINUTE = 60
 _MARKED_SECONDS = 1.0
 _DATABASE_SECONDS = 5.0
+_PROBE_SECONDS = 2.0  # that the verdict's question to the database may take
+_SIGNED_SECONDS, _SIGNED_INTERVALS = 60.0, 10  # that a checkpoint may wait for its signature
 _COVER_SECONDS = 5.0
 _CEILING_SECONDS = 5.0  # that a ceiling is told before policies are read again
 _PARTS = (
     "signer", "attempts", "principals", "sessions", "sign_in_links", "authenticator", "tracing", "rates", "answers",
-    "dead_workers", "fleet", "ingest", "policy_work", "policies", "epochs", "epoch_turns", "claims", "figures",
-    "verdicts", "measuring", "jobs", "scans", "exports", "sinks", "schedules", "scheduler", "inbox_delivery",
+    "dead_workers", "fleet", "ingest", "verdict", "policy_work", "policies", "epochs", "epoch_turns", "claims",
+    "figures", "verdicts", "measuring", "jobs", "scans", "exports", "sinks", "schedules", "scheduler", "inbox_delivery",
 )  # fmt: skip
 
 
@@ -251,10 +255,19 @@ class Service(LedgerReads):
         return made
 
     @cached_property
+    def _access_engine(self) -> Engine:
+        """For whoever looks credentials up: on a server, with connections that no other work takes."""
+        if dialect_of(self.engine).one_writer:
+            return self.engine
+        engine = _engine(self.settings, self._stack)
+        authenticate(engine, self.orders)
+        return engine
+
+    @cached_property
     def principals(self) -> Principals:
         """The book of principals and their keys."""
         of_tokens = (issuer.name for issuer in self.settings.issuers)
-        return Principals(self.engine, KeyHasher(), self.clock, self.record, of_tokens)
+        return Principals(self._access_engine, KeyHasher(), self.clock, self.record, of_tokens)
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -262,7 +275,7 @@ class Service(LedgerReads):
         from kvcustody.governance.service.access.sessions import Sessions
 
         return Sessions(
-            self.engine,
+            self._access_engine,
             self.secret,
             self.clock,
             seconds=self.settings.session_minutes * _MINUTE,
@@ -458,6 +471,27 @@ class Service(LedgerReads):
             return read_orders_seen(connection)
 
     @cached_property
+    def verdict(self) -> Verdict:
+        """What is wrong, if anything is."""
+        from kvcustody.governance.service.health.database_probe import DatabaseProbe
+        from kvcustody.governance.service.health.verdict import Verdict, read_ledger
+
+        settings = self.settings
+        engine = open_store(
+            settings.database_url,
+            read_only=True,
+            timeout_seconds=_PROBE_SECONDS,
+            statement_seconds=_PROBE_SECONDS,
+        )
+        probe = DatabaseProbe(engine, lambda connection: read_ledger(connection, self.clock.utc_us()))
+        return Verdict(
+            _Observed(self),
+            self._stack.enter_context(closing(probe)),
+            root_interval_seconds=settings.root_interval_seconds,
+            signed_within_seconds=max(_SIGNED_SECONDS, _SIGNED_INTERVALS * settings.checkpoint_seconds),
+        )
+
+    @cached_property
     def claims(self) -> WorkerClaims:
         """What workers may say of themselves."""
         from kvcustody.governance.service.ingest.worker_claims import WorkerClaims
@@ -542,7 +576,8 @@ class Service(LedgerReads):
     def _inbox(self) -> InboxReader:
         from kvcustody.governance.service.inbox.read_inbox import InboxReader
 
-        return InboxReader(self.settings.certificates, self.policy_work.assess, self.sinks.troubles)
+        verdict = self.verdict.troubles if self._serves else tuple
+        return InboxReader(self.settings.certificates, self.policy_work.assess, self.sinks.troubles, verdict)
 
     @cached_property
     def schedules(self) -> ScheduleBook:
@@ -743,15 +778,8 @@ class Service(LedgerReads):
         return [item for item in self.inbox().items if item.is_for(caller)]
 
     def ready(self) -> bool:
-        """Whether requests can be served now: the ledger admits and the database answers."""
-        if self.stopping.is_set() or not self.writer.admitting:
-            return False
-        try:
-            with self.reader.connect() as connection:
-                connection.exec_driver_sql("SELECT 1")
-        except Exception:
-            return False
-        return True
+        """Whether requests can be served now; answers within two seconds, whatever the database does."""
+        return not self.stopping.is_set() and self.verdict.is_ready()
 
     def close(self) -> None:
         """Close in order; a second time changes nothing."""
@@ -767,6 +795,29 @@ class Service(LedgerReads):
         self.close()
 
 
+class _Observed:
+    """What a service's own parts say, for its verdict."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def writer_status(self) -> WriterStatus:
+        return self._service.writer.status()
+
+    def batch_refusal(self) -> str:
+        return self._service.ingest.refusal
+
+    def signer_status(self) -> SignerStatus | None:
+        signer = self._service.signer
+        return None if signer is None or not signer.at_work else signer.status()
+
+    def clock_in_doubt(self) -> bool:
+        return self._service.clock.in_doubt
+
+    def sink_troubles(self) -> list[str]:
+        return [f"sink {name}: {trouble.text}" for name, trouble in self._service.sinks.troubles()]
+
+
 @contextmanager
 def _recorded() -> Iterator[None]:
     """What the ledger refuses to record is not available to whoever asked."""
@@ -774,6 +825,8 @@ def _recorded() -> Iterator[None]:
         yield
     except UnsignedOrderError as error:
         raise ProblemError("conflict", error.message) from error
+    except SchemaChangedError:
+        raise
     except LedgerError as error:
         _log.error("not recorded, so not done", exc_info=True)
         raise ProblemError("unavailable", "the ledger cannot record", headers={"Retry-After": "2"}) from error
@@ -815,4 +868,5 @@ def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = Fa
     stack.callback(engine.dispose)
     if not read_only:
         upgrade(engine)
+        guard_writes(engine)
     return engine

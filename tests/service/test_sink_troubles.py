@@ -225,7 +225,9 @@ def test_a_restore_and_a_purge_are_told_until_somebody_acknowledges(
     seen = plane.client("POST", "/v1/sinks/siem/acknowledge", plane.people["operator"], json=what).json()
     assert seen["losses"] == [] and seen["restarted"] >= 1
     told = plane.told()
-    assert (told["health"], told["inbox"], told["metrics"]["losses_unseen"]) == ("ok", [], 0)
+    assert (told["troubles"], told["inbox"], told["metrics"]["losses_unseen"]) == ([], [], 0)
+    kinds = [one["kind"] for one in plane.ask("/v1/health")["troubles"]]
+    assert kinds == ["signer"], "what was restored does not extend what was signed"
     found = plane.ask("/v1/audit/events?kind=sink-changed", "auditor")["items"]
     assert found[-1]["leaf"]["action"] == "acknowledged" and found[-1]["leaf"]["reason"] == what["reason"]
     plane.close()

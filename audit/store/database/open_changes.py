@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from sqlalchemy import Connection, MetaData, Table, select
+from sqlalchemy import Connection, Engine, MetaData, Table, event, select
 
 from kvcustody.audit.store.database.dialect import dialect_of
-from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, other_schema
+from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, other_schema
 from kvcustody.audit.store.schema.ledger import metadata
 from kvcustody.audit.store.schema.schema_changes import schema_changes
 from kvcustody.errors import LedgerError
@@ -48,14 +48,32 @@ def forms_of(
     """The new form of each table that has two, none as a rule (rule 1); raises `SchemaChangedError` (rule 2)."""
     if changes is None:
         revision, changes = connection.exec_driver_sql(_ASK).one()
-    if revision != SCHEMA_REVISION:
-        found = other_schema(str(revision))
-        raise SchemaChangedError(found.message, **found.operands)
+    check_revision(revision)
     if not changes:
         return {}
     in_file = dialect_of(connection).in_file
     names = connection.scalars(select(schema_changes.c.of_table).order_by(schema_changes.c.of_table))
     return {metadata.tables[name]: new_form(name, in_file=in_file) for name in names}
+
+
+def guard_writes(engine: Engine) -> None:
+    """From now on each writing transaction of this engine begins by reading the revision (rule 2).
+
+    Its commit may still follow an upgrade that began meanwhile: that one waits for the locks of what was written.
+    """
+    ask = f"SELECT max(version_num) FROM {VERSION_TABLE}"  # noqa: S608 - our own name
+
+    @event.listens_for(engine, "begin")
+    def _check(connection: Connection) -> None:
+        if connection.get_execution_options().keys() & WRITE:
+            check_revision(connection.exec_driver_sql(ask).scalar())
+
+
+def check_revision(found: object) -> None:
+    """Raise `SchemaChangedError` where a ledger's revision is not this program's."""
+    if found != SCHEMA_REVISION:
+        refused = other_schema(str(found))
+        raise SchemaChangedError(refused.message, **refused.operands)
 
 
 def forms_to_drop_from(connection: Connection) -> Mapping[Table, Table]:

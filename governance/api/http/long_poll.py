@@ -33,18 +33,29 @@ async def long_poll(
     news: Callable[[dict[str, Any]], bool],
     *,
     looks: bool = False,
+    kept: tuple[str, Callable[[dict[str, Any]], bool]] | None = None,
 ) -> dict[str, Any]:
     """What `ask` gives, as soon as it is news, or when the wait or the service is over.
 
     Whatever this process changes is seen at once; what another process does, within two seconds (`HeldQuestions`).
     `looks`: what it waits for is in no `OrdersSeen`, so it is asked anew that often.
+    `kept`: the question's name, and which answers may be given again to the same question while nothing changes.
     """
     ends = time.monotonic() + wait_seconds
     check: Callable[[], None] | None = None
+    question = None if kept is None else (caller.name, kept[0])
+    if question is not None and wait_seconds:
+        seen, known = service.held.version, service.held.known(question)
+        if known is not None and not news(known):
+            with no_place():
+                if not await service.held.wait(seen, wait_seconds):
+                    return known
     while True:
         seen, asked = service.held.version, time.monotonic()
         answer = await run_sync(_after(check, ask), limiter=service.held.threads)
         check = partial(service.authenticator.check_still_valid, caller)
+        if question is not None and kept is not None and kept[1](answer):
+            service.held.keep(question, seen, answer)
         if news(answer) or asked >= ends or service.stopping.is_set():
             return answer
         left = max(0.0, ends - time.monotonic())

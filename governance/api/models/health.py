@@ -10,10 +10,12 @@ from kvcustody.audit.tlog.witness.status import WitnessSeen
 from kvcustody.audit.write.event_writer import WriterStatus
 from kvcustody.governance.api.models.base import Model, Whole, example
 from kvcustody.governance.api.models.shown import shown
+from kvcustody.governance.service.health.verdict import Trouble
 
 RefusedModel = shown(RefusedIdentities, "RefusedIdentities")
 WitnessModel = shown(WitnessSeen, "WitnessSeen")
 Ledger = shown(WriterStatus, "LedgerHealth")
+TroubleModel = shown(Trouble, "Trouble")
 Checkpoints = shown(SignerStatus, "CheckpointHealth")
 
 
@@ -73,8 +75,8 @@ class WaitingLeaves(Model):
 
 
 class Health(Model):
-    """What is well, and what is not. `degraded`: it is served, but the ledger spills, does not admit or is not sealed,
-    or a sink has troubles.
+    """What is well, and what is not. `degraded`: there are `troubles`, each of a kind and with a sentence.
+    `/health/ready`, the metrics and the inbox tell of the same ones.
 
     `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite). `issuers`: whose
     tenants the ledger names, first the one that the bare ids are of. `refused_identities`: of the last day, as they
@@ -88,6 +90,7 @@ class Health(Model):
     model_config = example(
         {
             "status": "ok",
+            "troubles": [],
             "ledger": {
                 "admitting": True,
                 "healthy": True,
@@ -115,6 +118,7 @@ class Health(Model):
     )
 
     status: Literal["ok", "degraded"]
+    troubles: list[TroubleModel]  # type: ignore[valid-type]
     ledger: Ledger  # type: ignore[valid-type]
     checkpoints: Checkpoints | None  # type: ignore[valid-type]
     unsealed: WaitingLeaves
@@ -158,6 +162,7 @@ class InboxItemModel(Model):
         "witness",
         "report",
         "sink",
+        "service",
     ]
     about: str
     state: Literal["waiting", "soon", "overdue"]

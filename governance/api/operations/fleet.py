@@ -315,6 +315,7 @@ async def owed(
         wait,
         lambda: _owed(service, caller.name),
         lambda answer: any(item not in taken for item in answer["orders"]),
+        kept=("scans", lambda answer: not answer["orders"]),
     )
 
 

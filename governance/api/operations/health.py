@@ -17,6 +17,7 @@ from kvcustody.governance.api.models.health import Alive, Health, InboxPage
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.workers import WorkerState
+from kvcustody.governance.service.health.verdict import TroubleKind
 from kvcustody.governance.service.operations.answer import Content
 from kvcustody.governance.service.operations.operation import Operation
 from kvcustody.governance.service.operations.pages import page
@@ -76,7 +77,14 @@ async def metrics(service: ServiceDep) -> Content:
 
 
 def health(service: ServiceDep) -> dict[str, Any]:
-    """The ledger's writer, its signatures and witnesses, the batches of workers and the workers themselves."""
+    """The ledger's writer, its signatures and witnesses, the batches of workers and the workers themselves.
+
+    Where the database does not answer, so does this within two seconds, and says why.
+    """
+    troubles = service.verdict.troubles()
+    if any(one.kind is TroubleKind.DATABASE for one in troubles):
+        said = "; ".join(one.text for one in troubles)
+        raise ProblemError("unavailable", said, headers={"Retry-After": "2"})
     with service.reading() as connection:
         seen = witness_status(connection, service.clock.utc_us())
         issuers = known_issuers(connection)
@@ -87,12 +95,10 @@ def health(service: ServiceDep) -> dict[str, Any]:
     overdue = waiting.overdue(service.settings.root_interval_seconds)
     signer = service.signer
     signed = signer.status()._asdict() if signer is not None and signer.at_work else None
-    troubles = service.sinks.troubles()
     workers = [worker for _, worker in service.fleet.listed(limit=LARGE, only_open=True)]
     return {
-        "status": "ok"
-        if status.healthy and status.admitting and not overdue and not troubles
-        else "degraded",
+        "status": "degraded" if troubles else "ok",
+        "troubles": [one._asdict() for one in troubles],
         "ledger": status._asdict(),
         "checkpoints": signed,
         "unsealed": waiting._asdict() | {"overdue": overdue},
@@ -101,7 +107,7 @@ def health(service: ServiceDep) -> dict[str, Any]:
         "issuers": list(issuers.all),
         "refused_identities": [one._asdict() for one in refused],
         "received_leaves": service.ingest.stored_leaves,
-        "sink_troubles": [f"{name}: {trouble.text}" for name, trouble in troubles],
+        "sink_troubles": [f"{name}: {trouble.text}" for name, trouble in service.sinks.troubles()],
         "workers": len(workers),
         "not_guarding": list(not_guarding()),
         "orders_not_authenticated": list(service.fleet.own_ledgers()),

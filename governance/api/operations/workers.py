@@ -170,7 +170,12 @@ async def policy_records(
 ) -> dict[str, Any]:
     """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
     return await long_poll(
-        service, caller, wait, lambda: _records(service, after), lambda answer: answer["total"] != after
+        service,
+        caller,
+        wait,
+        lambda: _records(service, after),
+        lambda answer: answer["total"] != after,
+        kept=(f"records after {after}", lambda answer: answer["total"] == after),
     )
 
 
@@ -227,6 +232,7 @@ async def erasures(
             )
             or (restrictions is not None and restricted_from(answer["restrictions"]).digest() != restrictions)
         ),
+        kept=("erasures", lambda answer: not (answer["items"] or answer["restrictions"])),
     )
 
 

@@ -33,6 +33,7 @@ from kvcustody.governance.service.fleet.metrics_collector import Collected, Metr
 from kvcustody.governance.service.fleet.route_samples import FRESH_SECONDS, route_samples
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
+from kvcustody.governance.service.health.verdict import TroubleKind, Verdict
 from kvcustody.governance.service.inbox.read_inbox import InboxContents
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
@@ -77,6 +78,10 @@ class MeasuredService(Protocol):
     @property
     def attempts(self) -> AttemptsReporter:
         """Credentials that were refused."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is wrong, if anything is."""
 
     @property
     def sinks(self) -> Sinks:
@@ -151,6 +156,9 @@ class ServiceMetrics:
         service = self._service
         for reason, count in sorted(service.attempts.attempts.totals.items()):
             yield "credentials_refused_total", (reason,), float(count)
+        wrong = {one.kind for one in service.verdict.troubles()}
+        for kind in TroubleKind:
+            yield "service_trouble", (kind.value,), float(kind in wrong)
         status = service.writer.status()
         yield "ledger_admitting", (), float(status.admitting)
         yield "ledger_backlog_events", (), status.backlog

@@ -29,6 +29,7 @@ from kvcustody.audit.store.schema.service import service_workers
 from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_rows
 from kvcustody.audit.write.append_leaves import register
 from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.errors import LedgerError
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.epochs.epoch_takers import listed_takers
 from kvcustody.governance.service.ingest.check_leaves import Sender
@@ -232,7 +233,7 @@ class Fleet:
                     values = {"received_sequence": sequence, "seen_us": seen_us}
                     where = (table.incarnation == incarnation) & (table.received_sequence <= sequence)
                     connection.execute(update(service_workers).where(where).values(**values))
-        except SQLAlchemyError:
+        except (SQLAlchemyError, LedgerError):
             with self._lock:
                 self._received = {**noted, **self._received}
 

@@ -9,6 +9,8 @@
    only while somebody waits; another version says that what it saw is different.
 2. A look that fails wakes nobody. Whoever waits is then not told that nothing changed: it asks once more at its end.
 3. Setting `stopping` wakes everybody.
+4. A question that is asked again while nothing changed needs no database: what it came to is remembered, by process.
+   Whoever keeps an answer says that it names nobody whose name may be destroyed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from typing import Any
 
 from anyio import CapacityLimiter
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,6 +31,7 @@ from kvcustody.logger import get_logger
 
 LOOK_SECONDS = 2.0
 _THREADS = 4
+_KEPT_MAX = 10_000
 _UNSEEN_SECONDS = 3 * LOOK_SECONDS  # a look that is older does not say that nothing changed
 _log = get_logger(__name__)
 _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
@@ -60,6 +64,7 @@ class HeldQuestions:
         self._looked_at = float("-inf")
         self._failing = self._ending = False
         self._waiting: set[_Waiter] = set()
+        self._answers: dict[Hashable, tuple[int, dict[str, Any]]] = {}
         self._state = threading.Condition()
         self._thread: GuardingThread | None = None
 
@@ -68,6 +73,20 @@ class HeldQuestions:
         with self._state:
             self.version += 1
         self._wake()
+
+    def keep(self, question: Hashable, version: int, answer: dict[str, Any]) -> None:
+        """Remember what a question came to, asked at this version."""
+        with self._state:
+            if len(self._answers) >= _KEPT_MAX:
+                self._answers.clear()
+            self._answers[question] = version, answer
+
+    def known(self, question: Hashable) -> dict[str, Any] | None:
+        """What the question came to, where nothing has changed since; None: ask it (rule 4)."""
+        with self._state:
+            version, answer = self._answers.get(question, (-1, None))
+            is_seen = self._looked_at >= time.monotonic() - _UNSEEN_SECONDS
+            return answer if version == self.version and is_seen else None
 
     async def wait(self, seen: int, seconds: float) -> bool:
         """Wait for another version than `seen`, the end, or so many seconds; False: surely nothing changed."""

@@ -71,4 +71,4 @@ _SEEN = select(
 
 def read_orders_seen(connection: Connection) -> OrdersSeen:
     """As they are now, in one statement."""
-    return OrdersSeen(*map(int, connection.execute(_SEEN).one()))
+    return OrdersSeen._make(connection.execute(_SEEN).one())

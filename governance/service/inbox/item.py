@@ -33,6 +33,7 @@ class InboxKind(StrEnum):
     WITNESS = "witness"
     REPORT = "report"
     SINK = "sink"
+    SERVICE = "service"
 
 
 class InboxState(StrEnum):
@@ -56,6 +57,7 @@ _PERMISSION = {
     InboxKind.WITNESS: Permission.OPERATE,
     InboxKind.REPORT: Permission.READ_CUSTODY,
     InboxKind.SINK: Permission.OPERATE,
+    InboxKind.SERVICE: Permission.OPERATE,
 }
 SOON_US = {
     InboxKind.CASE: NEAR_US,

@@ -34,6 +34,7 @@ from kvcustody.governance.release.policies_in_effect import PoliciesInEffect
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.principal_table import KEY_COLUMNS, principal_of
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.health.verdict import Trouble, TroubleKind
 from kvcustody.governance.service.inbox.item import (
     SOON_US,
     WITNESS_AGE_US,
@@ -80,14 +81,19 @@ class _End(NamedTuple):
 
 
 class InboxReader:
-    """Reads everything that waits. `certificates`: PEM files whose end matters. `troubles`: of the sinks, by name."""
+    """Reads everything that waits. `certificates`: PEM files whose end matters.
+
+    `troubles`: of the sinks, by name. `verdict`: what else keeps the service from what it is for, once each.
+    """
 
     def __init__(
         self,
         certificates: Sequence[Path] = (),
         assess: gates.Assess = gates.assess,
         troubles: Callable[[], Sequence[tuple[str, SinkTrouble]]] = tuple,
+        verdict: Callable[[], Sequence[Trouble]] = tuple,
     ) -> None:
+        self._verdict = verdict
         self._certificates = tuple(certificates)
         self._assess = assess
         self._troubles = troubles
@@ -117,6 +123,7 @@ class InboxReader:
             *_witness(seen, now_us),
             *_reports(connection),
             *_sinks(self._troubles()),
+            *_of_service(self._verdict()),
         ]
         due: dict[ErasureState, list[int]] = {}
         for one in asked:
@@ -314,6 +321,19 @@ def _sinks(troubles: Sequence[tuple[str, SinkTrouble]]) -> Iterator[InboxItem]:
             InboxKind.SINK, f"{name}-{trouble.about}",
             InboxState.OVERDUE if trouble.lasting else InboxState.WAITING, f"sink {name}: {trouble.text}",
             trouble.since_us, None, None, None, "/health", f"kvcustody service {trouble.operation} {name}",
+        )  # fmt: skip
+
+
+def _of_service(troubles: Sequence[Trouble]) -> Iterator[InboxItem]:
+    """What the verdict says, one item a kind; of sinks there are items of their own."""
+    texts: dict[TroubleKind, list[str]] = {}
+    for one in troubles:
+        if one.kind is not TroubleKind.SINK:
+            texts.setdefault(one.kind, []).append(one.text)
+    for kind, said in texts.items():
+        yield InboxItem(
+            InboxKind.SERVICE, kind.value, InboxState.OVERDUE, "; ".join(said),
+            None, None, None, None, "/health", "kvcustody service health",
         )  # fmt: skip
 
 

@@ -130,6 +130,7 @@ class Ingest:
         self._together = _TOGETHER_LEAVES_MIN
         self._turns = CommitTurns()
         self.stored_leaves = 0
+        self.refusal = ""  # why the last commit was not made, though nothing was wrong with its leaves
         self._thread = GuardingThread(self._run, name="kvcustody-ingest")
         self._thread.start()
 
@@ -207,6 +208,7 @@ class Ingest:
             except Exception as error:  # the thread must not end: the group is refused as a whole
                 for waiting in group:
                     waiting.problem = _unavailable(describe(error))
+            self.refusal = next((_refusal_of(waiting) for waiting in group if _refusal_of(waiting)), "")
             self._put_back([waiting for waiting in group if waiting.left.data and waiting.problem is None])
             for waiting in group:
                 if waiting.problem is not None or not waiting.left.data:
@@ -354,6 +356,12 @@ def highest_sequence(connection: Connection, incarnation: str) -> int:
     # The first from above: PostgreSQL finds a maximum by its index only where nothing else is asked of a row.
     query = select(events.c.sequence).where(events.c.incarnation == life, has_leaf(events))
     return connection.scalar(query.order_by(events.c.sequence.desc()).limit(1)) or 0
+
+
+def _refusal_of(waiting: WaitingBatch) -> str:
+    """Why a batch was not committed that is to come again; empty for one that was, or that no ledger takes."""
+    problem = waiting.problem
+    return "" if problem is None or problem.type.name == "refused-leaf" else problem.message
 
 
 def _unavailable(why: str) -> ProblemError:

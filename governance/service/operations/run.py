@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.kinds import AccessRecorded, Event
+from kvcustody.audit.store.database.open_changes import SchemaChangedError
 from kvcustody.errors import ConfigError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.rate_limiter import too_many
@@ -165,6 +166,9 @@ def problem_of(error: Exception) -> ProblemError | None:
     if isinstance(error, SQLAlchemyError):
         _log.error("database failed", exc_info=error)
         return ProblemError("unavailable", headers={"Retry-After": "2"})
+    if isinstance(error, SchemaChangedError):
+        _log.error("the ledger has another schema", reason=error.message)
+        return ProblemError("ledger-schema", headers={"Retry-After": "5"})
     if isinstance(error, LedgerError):
         _log.error("the ledger cannot answer", reason=error.message)
         return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})

@@ -186,3 +186,26 @@ def test_while_the_ledger_cannot_be_looked_at_nobody_is_told_that_nothing_change
     asked.clear()
     blind.threads[path].join(20)
     assert asked == ["blind"]
+
+
+def test_a_question_that_is_asked_again_needs_no_database_while_nothing_changed(
+    service: Service, client: Any, people: Any, make_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second wait asks nothing; control: after a change, and for one that does not wait, it is asked."""
+    key = people.add("again", Role.WORKER)
+    lived(service, client, key, "again", 0)
+    asked: list[str] = []
+    owed = service.scans.orders.owed
+    monkeypatch.setattr(service.scans.orders, "owed", lambda worker: asked.append(worker) or owed(worker))
+    path = "/v1/worker/scans?wait=30"
+    for changes in (True, False, True):
+        if changes:
+            service.changed()
+        asked.clear()
+        held = Held(service, make_client, key, [path])
+        looks(service, 3)
+        held.end()
+        assert held.answers[path].json() == {"orders": []}
+        assert bool(asked) is changes
+    assert client("GET", "/v1/worker/scans", key).json() == {"orders": []}
+    assert asked[1:], "control: who does not wait asks"

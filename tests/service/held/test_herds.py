@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -119,3 +120,22 @@ def test_questions_that_wait_keep_nobody_out(
     else:
         assert (answers, other) == ([200] * 8, 200)
     assert service.held.threads.borrowed_tokens == 0
+
+
+@pytest.mark.system("the pool of a PostgreSQL service that others have emptied")
+def test_credentials_are_looked_up_though_every_other_connection_is_taken(
+    service_on_each: Service, make_people: Any
+) -> None:
+    """Every connection of the pool is out, as its own count says."""
+    if service_on_each.engine.dialect.name != "postgresql":
+        pytest.skip("of a file there is one pool")
+    key = make_people(service_on_each).add("patient", Role.WORKER)
+    pool = service_on_each.engine.pool
+    with ExitStack() as stack:
+        taken = 0
+        while pool.checkedout() < pool.size() + pool._max_overflow:  # type: ignore[attr-defined]
+            stack.enter_context(service_on_each.engine.connect())
+            taken += 1
+        assert taken, "void: nothing was taken"
+        caller = service_on_each.authenticator.caller(f"Bearer {key}", None, "192.0.2.1")
+    assert caller.name == "patient"
