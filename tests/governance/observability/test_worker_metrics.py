@@ -320,6 +320,7 @@ class Counted:
         tokens = sum(len(one.tokens) for one in self.engine.running)
         found |= {"active_tokens": tokens, "waste_tokens": slots - tokens, "clean_waits": self.clean_waits}
         found |= {"stalled": self.stalled, "recomputed": self.computed_again}
+        found["absent_stores"] = 0  # this policy offloads nothing
         found["fragmentation"] = (slots - tokens) / slots if slots else 0
         ages = self._cached_ages()
         found["cached_age_seconds"] = sum(ages) / len(ages) if ages else 0
