@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
     from kvcustody.governance.service.fleet.webhooks import Sinks
     from kvcustody.governance.service.fleet.workers import Fleet
-    from kvcustody.governance.service.health.verdict import Verdict
+    from kvcustody.governance.service.health.verdict import ServiceVerdict
     from kvcustody.governance.service.held.what_changed import OrdersSeen
     from kvcustody.governance.service.held.worker_orders import WorkerOrders
     from kvcustody.governance.service.inbox.delivery import InboxDelivery
@@ -471,10 +471,10 @@ class Service(LedgerReads):
             return read_orders_seen(connection)
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ServiceVerdict:
         """What is wrong, if anything is."""
         from kvcustody.governance.service.health.database_probe import DatabaseProbe
-        from kvcustody.governance.service.health.verdict import Verdict, read_ledger
+        from kvcustody.governance.service.health.verdict import ServiceVerdict, read_ledger
 
         settings = self.settings
         engine = open_store(
@@ -484,7 +484,7 @@ class Service(LedgerReads):
             statement_seconds=_PROBE_SECONDS,
         )
         probe = DatabaseProbe(engine, lambda connection: read_ledger(connection, self.clock.utc_us()))
-        return Verdict(
+        return ServiceVerdict(
             _Observed(self),
             self._stack.enter_context(closing(probe)),
             root_interval_seconds=settings.root_interval_seconds,

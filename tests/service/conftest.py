@@ -17,6 +17,7 @@ from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.fleet import metrics_samples
+from kvcustody.governance.service.health import database_probe, verdict
 from kvcustody.governance.service.service import Service, open_service
 from standins.postgres import new_ledger
 from standins.service.service_world import Worker, register, settings_in, ship
@@ -71,8 +72,10 @@ class People:
 
 @pytest.fixture(autouse=True)
 def patient_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scrape shows what is so when it is asked, however busy the machine is."""
+    """A scrape, and the verdict, say what is so when it is asked, however busy the machine is."""
     monkeypatch.setattr(metrics_samples, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(verdict, "PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(database_probe, "FRESH_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from kvcustody.governance.service.fleet.metrics_collector import Collected, Metr
 from kvcustody.governance.service.fleet.route_samples import FRESH_SECONDS, route_samples
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet, WorkerRun
-from kvcustody.governance.service.health.verdict import TroubleKind, Verdict
+from kvcustody.governance.service.health.verdict import ServiceVerdict, TroubleKind
 from kvcustody.governance.service.inbox.read_inbox import InboxContents
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
@@ -80,7 +80,7 @@ class MeasuredService(Protocol):
         """Credentials that were refused."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ServiceVerdict:
         """What is wrong, if anything is."""
 
     @property

@@ -27,7 +27,7 @@ _END_SECONDS = 2.5
 Read = TypeVar("Read")
 
 
-class Probed(NamedTuple, Generic[Read]):
+class DatabaseAnswer(NamedTuple, Generic[Read]):
     """What was read; else `away`, why it could not be, or `silent_seconds` that there has been no answer."""
 
     value: Read | None
@@ -44,12 +44,12 @@ class DatabaseProbe(Generic[Read]):
         self._state = threading.Condition()
         self._wanted = self._ending = False
         self._asked_at: float | None = None  # of the question that is out
-        self._found: Probed[Read] = Probed(None, "it was not asked yet")
+        self._found: DatabaseAnswer[Read] = DatabaseAnswer(None, "it was not asked yet")
         self._found_at = float("-inf")
         self._thread = GuardingThread(self._run, name="kvcustody-database-probe")
         self._thread.start()
 
-    def look(self, patience_seconds: float) -> Probed[Read]:
+    def look(self, patience_seconds: float) -> DatabaseAnswer[Read]:
         """What is read now, or was a moment ago; what takes longer than the patience is `silent_seconds`."""
         began = time.monotonic()
         with self._state:
@@ -61,7 +61,7 @@ class DatabaseProbe(Generic[Read]):
                 self._state.wait_for(lambda: self._found_at >= began - FRESH_SECONDS, left)
             if self._found_at >= began - FRESH_SECONDS:
                 return self._found
-            return Probed(None, "", time.monotonic() - (self._asked_at or began))
+            return DatabaseAnswer(None, "", time.monotonic() - (self._asked_at or began))
 
     def close(self) -> None:
         """End the thread; one that waits for a silent database ends with the process."""
@@ -84,9 +84,9 @@ class DatabaseProbe(Generic[Read]):
                 self._found, self._found_at, self._asked_at = found, time.monotonic(), None
                 self._state.notify_all()
 
-    def _once(self) -> Probed[Read]:
+    def _once(self) -> DatabaseAnswer[Read]:
         try:
             with self._engine.connect() as connection:
-                return Probed(self._read(connection))
+                return DatabaseAnswer(self._read(connection))
         except (SQLAlchemyError, CustodyError, OSError) as problem:
-            return Probed(None, describe(problem))
+            return DatabaseAnswer(None, describe(problem))

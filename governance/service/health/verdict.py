@@ -93,7 +93,7 @@ def read_ledger(connection: Connection, now_us: int) -> SeenOfLedger:
     return SeenOfLedger(str(revision), unsealed(connection, now_us), *sizes)
 
 
-class Verdict:
+class ServiceVerdict:
     """Finds what is wrong; thread-safe. Whoever makes it closes the probe."""
 
     def __init__(

@@ -166,9 +166,9 @@ def test_a_credential_that_is_being_checked_holds_no_place(
     if placed:
         authenticate = gate.Gate._authenticate
 
-        async def holding(self: gate.Gate, exchange: Any) -> Caller:
+        async def holding(self: gate.Gate, exchange: Any, *more: Any) -> Caller:
             with self._place_of(Caller(str(id(exchange)), frozenset(), None, "key"), ""):
-                return await authenticate(self, exchange)
+                return await authenticate(self, exchange, *more)
 
         monkeypatch.setattr(gate.Gate, "_authenticate", holding)
 

@@ -16,6 +16,7 @@ from kvcustody.audit.store.database.engine import VERSION_TABLE
 from kvcustody.audit.tlog.checkpoint_signer import SignerStatus
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.health import verdict
 from kvcustody.governance.service.health.verdict import NOT_READY, TroubleKind
 from kvcustody.governance.service.service import Service
 from kvcustody.guarding_thread import GuardingThread
@@ -172,6 +173,7 @@ def silent(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         answers.wait(60)
         raise LedgerError("no answer")
 
+    monkeypatch.setattr(verdict, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(world.service.verdict._probe, "_once", waits)
     monkeypatch.setattr(world.service.principals, "by_key", waits)
     time.sleep(1.1)  # until the key has to be looked up again
