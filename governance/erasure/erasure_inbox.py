@@ -27,6 +27,7 @@ from kvcustody.audit.evidence.erasure.requests_and_answers import (
     Requested,
     SelectorNames,
     completed,
+    lives_of,
     names,
     pending,
 )
@@ -145,7 +146,7 @@ class ErasureInbox:
         """
         assert self._engine is not None
         with self._engine.connect() as connection:
-            found = completed(connection, self._worker)
+            found = completed(connection, lives_of(connection, self._worker))
             return completed_erasures((one, names(connection, one, self._keys)) for one in found)
 
     def look(self, facade: ErasureTarget) -> int:

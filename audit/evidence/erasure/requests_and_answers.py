@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, exists, select
@@ -154,8 +154,12 @@ def request(connection: Connection, erasure: str) -> Requested:
 
 def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
     """Erasures that this worker has not answered as complete, oldest first: after a crash, those it must take up."""
-    lives = {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
-    return to_follow(connection, unanswered(connection, lives))
+    return to_follow(connection, unanswered(connection, lives_of(connection, worker)))
+
+
+def lives_of(connection: Connection, worker: str) -> dict[str, WorkPeriod]:
+    """The processes of a worker, by incarnation, as the system log has them."""
+    return {life: one for life, one in read_work_periods(connection).items() if one.worker == worker}
 
 
 def unanswered(connection: Connection, lives: Mapping[str, WorkPeriod]) -> list[Requested]:
@@ -170,7 +174,7 @@ def unanswered(connection: Connection, lives: Mapping[str, WorkPeriod]) -> list[
     return [Requested(*row) for row in found]
 
 
-def completed(connection: Connection, lives: Collection[str]) -> tuple[Requested, ...]:
+def completed(connection: Connection, lives: Mapping[str, WorkPeriod]) -> tuple[Requested, ...]:
     """Erasures of a subject or tenant that these processes of a worker have answered as complete, oldest first."""
     query = _REQUEST.where(_ANSWERED, erasures.c.selector.in_(("subject", "tenant"))).order_by(
         erasures.c.at_us

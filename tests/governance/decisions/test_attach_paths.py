@@ -42,10 +42,10 @@ LEASED = {
     "governance/external/namespace_keys.py": {"_attachable": "`attachable` is asked after"},
     # tiers: `TierRules.withholds` at each look-up, `may_restore` before a load is ordered elsewhere
     "governance/governor/offloading.py": {"_restore_span": "`withholds`, at the look-up"},
-    "governance/tiers/run_transfers.py": {"best": "`withholds`"},
+    "governance/tiers/run_transfers.py": {"best": "`withholds`", "look_up": "`withholds`"},
     "governance/tiers/tier.py": {"give": "`withholds`, at the look-up; who fetches decides anew"},
     "integrations/vllm/tiers/scheduler_handover.py": {"_begin": "`may_restore`"},
-    "governance/tiers/owned_copies.py": {"load": "`withholds`"},
+    "governance/tiers/owned_copies.py": {"load": "`withholds`", "seek": "brings nothing back"},
     "integrations/lmcache/custody_thread.py": {
         "has": "`withholds`",
         "load": "`withholds`",
@@ -55,7 +55,8 @@ LEASED = {
     "integrations/tensorrt_llm/derived_salt.py": {"derive": "`reads_own`, where the engine gets its salt"},
     "integrations/vllm/tiers/scheduler_tiers.py": {"_spans": "`may_restore`"},
     "integrations/vllm/tiers/worker_tiers.py": {
-        "_load_part": "ordered by a scheduler that asked `may_restore`"
+        "_load_part": "ordered by a scheduler that asked `may_restore`",
+        "_seek": "brings nothing back",
     },
     "integrations/sglang/slot_tiers.py": {"_chain": "`may_restore`"},
     # engines' adapters

@@ -40,6 +40,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from standins import PLACE
 from standins.service.service_world import OFFSET_US, Server, Worker, register, ship
+from standins.waiting import until
 
 KILLS = int(os.environ.get("KVCUSTODY_SERVICE_KILLS", "1"))
 MANY = 150  # leaves, and more than are read at a time
@@ -375,9 +376,17 @@ def test_a_new_incarnation_closes_the_dead_ones_custody_once(service: Service, c
     ship(client, key, first, first.batch([first.started(), *opened]))
     for _ in range(2):
         assert register(client, key, second).status_code == 200
-    service.writer.flush()
+
+    def ended() -> Any:
+        service.writer.flush()
+        with service.reading() as connection:
+            row = connection.execute(
+                select(incarnations).where(incarnations.c.uuid == first.incarnation)
+            ).one()
+        return row if row.end is not None else None
+
+    lives = until(ended)  # it is closed behind the answer
     with service.reading() as connection:
-        lives = connection.execute(select(incarnations).where(incarnations.c.uuid == first.incarnation)).one()
         causes = connection.scalars(select(releases.c.cause).where(releases.c.incarnation == lives.id)).all()
     assert lives.end == "died" and causes == ["unproven: process death"]
 
