@@ -33,6 +33,7 @@ from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.keys.root_key_wrapping import ROOT_KEY_VARIABLE
+from kvcustody.http_exchange import host_and_port
 from kvcustody.policies.document.model import NAME_PATTERN
 from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.policies.document.yaml_document import YamlValues, document_problems, read_values
@@ -303,7 +304,6 @@ class Settings(LayeredSettings):
     )
     handover_address: str = Field(
         "",
-        pattern=r"^(|[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5})$",
         description="`HOST:PORT` at which this worker gives what it prefilled to the workers of `handover_peers_path`; "
         "each further shard takes the next port. Empty: it gives nothing (docs/tiers/hand-over.md).",
     )
@@ -502,6 +502,13 @@ class Settings(LayeredSettings):
     log_format: Literal["json", "console"] = Field(
         "console", description="One JSON object a line, or text for people."
     )
+
+    @field_validator("handover_address")
+    @classmethod
+    def _handover_address(cls, value: str) -> str:
+        if value:
+            host_and_port(value)
+        return value
 
     @field_validator("worker_name")
     @classmethod

@@ -16,16 +16,23 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError, VerifierKey, parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.credentials.watched_file import WatchedFile
+from kvcustody.http_exchange import host_and_port
 from kvcustody.policies.document.yaml_document import YamlModel, read_model
 
-Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")]
+
+def _address(text: str) -> str:
+    host_and_port(text)
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class PeerEntry(YamlModel):
@@ -63,8 +70,7 @@ def read_peers(path: Path) -> Peers:
             raise ConfigError(f"{path}: key of `{name}`: must be an Ed25519 key", path=path)
         if any(key.key_id == other.key_id for other in keys.values()):
             raise ConfigError(f"{path}: key of `{name}`: is another worker's too", path=path)
-        host, _, port = entry.address.rpartition(":")
-        keys[name], addresses[name] = key, (host.strip("[]"), int(port))
+        keys[name], addresses[name] = key, host_and_port(entry.address)
     return Peers(keys, addresses)
 
 

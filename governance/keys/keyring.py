@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
+from kvcustody.audit.evidence.query.key_orders import CLOCKS_DIFFER_US
 from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError, KeyServiceUnavailable
 from kvcustody.governance.identity.domain_spec import KeyOwner
@@ -32,7 +33,6 @@ from kvcustody.plurals import several
 
 REWRAP_BATCH = 100
 _ENDS_SECONDS = 5.0
-_CLOCKS_DIFFER_US = 3_600_000_000
 _log = get_logger(__name__)
 _DERIVATION_SALT = b"kvcustody/v1/derived-key"
 
@@ -159,7 +159,7 @@ class Keyring:
         """
         said_us = self._document.epochs[owner, epoch].created_utc_us
         made_us = min(said_us, self._made_us.get((owner, epoch), said_us))
-        return made_us < before_us or made_us > max(before_us, self._clock.utc_us()) + _CLOCKS_DIFFER_US
+        return made_us < before_us or made_us > max(before_us, self._clock.utc_us()) + CLOCKS_DIFFER_US
 
     def destroy(self, owner: KeyOwner, epoch: int) -> DestroyReceipt:
         """Crypto-erase one epoch: states, buffers, then every wrapped copy. What it keyed is never found

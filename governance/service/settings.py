@@ -48,7 +48,7 @@ from kvcustody.governance.settings import (
     refuse_misspelt,
     settings_error,
 )
-from kvcustody.http_exchange import is_loopback
+from kvcustody.http_exchange import host_and_port, is_loopback
 from kvcustody.time_zones import check_zone
 
 PREFIX = SERVICE_PREFIX
@@ -597,10 +597,10 @@ def address(listen: str) -> tuple[str | None, str | int]:
     """(host, port), or (None, path) of a Unix socket; raises `ValueError` on anything else."""
     if listen.startswith("unix:") and len(listen) > len("unix:"):
         return None, listen.removeprefix("unix:")
-    host, separator, port = listen.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"listen: `{listen}` is neither `unix:PATH` nor `HOST:PORT`")
-    return host.strip("[]"), int(port)
+    try:
+        return host_and_port(listen)
+    except ValueError:
+        raise ValueError(f"listen: `{listen}` is neither `unix:PATH` nor `HOST:PORT`") from None
 
 
 def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceSettings:

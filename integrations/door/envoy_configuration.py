@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from kvcustody.http_exchange import host_and_port
 from kvcustody.integrations.door.placement_groups import PLACEMENT_HEADER
 from kvcustody.policies.document.yaml_nodes import write_values
 
@@ -33,10 +34,10 @@ class ListenPlace(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> ListenPlace:
         """A place from HOST:PORT; raises `ValueError`."""
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"`{text}` is not HOST:PORT")
-        return cls(host.strip("[]"), int(port))
+        host, port = host_and_port(text)
+        if not port:
+            raise ValueError(f"`{text}` names no port")
+        return cls(host, port)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

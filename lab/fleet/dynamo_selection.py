@@ -56,14 +56,14 @@ class EventSource:
         """The worker, at an address where nobody listens."""
         return worker_record(self._number, f"http://127.0.0.1:{20_000 + self._number}", self.endpoint)
 
-    def store(self, hashes: Sequence[int], tokens: Sequence[int], salt: str) -> None:
-        """Say that it has the blocks of a prompt."""
-        import msgspec
-
+    def store(
+        self, hashes: Sequence[int], tokens: Sequence[int], salt: str, parent: int | None = None
+    ) -> None:
+        """Say that it has the blocks of a prompt, behind a `parent` where that is told already."""
         event = {
             "type": "BlockStored",
             "block_hashes": [*hashes],
-            "parent_block_hash": None,
+            "parent_block_hash": parent,
             "token_ids": [*tokens],
             "block_size": BLOCK_TOKENS,
             "lora_id": None,
@@ -71,6 +71,15 @@ class EventSource:
             "lora_name": None,
             "cache_salt": salt,
         }
+        self._tell(event)
+
+    def remove(self, hashes: Sequence[int]) -> None:
+        """Say that it no longer has these."""
+        self._tell({"type": "BlockRemoved", "block_hashes": [*hashes], "medium": "GPU"})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        import msgspec
+
         batch = msgspec.msgpack.encode([time.time(), [event], 0])
         self._socket.send_multipart([b"", struct.pack(">Q", self._sequence), batch])
         self._sequence += 1

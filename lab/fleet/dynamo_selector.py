@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import struct
 import sys
 import time
 from typing import Any
 
-BLOCK, MODEL = 16, "toy"
+_FORM = importlib.import_module("dynamo_selection")  # a script's neighbour
+BLOCK, MODEL = _FORM.BLOCK_TOKENS, _FORM.MODEL
 _READ_SECONDS = 30.0
 _MARK, _MARKS = "kvcustody-mark", 1 << 60  # the name of marks, and above what their hashes are
 
@@ -34,36 +34,19 @@ class DynamoSelector:
     """The service and one publisher for each worker."""
 
     def __init__(self, workers: int) -> None:
-        zmq, self._pack = importlib.import_module("zmq"), importlib.import_module("msgspec").msgpack.encode
+        context = importlib.import_module("zmq").Context()
         service = importlib.import_module("dynamo.llm").SelectionService
         self._service = service(indexer_threads=1)
-        self._context, self._publishers, self._sequence = zmq.Context(), [], [0] * workers
-        self._ports = []
-        for _ in range(workers):
-            publisher = self._context.socket(zmq.PUB)
-            publisher.set_hwm(0)
-            self._ports.append(publisher.bind_to_random_port("tcp://127.0.0.1"))
-            self._publishers.append(publisher)
+        self._sources = [_FORM.EventSource(context, place + 1) for place in range(workers)]
         self._marks = [0] * workers  # of the last mark that each worker told of, behind what it told
         self._unread: set[int] = set()
 
     async def register(self, blocks_max: int) -> None:
         """Make the workers known; none has a bound on its queue, for no time passes while the service waits."""
-        for place, port in enumerate(self._ports):
-            await self._service.upsert_worker(
-                {
-                    "worker_id": place + 1,
-                    "model_name": MODEL,
-                    "block_size": BLOCK,
-                    "endpoint": f"http://127.0.0.1:{20_000 + place}",
-                    "kv_events_endpoint": f"tcp://127.0.0.1:{port}",
-                    "data_parallel_start_rank": 0,
-                    "data_parallel_size": 1,
-                    "total_kv_blocks": blocks_max,
-                    "max_num_batched_tokens": 1 << 30,
-                }
-            )
-        for place in range(len(self._publishers)):  # a subscriber that is not there yet misses what is told
+        bounds = {"total_kv_blocks": blocks_max, "max_num_batched_tokens": 1 << 30}
+        for source in self._sources:
+            await self._service.upsert_worker(source.record | bounds)
+        for place in range(len(self._sources)):  # a subscriber that is not there yet misses what is told
             until = time.monotonic() + _READ_SECONDS
             self._mark(place)
             while not await self._is_read(place):
@@ -93,21 +76,10 @@ class DynamoSelector:
 
     def removed(self, worker: int, keys: list[int]) -> None:
         """A worker no longer has these."""
-        self._tell(worker, {"type": "BlockRemoved", "block_hashes": keys, "medium": "GPU"})
+        self._sources[worker].remove(keys)
 
     def _store(self, worker: int, name: str, blocks: list[int], keys: list[int], parent: int | None) -> None:
-        event = {
-            "type": "BlockStored",
-            "block_hashes": keys,
-            "parent_block_hash": parent,
-            "token_ids": tokens_of(blocks),
-            "block_size": BLOCK,
-            "lora_id": None,
-            "medium": "GPU",
-            "lora_name": None,
-            "cache_salt": name,
-        }
-        self._tell(worker, event)
+        self._sources[worker].store(keys, tokens_of(blocks), name, parent)
 
     def _mark(self, worker: int) -> None:
         """Tell of a block that nobody asks for: once it is found, what was told before was read."""
@@ -135,12 +107,6 @@ class DynamoSelector:
             if item.get("worker_id") == worker + 1:
                 return int(item.get("overlap_blocks", item.get("device_blocks", 0)) or 0)
         return 0
-
-    def _tell(self, worker: int, event: dict[str, Any]) -> None:
-        number = self._sequence[worker]
-        self._sequence[worker] = number + 1
-        batch = self._pack([time.time(), [event], 0])
-        self._publishers[worker].send_multipart([b"", struct.pack(">Q", number), batch])
 
 
 async def main(workers: int, blocks_max: int) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 UNIX = "unix:"
 Fact = TypeVar("Fact")
 UNPACKED = {"Accept-Encoding": "identity"}
+_PORT_MAX = 65_535
 _SHORTEST_SECONDS = 0.001  # of a socket 0 would mean: does not wait
 _ENDS: ContextVar[float] = ContextVar("kvcustody_exchange_ends", default=math.inf)
 
@@ -35,6 +36,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """The parts of `HOST:PORT`, an IPv6 address without its brackets; raises `ValueError`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or int(port) > _PORT_MAX:
+        raise ValueError(f"`{text}` is not HOST:PORT")
+    return host.strip("[]"), int(port)
 
 
 class HttpReply(NamedTuple):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from kvcustody.errors import ConfigError, StoreError
 from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
-from kvcustody.http_exchange import exchange, is_loopback
+from kvcustody.http_exchange import exchange, host_and_port, is_loopback
 
 _ABSENT = -704  # OBJECT_NOT_FOUND of its error codes
 _PEEK_BYTES = 4096
@@ -56,9 +56,9 @@ class MooncakeClient:
         self.place = f"remote tier `mooncake://{place.master}/{place.prefix}`"
         self._http, self._seconds = place.http.rstrip("/"), seconds
         self._objects, self._notes = f"{place.prefix}/objects/", f"{place.prefix}/holders/"
-        host, _, port = place.master.rpartition(":")
         try:  # the library itself would try for a minute and a half
-            socket.create_connection((host, int(port)), seconds).close()
+            host, port = host_and_port(place.master)
+            socket.create_connection((host, port), seconds).close()
         except (OSError, ValueError):
             raise ConfigError(f"{self.place}: the master does not answer") from None
         self._store: Any = MooncakeDistributedStore()

@@ -24,6 +24,7 @@ from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier import GivenObjects, TierTerms
+from kvcustody.http_exchange import host_and_port
 from kvcustody.integrations.vllm.tiers.tier_messages import CopyReply, FetchCopies, OfferCopies
 
 FETCH_SECONDS = 2.0
@@ -89,21 +90,6 @@ class WorkerHandover:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="kvcustody-fetch")
         stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
 
-    @classmethod
-    def open(
-        cls,
-        settings: Settings,
-        thread: GivingThread,
-        results: deque[CopyReply],
-        clock: Clock,
-        shard: int,
-        stack: ExitStack,
-    ) -> WorkerHandover | None:
-        """None where the settings name no peers. Raises a `CustodyError` where key or peers cannot be read."""
-        if settings.handover_peers_path is None:
-            return None
-        return cls(settings, thread, results, clock, shard, stack)
-
     def begin(self, tier: str, life: str) -> None:
         """The process of this incarnation has opened a tier: fetches are answered from now on."""
         if tier != self._thread.name or self._life:
@@ -111,10 +97,10 @@ class WorkerHandover:
         self._life = life
         if not self._address:
             return
-        host, _, port = self._address.rpartition(":")
+        host, port = host_and_port(self._address)
         try:
             server = HandoverServer(
-                (host.strip("[]"), int(port) + self._shard),
+                (host, port + self._shard),
                 self._offers,
                 self._key,
                 self._peers,
@@ -123,7 +109,7 @@ class WorkerHandover:
                 clock=self._clock,
                 on_given=self._note,
             )
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the last shards' ports may be beyond the last there is
             raise ConfigError(
                 f"setting `handover_address`: `{self._address}` cannot be listened on ({error})"
             ) from None

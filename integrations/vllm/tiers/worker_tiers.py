@@ -188,9 +188,10 @@ class WorkerTiers:
                     thread = TierThread(tier, store, keys, terms, self._blocks, clock, self._results)
                     self.threads[tier] = thread
                     opening.pop_all()  # from now on its thread closes it
-            self._handover = WorkerHandover.open(
-                settings, next(iter(self.threads.values())), self._results, clock, shard, stack
-            )
+            self._handover: WorkerHandover | None = None
+            if settings.handover_peers_path is not None:
+                first = next(iter(self.threads.values()))
+                self._handover = WorkerHandover(settings, first, self._results, clock, shard, stack)
             self._stack = stack.pop_all()
         _log.info(
             "tiers opened", shard=shard, tiers=list(self.threads), buffers=self.buffers, object_bytes=size

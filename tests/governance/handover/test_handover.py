@@ -19,6 +19,7 @@ from kvcustody.governance.handover import exchange
 from kvcustody.governance.handover.exchange import AnsweredFetch, Fetched
 from kvcustody.governance.handover.peers import read_peers
 from kvcustody.governance.handover.ticket import RefusedTicket, Ticket, issue, read_ticket
+from kvcustody.governance.settings import load_settings
 from kvcustody.governance.tiers.tier import SealedObject
 from standins.governance.handing_pair import BLOCKS, PEER_LIFE, Pair
 from standins.governance.tier_place import keys_of
@@ -218,9 +219,12 @@ def test_peers_are_read_from_their_document_and_problems_name_the_worker(tmp_pat
 
     write("10.0.0.5:9470", str(key.verifier))
     assert read_peers(path).addresses == {"prefill-1": ("10.0.0.5", 9470)}
-    write("10.0.0.5", str(key.verifier))
-    with pytest.raises(ConfigError, match="address"):
-        read_peers(path)
+    for address in ("10.0.0.5", "10.0.0.5:65536", ":9470", "10.0.0.5:"):
+        write(address, str(key.verifier))
+        with pytest.raises(ConfigError, match="address"):
+            read_peers(path)
+    with pytest.raises(ConfigError, match="handover_address"):
+        load_settings(handover_address="10.0.0.5:65536", handover_peers_path=path)
     write("10.0.0.5:9470", "nonsense")
     with pytest.raises(ConfigError, match="key of `prefill-1`"):
         read_peers(path)
