@@ -59,6 +59,7 @@ class Switch:
         port, state = side.port, side.state
         silent = {
             port: {"measures": Silent(), "evicted_blocks": Silent()},
+            port._books: {"evicted_blocks": Silent()},
             state: {"_wait_for_token": Unkept(), "note_first_tokens": nothing},
         }
         self._parts = [

@@ -1,6 +1,6 @@
-"""What every facade of the governance shares: plans, decisions, keys, commands and the active policy revision.
+"""Who may do what in one process: plans, decisions, keys, leases and commands under the active policy revision.
 
-`Governor` adds a pool that is ours, `EnginePort` a pool that an engine allocates by itself.
+`custody.Custody` changes what holds, over whichever pool.
 
 - Every reuse is decided at the request's own instant under the active revision.
 - A widening act is durable before it takes effect; a narrowing one takes effect first.
@@ -18,32 +18,23 @@
 from __future__ import annotations
 
 import secrets
-import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
-from kvcustody.audit.evidence.query.key_orders import CLOCKS_DIFFER_US, DESTROY
 from kvcustody.audit.kinds import (
     GOVERNOR,
-    EnforcementChanged,
     Event,
-    GrantsRevoked,
     KeyEvent,
-    KeysDropped,
-    PolicyActivated,
-    PolicyStaged,
-    ProcessingRestricted,
 )
-from kvcustody.clock import MICROSECONDS, Clock, SystemClock
+from kvcustody.clock import MICROSECONDS
 from kvcustody.deadline_clock import DeadlineClock
-from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
+from kvcustody.errors import CapacityError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import (
     AnyPlan,
@@ -51,47 +42,34 @@ from kvcustody.governance.decisions.access_plan import (
     PlanCache,
     PlanKey,
     PoolT_co,
-    is_withheld,
-    label_of,
     plan_key,
 )
-from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_limits
 from kvcustody.governance.decisions.authorize import OwnData, authorize, decision_event
 from kvcustody.governance.decisions.first_use_log import FirstUseLog
-from kvcustody.governance.decisions.policy_on_record import documents_on_record, revoked_on_record
 from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
-from kvcustody.governance.decisions.staged_table import StagedTable, quotas_of
+from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.decisions.tenant_names import TenantNames
 from kvcustody.governance.edge.custody_lease import EPOCHS, CustodyLease
 from kvcustody.governance.edge.erase_epochs import KnownEpochs
 from kvcustody.governance.edge.worker_epochs import OTHER_EPOCH, WorkerEpochs
-from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
-from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.monitoring.enforcement import (
-    CANARY,
-    ENFORCE,
     ENFORCED,
-    MILLIONTHS,
-    MONITOR,
-    Enforcement,
     Requester,
-    refusal,
 )
 from kvcustody.governance.observability.attempts import Attempts
 from kvcustody.governance.observability.serving_measures import ServingMeasures
-from kvcustody.governance.observability.stats import Counted, Stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.request import Hints
-from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED, RestrictedSubjects
+from kvcustody.governance.restriction.restricted_subjects import NOBODY_RESTRICTED
 from kvcustody.ids import TenantId
 from kvcustody.logger import get_logger
-from kvcustody.policies.document.model import Action, Profile
+from kvcustody.policies.document.model import Action
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.lint.without_effect import needs_store
@@ -107,7 +85,7 @@ _MISPLACED = "misplaced"
 TOO_LARGE = "too-large"  # the reason of a refusal, in figures
 
 
-class Authority(ABC, Generic[PoolT_co]):
+class Authority(Generic[PoolT_co]):
     """Who may do what, under the active revision. Not thread-safe, except `call`."""
 
     def __init__(
@@ -115,13 +93,15 @@ class Authority(ABC, Generic[PoolT_co]):
         table: DecisionTable,
         keyring: Keyring,
         ledger: Ledger,
+        account: Callable[[str], tuple[Account, PoolT_co]],
         *,
         block_tokens: int,
-        clock: Clock | None = None,
+        clock: DeadlineClock,
         expires_utc_us: int | None = None,
     ) -> None:
-        clock = clock or SystemClock()
-        self._clock = clock if isinstance(clock, DeadlineClock) else DeadlineClock(clock)
+        """`account`: an admitted tenant's, and the pool that it is charged in; raises `CapacityError` without room."""
+        self._clock = clock
+        self._account = account
         self._ledger = ledger
         self._keyring = keyring
         self.block_tokens = block_tokens
@@ -130,10 +110,6 @@ class Authority(ABC, Generic[PoolT_co]):
         self.on_command = _stays_asleep
         self._outbox: list[Event] = []
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
-        self._began_utc = self._clock.utc_us()
-        self._dropped: dict[
-            str, int
-        ] = {}  # by tenant: the last order to destroy that is on record as followed
         self._first_uses = FirstUseLog(ledger, self._clock)
         self.attempts = Attempts("engine", self._clock)
         self._export_again_us = 0  # until then no permit of an export can be recorded
@@ -144,7 +120,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._departed = TenantCounters()
         self.measures = ServingMeasures(block_tokens)
         self._has_store = True
-        self.counted: Counted | None = None  # the newest counters, for any thread; None: nobody asked yet
+        self._epoch = 0  # moves with all that decides: what was looked up before is looked up anew
         self._names = TenantNames(ledger, keyring, self._clock, table.policy.issuers)
         self._shares = ledger.shares
         self._share_ledger(table)
@@ -179,24 +155,6 @@ class Authority(ABC, Generic[PoolT_co]):
         """Whose epochs keys come from: for what names copies by the same."""
         return self._keyring
 
-    # -- what a facade over a pool provides ---------------------------------------------------------------------------
-
-    @abstractmethod
-    def _account(self, tenant: str) -> tuple[Account, PoolT_co]:
-        """The account of an admitted tenant and the pool it is charged in; raises `CapacityError` without room."""
-
-    @abstractmethod
-    def _limited_pools(self) -> Iterable[LimitedPool]:
-        """The pools whose domains a new revision binds."""
-
-    @abstractmethod
-    def _limit(self, table: DecisionTable) -> None:
-        """Apply a revision's quotas."""
-
-    @abstractmethod
-    def stats(self) -> Stats:
-        """A snapshot of counters; consistent between steps."""
-
     def lease_seconds(self) -> dict[str, float]:
         """How long what crosses scopes, and anything, may be reused without further word; below 0: it is over."""
         now_us = self._clock.now_us()
@@ -204,10 +162,6 @@ class Authority(ABC, Generic[PoolT_co]):
         return {
             name: (until_us - now_us) / MICROSECONDS for name, until_us in ends.items() if until_us < NEVER_US
         }
-
-    def count(self) -> None:
-        """Take the counters now, for `counted`; on the owning thread. From then on they are kept."""
-        self.counted = Counted(self.stats(), time.monotonic())
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
@@ -329,6 +283,7 @@ class Authority(ABC, Generic[PoolT_co]):
 
     def _forget_lookups(self) -> None:
         """Decisions taken before this moment and not yet attached no longer count."""
+        self._epoch += 1
 
     def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
         """Record what was made for `owner`, now or when the ledger could not: until then it has no plan."""
@@ -432,46 +387,7 @@ class Authority(ABC, Generic[PoolT_co]):
         while self._commands:
             self._commands.popleft()()
 
-    # -- administration -----------------------------------------------------------------------------------------------
-
-    def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
-        """Make `table` the active revision: what it narrows at once, what it widens once it is recorded.
-
-        Revisions only rise; one that is staged may be staged further, or made whole. From `expires_utc_us` on, nothing
-        is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
-        """
-        self._check_newer(table)
-        self._names.check(table.policy.issuers)
-        now_us = self._clock.now_us()
-        fresh = table.revoked - self.revoked
-        self.revoked |= table.revoked
-        self._outbox += revoked_on_record(fresh, table.revision, now_us, actor)
-        expires_us = self._boot_time(expires_utc_us)
-        self._expires_us = min(self._expires_us, expires_us)
-        self._decide_by(self.table, coming=table)
-        self._bind(table, now_us, only_narrow=True)
-        self._narrow_tiers()
-        self._ledger.submit_durable(self._activation(table, now_us, actor))
-        self._outbox += documents_on_record(table, now_us)
-        _log.info(
-            "policy activated",
-            revision=table.revision,
-            policy=table.policy.name,
-            policy_digest=table.digest,
-            stage=table.stage if isinstance(table, StagedTable) else "",
-        )
-        self.table, self._expires_us = table, expires_us
-        self._keep_enforcing(table)
-        self._names.list(table.policy.issuers)
-        self._book.drop()
-        self._book = self._new_book(table)
-        self._first_uses.forget()
-        self._decide_by(table)
-        self._limit(table)
-        self._share_ledger(table)
-        self._bind(table, now_us)
-        self._narrow_tiers()
-        self._look_for_store(table)
+    # -- standing -----------------------------------------------------------------------------------------------------
 
     def set_store(self, *, is_there: bool) -> None:
         """Whether copies can go to a remote store: where there is none, a later revision that needs one is reported."""
@@ -495,29 +411,6 @@ class Authority(ABC, Generic[PoolT_co]):
 
         self._shares.divide(share if base.policy.profile.isolating else None)
 
-    def _check_newer(self, table: DecisionTable) -> None:
-        active = self.table
-        is_further = isinstance(active, StagedTable) and (table.revision, table.digest) == (
-            active.revision,
-            active.digest,
-        )
-        if table.revision <= active.revision and not is_further:
-            raise ConfigError(
-                f"policy revision `{table.revision}` is not newer than the active `{active.revision}`",
-                revision=table.revision,
-            )
-
-    def _activation(self, table: DecisionTable, now_us: int, actor: str) -> Event:
-        previous = self.table.base.revision if isinstance(self.table, StagedTable) else self.table.revision
-        policy = table.policy
-        if isinstance(table, StagedTable):
-            return PolicyStaged(
-                now_us, table.revision, policy.name, table.digest, table.stage, actor, previous
-            )
-        return PolicyActivated(
-            now_us, table.revision, policy.name, policy.profile.value, table.digest, actor, previous
-        )
-
     def _decide_by(self, table: DecisionTable, coming: DecisionTable | None = None) -> None:
         """From here on every reuse is decided by `table`, and by `coming` too where it is not on record yet."""
         self._outbox += self._take_counts(self._clock.now_us())
@@ -525,132 +418,6 @@ class Authority(ABC, Generic[PoolT_co]):
         self._reuse = self._new_reuse(table, coming)
         self._watched = self._new_reuse(table, coming, monitored=True)
         self._forget_lookups()
-
-    def _bind(self, table: DecisionTable, now_us: int, *, only_narrow: bool = False) -> None:
-        self._outbox += apply_limits(
-            self._limited_pools(),
-            list(self._domains.items()),
-            table,
-            now_us,
-            only_narrow=only_narrow,
-            revoked=self.revoked,
-            epoch_of=self._keyring.current,
-        )
-
-    def revoke(self, ids: Iterable[str], *, actor: str) -> None:
-        """Take grants, segments or sharing groups back for good: nothing attaches through them from now on.
-
-        A narrowing act: it holds at once and is recorded after, whatever state the ledger is in.
-        """
-        fresh = frozenset(ids) - self.revoked
-        if not fresh:
-            return
-        now_us = self._clock.now_us()
-        self.revoked |= fresh
-        self._book.drop()
-        self._book = self._new_book(self.table)
-        self._decide_by(self.table)
-        self._bind(self.table, now_us)
-        self._outbox.append(GrantsRevoked(now_us, tuple(sorted(fresh)), self.table.revision, actor))
-        _log.warning("revoked", ids=sorted(fresh), revision=self.table.revision)
-
-    # -- restriction --------------------------------------------------------------------------------------------------
-
-    def restrict(self, ordered: RestrictedSubjects) -> None:
-        """Use nothing of these subjects from now on, and of all others as before; nothing where that is so already.
-
-        It holds at once, for what waits too, and is recorded after. What runs goes on, and what it leaves is withheld.
-        """
-        before = self.restricted
-        if ordered.orders == before.orders:
-            return
-        self.restricted = ordered
-        self._book.drop()
-        self._book = self._new_book(self.table)
-        self._decide_by(self.table, self._reuse.coming)
-        for domain in {*self._domains.values(), *self._domains_with_blocks()}:
-            domain.is_withheld = is_withheld(label_of(domain), ordered)
-        now_us = self._clock.now_us()
-        for one in sorted(ordered.orders ^ before.orders):
-            is_new = one in ordered.orders
-            self._outbox.append(
-                ProcessingRestricted(
-                    now_us, one.case_id, one.tenant, one.subject, "restricted" if is_new else "lifted"
-                )
-            )
-            _log.warning("processing restricted" if is_new else "restriction lifted", case=one.case_id)
-
-    def _check_erasable(self, selector: Selector, order: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` where an erasure would end what is restricted; one on record was checked there."""
-        if not order.get("on_record"):
-            self.restricted.check_erasable(selector.tenant, selector.subject, selector.session)
-
-    @abstractmethod
-    def _domains_with_blocks(self) -> Iterable[Domain]:
-        """Those that anything in the pools is of, the engine's own keys' among them."""
-
-    # -- enforcement --------------------------------------------------------------------------------------------------
-
-    def order_enforcement(self, ordered: Enforcement) -> None:
-        """Follow an order, or enforce where it is not followed here; nothing happens where that is so already.
-
-        What is enforced from now on is at once, and on record after; raises `LedgerUnavailable` where monitoring
-        somebody anew cannot be recorded: nobody is monitored anew then.
-        """
-        self.ordered = ordered
-        profile = self.table.policy.profile
-        refused = ordered.unread or refusal(ordered, allowed=self.may_monitor, profile=profile)
-        until_us = self._boot_time(ordered.until_utc_us) if ordered.monitors else NEVER_US
-        if until_us <= self._clock.now_us():
-            refused = refused or _OVER
-        target = ENFORCED if refused or not ordered.monitors else ordered
-        if (target, refused) == (self.enforcement, self.enforcement_refused):
-            return
-        if refused == _OVER and not self.enforcement.monitors and not self.enforcement_refused:
-            return  # it was over before this process heard of it
-        if _opens_nothing(self.enforcement, target):
-            self._enforce(target, until_us, refused)
-            self._outbox.append(self._enforcement_event(ordered, target, refused))
-        else:
-            self._ledger.submit_durable(self._enforcement_event(ordered, target, refused))
-            self._enforce(target, until_us, refused)
-        _log.warning(
-            "enforcement changed", mode=target.mode, order=ordered.order, actor=ordered.actor, refused=refused
-        )
-
-    def _enforce(self, target: Enforcement, until_us: int, refused: str) -> None:
-        before, self.enforcement = self.enforcement, target
-        self.enforcement_refused, self._enforcement_until_us = (
-            refused,
-            until_us if target.monitors else NEVER_US,
-        )
-        self._limit(self.table)
-        self._forget_lookups()
-        self._end_monitored(before)
-
-    def _enforcement_event(self, ordered: Enforcement, target: Enforcement, refused: str) -> Event:
-        return EnforcementChanged(
-            self._clock.now_us(),
-            target.mode,
-            tuple(sorted(target.stage.tenants)),
-            int(target.stage.share * MILLIONTHS),
-            target.until_utc_us // 1_000_000,
-            self.table.revision,
-            ordered.order,
-            ordered.actor or GOVERNOR,
-            refused,
-        )
-
-    def _keep_enforcing(self, table: DecisionTable) -> None:
-        """A revision of another profile has come, or gone: what was ordered is followed where it may be."""
-        if table.policy.profile is not Profile.SHARED or self.enforcement_refused:
-            with suppress(LedgerUnavailable):
-                self.order_enforcement(self.ordered)
-
-    def _end_monitoring_in_time(self) -> None:
-        """At each step: an order ends by itself."""
-        if self._enforcement_until_us <= self._clock.now_us():
-            self.order_enforcement(self.ordered)
 
     def _is_monitored(self, principal: Principal | None, request_id: Hashable) -> bool:
         """Whether a request that arrives now is."""
@@ -667,9 +434,6 @@ class Authority(ABC, Generic[PoolT_co]):
     def _is_unlimited(self, tenant: str) -> bool:
         """Whether no quota binds a tenant: some of its requests are monitored, and it has one account."""
         return self.enforcement.monitors and self.enforcement.whole_tenant(tenant) is not True
-
-    def _end_monitored(self, before: Enforcement) -> None:
-        """What is cached under the engine's own keys ends, of whoever's standing is another than it was `before`."""
 
     def _take_counts(self, now_us: int) -> list[Event]:
         return self._reuse.take_counts(now_us) + self._watched.take_counts(now_us)
@@ -709,27 +473,6 @@ class Authority(ABC, Generic[PoolT_co]):
         self._decide_by(self.table)
         return self._shadow
 
-    def reload_keys(self) -> None:
-        """After a rotation or destruction in the keyring: forget every primed state; old blocks end with the sweeps."""
-        self._book.drop()
-        self._forget_lookups()
-        self._bind(self.table, self._clock.now_us())
-        self._narrow_tiers()
-
-    def _narrow_tiers(self) -> None:
-        """Policy or keys have changed: what may be in no tier any more ends there."""
-
-    def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
-        """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""
-        changes, orders = self._keyring.changes, tuple(orders)
-        done = apply_key_orders(self._keyring, orders, self._names.named)
-        if done or self._keyring.changes != changes:
-            self.reload_keys()
-        self._record_key_facts(done)
-        for order in orders:
-            self._record_dropped(order, done)
-        return sum(map(len, done.values()))
-
     def end_keys_in_service(self) -> None:
         """On any thread but the owning one: have the key service destroy the keys of destroyed epochs, on record."""
         for facts in (self._keyring.take_left_owed(), self._keyring.end_in_service()):
@@ -747,25 +490,6 @@ class Authority(ABC, Generic[PoolT_co]):
             with suppress(LedgerUnavailable):
                 self._record_keys(owner, tuple(of_owner))
 
-    def _record_dropped(self, order: OrderedKeys, done: Mapping[KeyOwner, list[KeyFact]]) -> None:
-        """That an order to destroy is followed here, once: what was unwrapped is wiped, whoever removed the wrap.
-
-        A process that began after the order never had anything of it.
-        """
-        last_us = self._dropped.get(order.tenant, self._began_utc - CLOCKS_DIFFER_US)
-        if order.action != DESTROY or last_us >= order.before_us:
-            return
-        facts = [
-            fact for owner, each in done.items() if self._names.named(owner) == order.tenant for fact in each
-        ]
-        ended = sum(fact.kind == "destroyed" for fact in facts)
-        self._ledger.submit_durable(KeysDropped(self._clock.now_us(), order.before_us, ended))
-        self._dropped[order.tenant] = order.before_us
-
-    def forget_closed_plans(self) -> None:
-        """After domains were closed: whoever asks for one next gets a fresh one."""
-        self._book.forget_closed()
-
     def settle(self, timeout_seconds: float = 5.0) -> None:
         """Wait until pending first uses are durable (tests and orderly shutdown)."""
         self._first_uses.settle(timeout_seconds)
@@ -774,18 +498,6 @@ class Authority(ABC, Generic[PoolT_co]):
     def clock(self) -> DeadlineClock:
         """The clock that decides deadlines."""
         return self._clock
-
-
-def _opens_nothing(before: Enforcement, target: Enforcement) -> bool:
-    """Whether whoever is enforced for under `before` is so under `target`."""
-    if not target.monitors or before.mode == MONITOR:
-        return True
-    if before.mode == ENFORCE or target.mode == MONITOR:
-        return False
-    assert before.mode == target.mode == CANARY
-    first, second = before.stage, target.stage
-    wider = first.tenants <= second.tenants and first.share <= second.share
-    return wider and (before.seed == target.seed or not first.share)
 
 
 def _stays_asleep() -> None:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.audit.kinds import (
     ErasureApplied,
     ErasureCompleted,
@@ -55,16 +56,6 @@ class PoolUnits(NamedTuple):
     generations: Blocks
 
 
-class ErasureEffect(NamedTuple):
-    """What an erasure did at once: requests ended or marked, holds lapsed, blocks ended, and all that it covers."""
-
-    aborted: int
-    finishing: tuple[object, ...]
-    lapsed: int
-    ended_blocks: int
-    units: tuple[PoolUnits, ...]
-
-
 class UnitStates(NamedTuple):
     """Where units stand: `waiting` for fence, scrub or receipt; `quarantined`; `held` or `used` by others."""
 
@@ -82,23 +73,42 @@ class Reread(NamedTuple):
     nonzero: int
 
 
-class ErasableFacade(Protocol):
-    """The part of a facade that an erasure needs."""
+class ErasureEffect(Protocol):
+    """What an erasure did at once in a process's pools, and what becomes of it.
 
-    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> ErasureEffect:
-        """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
+    Counts: requests ended, residencies lapsed, blocks ended.
+    """
 
-    def unit_states(self, units: Sequence[PoolUnits]) -> UnitStates:
-        """Where these units are now."""
+    aborted: int
+    lapsed: int
+    ended_blocks: int
 
-    def still_running(self, requests: Sequence[object]) -> list[object]:
-        """Those of the requests that have not ended."""
+    @property
+    def finishing(self) -> Sequence[object]:
+        """Requests that may finish."""
 
-    def end(self, requests: Sequence[object]) -> None:
-        """End these requests as erased."""
+    @property
+    def units(self) -> Sequence[PoolUnits]:
+        """All that the erasure covers."""
 
-    def reread(self, units: Sequence[PoolUnits]) -> Reread | None:
+    def running(self) -> int:
+        """How many of the requests that may finish have not."""
+
+    def end(self) -> None:
+        """End those as erased."""
+
+    def states(self) -> UnitStates:
+        """Where the units are now."""
+
+    def reread(self) -> Reread | None:
         """Read back what is still CLEAN at its generation; None where no memory can be read from here."""
+
+
+class BlockStates(Protocol):
+    """What a pool keeps by block."""
+
+    state: NDArray[np.uint8]
+    generation: NDArray[np.int64]
 
 
 class ErasureResult(NamedTuple):
@@ -133,7 +143,7 @@ class _Run:
     def __init__(self, order: ErasureOrder, effect: ErasureEffect) -> None:
         self.order = order
         self.effect = effect
-        self.finishing: list[object] = list(effect.finishing)
+        self.finishing = len(effect.finishing)
         self.tiers: dict[str, TierErased] = {}
         self.is_on_record = False  # as partial
 
@@ -141,18 +151,19 @@ class _Run:
 class ErasureRunner:
     """The erasures of one process. `emit` hands events to the ledger's queue; `duty` is the active policy's.
 
-    `record` has a request on record at once, or raises: then nothing was done.
+    `take_effect` ends what a selector covers and began before an instant; whether running requests may finish is its
+    last argument. `record` has a request on record at once, or raises: then nothing was done.
     """
 
     def __init__(
         self,
-        custodian: ErasableFacade,
+        take_effect: Callable[[Selector, int, bool], ErasureEffect],
         clock: Clock,
         emit: Callable[[Sequence[Event]], None],
         duty: Callable[[], ErasureDuty],
         record: Callable[[Sequence[Event]], object],
     ) -> None:
-        self._custodian = custodian
+        self._take_effect = take_effect
         self._clock = clock
         self._emit = emit
         self._duty = duty
@@ -216,14 +227,13 @@ class ErasureRunner:
         if not on_record:
             self._record([_requested(order, now_us)])
         finish = duty.running is OnRunning.FINISH and now_us < deadline_us
-        run = _Run(order, self._custodian.take_effect(selector, before_us, finish=finish))
+        run = _Run(order, self._take_effect(selector, before_us, finish))
         for tier in self.tiers:
             run.tiers[tier.name] = tier.erase(erasure, selector, before_us)
         self._emit([_applied(run, now_us)])
         self.pending[erasure] = run
         self._next_poll_us = 0
-        unit_states = self._custodian.unit_states(run.effect.units)
-        return self._remember(run, unit_states, is_complete=False)
+        return self._remember(run, run.effect.states(), is_complete=False)
 
     def poll(self, *, now: bool = False) -> None:
         """Once a step while erasures are pending: end what is over its deadline, record what is done.
@@ -243,17 +253,17 @@ class ErasureRunner:
         return self._next_poll_us if self.pending else None
 
     def _poll(self, run: _Run, now_us: int) -> None:
-        order, custodian = run.order, self._custodian
+        order, effect = run.order, run.effect
         if run.finishing:
-            run.finishing = custodian.still_running(run.finishing)
+            run.finishing = effect.running()
         if run.finishing and now_us >= order.deadline_us:
-            custodian.end(run.finishing)
-            run.finishing = custodian.still_running(run.finishing)
+            effect.end()
+            run.finishing = effect.running()
         for tier in self.tiers:
             done = run.tiers.get(tier.name)
             if done is None or not done.done:
                 run.tiers[tier.name] = tier.erase(order.erasure, order.selector, order.before_us)
-        unit_states = custodian.unit_states(run.effect.units)
+        unit_states = effect.states()
         waiting = self._waiting_for(run, unit_states)
         if not waiting:
             self._complete(run, unit_states, now_us)
@@ -266,7 +276,7 @@ class ErasureRunner:
         """What is not done yet, in words; empty when all is."""
         tiers = sum(tier.waiting + tier.unsure for tier in run.tiers.values())
         parts = (
-            (len(run.finishing), "requests still run"),
+            (run.finishing, "requests still run"),
             (unit_states.waiting, "blocks wait for their receipts"),
             (unit_states.quarantined, "blocks are quarantined"),
             (tiers, "objects wait in tiers"),
@@ -287,7 +297,7 @@ class ErasureRunner:
             for reason, parts in ((_HELD, unit_states.held), (_USED, unit_states.used))
             for part in parts
         ]
-        read = self._custodian.reread(run.effect.units)
+        read = run.effect.reread()
         if read is not None:
             events.append(ErasureReread(now_us, order.erasure, tenant, *read))
         reason = _remaining_reason(unit_states)
@@ -388,3 +398,27 @@ def unique_units(pool: int, blocks: Sequence[Blocks], generation_of: Blocks) -> 
     generations = generation_of[every]
     order = np.argsort(generations)
     return PoolUnits(pool, every[order], generations[order])
+
+
+def unit_states(
+    units: Iterable[PoolUnits],
+    pool_of: Callable[[int], BlockStates],
+    waiting: Callable[[PoolUnits, NDArray[np.bool_], NDArray[np.uint8]], int],
+) -> UnitStates:
+    """Where these units are now.
+
+    `waiting` counts those of a part that wait; it is told whether each has its generation still, and its state.
+    """
+    waits = quarantined = 0
+    held: list[PoolUnits] = []
+    used: list[PoolUnits] = []
+    for part in units:
+        pool = pool_of(part.pool)
+        same, state = pool.generation[part.blocks] == part.generations, pool.state[part.blocks]
+        waits += waiting(part, same, state)
+        quarantined += int(np.count_nonzero(same & (state == QUARANTINED)))
+        for into, wanted in ((held, CACHED), (used, ACTIVE)):
+            chosen = same & (state == wanted)
+            if chosen.any():
+                into.append(PoolUnits(part.pool, part.blocks[chosen], part.generations[chosen]))
+    return UnitStates(waits, quarantined, tuple(held), tuple(used))

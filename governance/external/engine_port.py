@@ -31,14 +31,12 @@ docs/build/engine-port.md has a complete example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.block_sums import SumOrder
-from kvcustody.allocator.external.evicted_blocks import EvictedBlocks
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
@@ -47,59 +45,49 @@ from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.longest_prefix import Prompt, ReadPlan
-from kvcustody.audit.evidence.coverage.conservation import PoolCounts, TierCounts
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
 from kvcustody.audit.kinds import Event
 from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
+from kvcustody.governance.custody.custody import Custody
 from kvcustody.governance.custody_events import (
     FoundHere,
-    integrity_mismatch,
     residency_released,
     route_found,
 )
 from kvcustody.governance.decisions.access_plan import Plan, label_of, owed_by, plan_key
-from kvcustody.governance.decisions.apply_narrowing import LimitedPool
-from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.edge.route_receipt import RouteReceipt
-from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
-from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
 from kvcustody.governance.external.active_deadlines import ActiveDeadlines
 from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, RequestKeys, look_up
-from kvcustody.governance.external.check_invariants import check
+from kvcustody.governance.external.engine_books import EngineBooks, EngineTiers
 from kvcustody.governance.external.engine_control import EngineControl
-from kvcustody.governance.external.erase_in_engine import PortErasure
 from kvcustody.governance.external.namespace_keys import NO_PATH, NamespaceTree, TreePath, look_up_tree
 from kvcustody.governance.external.residency_events import (
     NO_IDENTITY,
     assigned,
-    ends,
     opened,
-    receipts,
     written,
 )
-from kvcustody.governance.external.scan_books import EngineScanSource
-from kvcustody.governance.external.stats import pool_counts, port_stats
 from kvcustody.governance.external.withdraw_changed import withdraw_changed
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
+from kvcustody.governance.monitoring.enforcement import MONITORED
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache, QuotaBlocks
-from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
-from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
+from kvcustody.governance.monitoring.monitor import NO_TENANT, MonitoredRequest
 from kvcustody.governance.monitoring.port_forecast import PortForecast
-from kvcustody.governance.observability.stats import Stats, charged_blocks
-from kvcustody.governance.observability.thrash import ThrashWatch
+from kvcustody.governance.observability.stats import Stats
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
-from kvcustody.governance.orphans.scans import OrphanScans, Scanned
+from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_kinds, read_prompt
 from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
 from kvcustody.logger import get_logger
@@ -114,8 +102,11 @@ _newest = np.maximum.reduce
 BlockIds = Sequence[int] | Blocks
 
 
-class EnginePort(Authority[ExternalPool]):
+class EnginePort(Custody[ExternalPool]):
     """Custody of every block of one engine that allocates by itself. Not thread-safe, except `call`."""
+
+    _books: EngineBooks
+    _forecast: PortForecast
 
     def __init__(
         self,
@@ -149,59 +140,52 @@ class EnginePort(Authority[ExternalPool]):
         self._engine = engine
         self._keep_last = keep_last
         self._accounts = PortAccounts(pool, residencies_max)
-        self._running: dict[Hashable, ExternalResidency] = {}
+        books = EngineBooks(pool, engine, self._accounts, block_tokens, self.release)
+        self._running = books.running
+        self.evicted_blocks = books.evicted_blocks
         self._starting: list[ExternalResidency] = []
-        self._launch = 0
-        self.copies_leave = False  # something beside the engine keeps copies of whatever it computes
-        self.are_copies_sealed: Callable[[], bool] = _no  # whether nothing of them rests in clear
-        self.indexes_at_once = (
-            False  # what a step computes is in the engine's index when the step is scheduled
-        )
         self._active = ActiveDeadlines()
-        self._flush_deferred: Callable[[], None] = _nothing
-        self._defers_hand_outs_alone = False
-        self._are_hits_leading = True
-        self.evicted_blocks = EvictedBlocks(pool)
-        self._thrash = ThrashWatch()
-        self._tokens_of: Callable[[Hashable], int] | None = None
-        self.tier_counts: Callable[[], tuple[TierCounts, ...]] = tuple  # of the adapter's tiers
-        self.tier_figures: Callable[[], dict[str, float]] = dict
-        self.tier_leaves: Callable[[], list[Event]] = list  # what became of copies since it was asked last
-        self.tiers_narrow: Callable[[], None] = _nothing  # policy or keys have changed
-        self.tenant_left: Callable[[str], None] = _nobody  # told to the adapter's tiers
-        self._monitor = Monitor()
-        self._forecast = PortForecast(ForecastCache(pool.partition.size, self._quota_of), self._common_blocks)
+        self._flush_deferred: Callable[[], None] = books.flush
+        self._defers_hand_outs_alone = self._indexes_at_once = False
         self._common: tuple[DecisionTable | None, int] = (None, 0)
-        self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
-            table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
+            books,
+            PortForecast(ForecastCache(pool.partition.size, self._quota_of), self._common_blocks),
+            table,
+            keyring,
+            ledger,
+            self._account_of,
+            block_tokens=block_tokens,
+            clock=DeadlineClock.of(clock),
+            expires_utc_us=expires_utc_us,
         )
         self._accounts.is_unlimited = self._is_unlimited
-        self.erasures = ErasureRunner(
-            PortErasure(self, engine),
-            self._clock,
-            self._emit,
-            lambda: self.table.policy.erasure,
-            ledger.submit,
-        )
-        self._orphans = OrphanScans(EngineScanSource(self, engine), self._clock, self._emit)
-        self._limit(table)
+        books.limit(table)
         self.on_command = engine.wake
 
+    @property
+    def tiers(self) -> EngineTiers:
+        """What keeps copies beside the engine: its adapter says so before the first request."""
+        return self._books.tiers
+
     def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
-        """As `Authority.activate`. Raises `ConfigError` for what an engine's own blocks cannot be held to."""
+        """As `Custody.activate`. Raises `ConfigError` for what an engine's own blocks cannot be held to."""
         self._refuse_integrity(table)
         super().activate(table, actor=actor, expires_utc_us=expires_utc_us)
 
-    def defer_calls(self, flush: Callable[[], None], *, hand_outs_alone: bool = False) -> None:
+    def defer_calls(
+        self, flush: Callable[[], None], *, hand_outs_alone: bool = False, indexes_at_once: bool = False
+    ) -> None:
         """The adapter makes its calls later, in order; `flush` makes it make all of them now.
+
+        `indexes_at_once`: what a step computes is in the engine's index when the step is scheduled.
 
         `hand_outs_alone`: it tells only hand-outs late, and each before anything else about its block. Then what ends
         or is scrubbed meanwhile is none of theirs, and neither a step in which nothing else is due nor a word on
         other blocks waits for them.
         """
-        self._flush_deferred = flush
-        self._defers_hand_outs_alone = hand_outs_alone
+        self._flush_deferred = self._books.flush = flush
+        self._defers_hand_outs_alone, self._indexes_at_once = hand_outs_alone, indexes_at_once
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
@@ -280,7 +264,7 @@ class EnginePort(Authority[ExternalPool]):
         else:
             residency.publishes = False
         if groups > 1:
-            self._are_hits_leading = False
+            self._books.are_hits_leading = False
         self._running[request_id] = residency
         return residency
 
@@ -304,7 +288,7 @@ class EnginePort(Authority[ExternalPool]):
         if not plan.admitted.permitted:
             self._reuse.denied(Action.ADMIT, plan.tenant, plan.admitted.reasons[0])
             return self._forbidden(plan, request_id, plan.admitted)
-        refused = self._refused_copies(plan, request_id, moment) if self.copies_leave else None
+        refused = self._refused_copies(plan, request_id, moment) if self.tiers.copies_leave else None
         return plan if refused is None else refused
 
     def _refused_copies(
@@ -314,7 +298,7 @@ class EnginePort(Authority[ExternalPool]):
         denied, owed = "", owed_by(self.table, plan.tenant, plan.level)
         if self.restricted.covers(plan.tenant, plan.principal.subject):
             denied = RESTRICTED
-        elif owed.tiers and owed.encrypt and not self.are_copies_sealed():
+        elif owed.tiers and owed.encrypt and not self.tiers.are_copies_sealed():
             denied = COPIES_IN_CLEAR
         if denied:
             self._reuse.denied(Action.OFFLOAD, plan.tenant, denied)
@@ -358,7 +342,7 @@ class EnginePort(Authority[ExternalPool]):
     def may_offload(self, residency: ExternalResidency) -> bool:
         """Whether copies of the request's blocks may leave the device: asked before the first, and on record by then.
 
-        An engine that cannot ask for each request says so once (`copies_leave`): whoever may not offload is refused.
+        An engine that cannot ask for each request says so once (`EngineTiers`): who may not offload is refused.
         """
         plan = residency.facts
         if not isinstance(plan, Plan) or residency.monitored is not None:
@@ -471,34 +455,6 @@ class EnginePort(Authority[ExternalPool]):
             residency.keys, residency.publishes = None, False
         return False
 
-    def _end_monitored(self, before: Enforcement) -> None:
-        """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
-        tenants = changed_tenants(self._monitor.tenants(), before, self.enforcement)
-        if not tenants:
-            return
-        self._flush_deferred()
-        now_us = self._clock.now_us()
-        self._forecast.forget(lambda domain: label_of(domain).tenant in tenants)
-        tags = {domain.tag for domain in self._monitor.closed(tenants)}
-        for tag, domain in self.pool.domains.items():
-            label = label_of(domain)
-            if label.is_monitored and label.tenant in tenants:
-                domain.is_open = False
-                tags.add(tag)
-        for residency in self._running.values():
-            if residency.is_opened and residency.domain.tag in tags:
-                residency.publishes = False
-        forget: list[int] = []
-        for account in list(self.pool.accounts.values()):
-            for hold in list(self.pool.hold_table.of(account)):
-                if hold.domain.tag in tags:
-                    forget += self.pool.lapse(hold, "unreachable", now_us)
-        mine = np.flatnonzero(np.isin(self.pool.tag, list(tags)))
-        self._evict(forget + self.pool.end_cached(mine, "unreachable", now_us))
-
-    def _domains_with_blocks(self) -> Iterable[Domain]:
-        return self.pool.domains.values()
-
     def _quota_of(self, tenant: str) -> QuotaBlocks:
         """What the policy gives a tenant, whether it is enforced or not."""
         entry, size = quotas_of(self.table).tenant(tenant), self.pool.partition.size
@@ -586,7 +542,7 @@ class EnginePort(Authority[ExternalPool]):
             now_us = self._clock.now_us()
             victims = np.array(self.pool.victims(over, now_us, account), dtype=np.int64)
             self.evicted_blocks.made_room(victims)
-            self._evict(self.pool.evict(victims, "quota", now_us))
+            self._books.evict(self.pool.evict(victims, "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
         """A request that waits is counted once for each reason, however often its engine asks."""
@@ -680,7 +636,7 @@ class EnginePort(Authority[ExternalPool]):
 
     def count_tokens(self, tokens_of: Callable[[Hashable], int]) -> None:
         """The adapter knows how many tokens a running request has: snapshots ask for it by request id."""
-        self._tokens_of = tokens_of
+        self._books.tokens_of = tokens_of
 
     # -- what the engine did ------------------------------------------------------------------------------------------
 
@@ -785,7 +741,7 @@ class EnginePort(Authority[ExternalPool]):
             plan, monitored = residency.facts, residency.monitored
             if isinstance(monitored, MonitoredRequest):
                 self._forecast.begin(monitored)
-                if self.indexes_at_once:
+                if self._indexes_at_once:
                     self._forecast.computed(monitored, None, now_us)
             elif isinstance(plan, Plan) and plan.active_us < NEVER_US:
                 self._active.push(residency.active_since_us + plan.active_us, residency)
@@ -837,11 +793,6 @@ class EnginePort(Authority[ExternalPool]):
             if keys:
                 self.evicted_blocks.note(blocks, keys)
 
-    def forget_keys(self, tenant: str | None) -> None:
-        """Something of `tenant` (None: of whoever) was erased: no key of what it had is kept."""
-        self.evicted_blocks.forget(tenant)
-        self._forecast.forget(lambda domain: tenant is None or label_of(domain).tenant == tenant)
-
     def unpublished(self, blocks: BlockIds, cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
         if len(blocks):
@@ -850,14 +801,14 @@ class EnginePort(Authority[ExternalPool]):
             which = np.array(blocks, dtype=np.int64)
             if cause == "evicted":
                 self.evicted_blocks.made_room(which)
-            self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
+            self._books.evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
     def returned(self, residency: ExternalResidency, blocks: BlockIds) -> None:
         """A running request gave these blocks back, as a sliding window does."""
         if len(blocks):
             self._record_starting()
             which = np.array(blocks, dtype=np.int64)
-            self._evict(self.pool.release_blocks(residency, which, self._clock.now_us()))
+            self._books.evict(self.pool.release_blocks(residency, which, self._clock.now_us()))
 
     def release(
         self,
@@ -896,7 +847,7 @@ class EnginePort(Authority[ExternalPool]):
             *assigned(residency, self.pool),
         )
         forget += self.pool.enforce_residency_cap(account, now_us)
-        self._evict(forget)
+        self._books.evict(forget)
         return True
 
     def keeps_until(self, residency: ExternalResidency, at_us: int, *, others: int = 0) -> int:
@@ -1031,8 +982,8 @@ class EnginePort(Authority[ExternalPool]):
         _log.error(
             "blocks changed since they were published", blocks=changed.tolist()[:16], count=len(changed)
         )
-        forget, readers = withdraw_changed(self, sums, changed, now_us)
-        self._evict(forget)
+        forget, readers = withdraw_changed(self._books, sums, changed, now_us)
+        self._books.evict(forget)
         withheld = sums.withheld(changed)
         if withheld:
             self._engine.withhold(withheld)
@@ -1097,7 +1048,7 @@ class EnginePort(Authority[ExternalPool]):
 
     # -- administration -----------------------------------------------------------------------------------------------
 
-    def _account(self, tenant: str) -> tuple[Account, ExternalPool]:
+    def _account_of(self, tenant: str) -> tuple[Account, ExternalPool]:
         return self._accounts.account(tenant, quotas_of(self.table), self._leaves), self.pool
 
     def _leaves(self, tenant: str) -> bool:
@@ -1110,24 +1061,12 @@ class EnginePort(Authority[ExternalPool]):
             is_shared = self.table.policy.profile is Profile.SHARED
             if is_shared and self._came_once(tenant):
                 account.residency_cap = 0
-                self._evict(self.pool.enforce_residency_cap(account, self._clock.now_us()))
+                self._books.evict(self.pool.enforce_residency_cap(account, self._clock.now_us()))
             if not self._accounts.leave(tenant, charged=is_shared):
                 return False
         self.evicted_blocks.keys.forget(tenant)
         self._forget_tenant(tenant)
-        self.tenant_left(tenant)
         return True
-
-    def _limited_pools(self) -> Iterable[LimitedPool]:
-        return [self.pool]
-
-    def _narrow_tiers(self) -> None:
-        self.tiers_narrow()
-
-    def _limit(self, table: DecisionTable) -> None:
-        self._accounts.limit(quotas_of(table))
-        if table.policy.checks_integrity:
-            self.pool.keep_sums()
 
     def _refuse_integrity(self, table: DecisionTable) -> None:
         """The blocks lie in the engine's own workers: where those sum nothing, no policy that relies on it is run."""
@@ -1137,55 +1076,14 @@ class EnginePort(Authority[ExternalPool]):
                 "beside this engine; set `verify: none` everywhere, or remove the section"
             )
 
-    def _forget_lookups(self) -> None:
-        self._epoch += 1
-
-    def erase(self, selector: Selector, **order: Any) -> ErasureResult:
-        """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
-
-        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector and what a
-        case restricts.
-        """
-        self._check_erasable(selector, order)
-        self._flush_deferred()
-        result = self.erasures.begin(selector, **order)
-        _log.info(
-            "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
-        )
-        self._drain(self._clock.now_us())
-        self._engine.wake()
-        return result
-
-    def reload_plans(self) -> None:
-        """After domains were closed: requests that wait find their remaining_holds anew."""
-        self.forget_closed_plans()
-        self._epoch += 1
-
-    def scan(self) -> list[Finding]:
-        """Compare this side's books, requests, queues and tiers with each other and with the engine's books."""
-        self._flush_deferred()
-        return self._orphans.scan()
-
     def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
-        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too.
-
-        The engine is told what it must forget, abort or withhold; its own books stay its own.
-        """
+        """As `Custody.scan_and_recover`, with all that the adapter has to report."""
         self._flush_deferred()
-        self._drain(self._clock.now_us())
-        scanned = self._orphans.scan_and_recover(self.pool.blocks, ledger, mode)
-        self._drain(self._clock.now_us())
-        self._engine.wake()
-        return scanned
+        return super().scan_and_recover(ledger, mode=mode)
 
     def record_elsewhere(self, findings: Sequence[Finding], started_us: int) -> None:
         """The engine's workers compared their tiers for a full scan, and found and repaired these; put it on record."""
         self._orphans.record_elsewhere(findings, started_us)
-
-    def check(self) -> list[str]:
-        """Recompute the invariants from scratch; an empty list when all hold."""
-        self._flush_deferred()
-        return check(self)
 
     def victims(self, count: int) -> list[int]:
         """CACHED blocks that our policy ends first to make room, their custody ended: hand these out first.
@@ -1216,87 +1114,29 @@ class EnginePort(Authority[ExternalPool]):
         return self.pool.ranking is not None or partition.common_blocks != partition.size
 
     def stats(self) -> Stats:
-        """A snapshot of counters; consistent between steps."""
+        """As `Custody.stats`, with all that the adapter has to report."""
         self._flush_deferred()
         self._record_starting()  # whoever has blocks is counted
-        running = [residency for residency in self._running.values() if residency.is_opened]
-        tokens = self._tenant_tokens(running)
-        total = None if tokens is None else sum(tokens.values())
-        now_us = self._clock.now_us()
-        pools = (port_stats(self.pool, self.evicted_blocks.keys, running, total, self.block_tokens, now_us),)
-        if tokens is not None:
-            tokens.pop(ANONYMOUS, None)
-        charged = charged_blocks(self.pool.accounts.values())
-        charged.pop(ANONYMOUS, None)
-        room = self._accounts.room_of()
-        return Stats(
-            dict(self.tenant_counters),
-            pools,
-            len(running),
-            self._orphans.drift_blocks,
-            charged,
-            dict(self.attempts.totals),
-            self._departed,
-            are_hits_leading=self._are_hits_leading,
-            monitors=self.enforcement.monitors,
-            serving=self.measures.figures(),
-            tiers=self.tier_figures(),
-            thrashing=dict(self._thrash.look(self.tenant_counters, room)),
-            room=room,
-            tenant_tokens=tokens or {},
-            leases=self.lease_seconds(),
-        )
-
-    def _tenant_tokens(self, running: Iterable[ExternalResidency]) -> dict[str, int] | None:
-        if self._tokens_of is None:
-            return None
-        found: dict[str, int] = {}  # of everybody: what has no identity is left out by whoever shows tenants
-        for residency in running:
-            tokens = self._tokens_of(residency.request_id)
-            found[residency.tenant] = found.get(residency.tenant, 0) + tokens
-        return found
+        return super().stats()
 
     def counts(self) -> PoolCounts:
-        """The pool's own counters for conservation, after everything that happened went to the ledger."""
+        """As `Custody.counts`, with all that the adapter has to report."""
         self._flush_deferred()
         if not any(residency.is_opened for residency in self._running.values()):
             self._forecast.settle(self._clock.now_us())
-        self._drain(self._clock.now_us())
-        return pool_counts(self.pool, self._running.values())._replace(tiers=self.tier_counts())
+        return super().counts()
 
     @property
     def running(self) -> Mapping[Hashable, ExternalResidency]:
         """Requests between arrival and release."""
         return self._running
 
-    def close(self) -> None:
-        """Release every request, end all custody and hand over the evidence; the engine then does the last order."""
-        self._flush_deferred()
-        for residency in list(self._running.values()):
-            self.release(residency, "shutdown")
-        self._record_starting()
-        self._forecast.close()
-        now_us = self._clock.now_us()
-        forget: list[int] = []
-        for account in self.pool.accounts.values():
-            for hold in list(self.pool.hold_table.of(account)):
-                forget += self.pool.lapse(hold, "teardown", now_us)
-        self._evict(forget)
-        self._outbox += self.attempts.events()
-        self._drain(now_us)
-        self._first_uses.close()
-
     # -- expiry --------------------------------------------------------------------------------------------------------
 
     def _sweep(self, now_us: int) -> None:
         if self.pool.is_due(now_us):
             self._flush_deferred()
-            self._evict(self.pool.sweep(now_us, SWEEP_BATCH))
-
-    def _evict(self, forget: Sequence[int]) -> None:
-        if forget:
-            self.evicted_blocks.drop(forget)
-            self._engine.evict(forget)
+            self._books.evict(self.pool.sweep(now_us, SWEEP_BATCH))
 
     # -- evidence -----------------------------------------------------------------------------------------------------
 
@@ -1336,27 +1176,7 @@ class EnginePort(Authority[ExternalPool]):
     def _count_monitored(self, residency: ExternalResidency, monitored: MonitoredRequest) -> None:
         """It is put on record as soon as it is known what it would have found."""
         domains = [self.pool.domains[tag] for tag in self.pool.tag[residency.attached].tolist()]
-        prompt_tokens, revision, order = (
-            residency.prompt_tokens,
-            self.table.revision,
-            self.enforcement.order,
-        )
-        counters = self._counters(residency.tenant)
-
-        def record() -> None:
-            event = monitored_event(
-                residency,
-                monitored,
-                domains,
-                prompt_tokens=prompt_tokens,
-                block_tokens=self.block_tokens,
-                revision=revision,
-                order=order,
-                at_us=residency.began_us,
-                counters=counters,
-            )
-            self._outbox.append(event)
-
+        record = self._recording(residency, monitored, domains, residency.prompt_tokens, residency.began_us)
         self._forecast.when_known(monitored, record)
         self.measures.began(0, 0, residency.began_us - residency.asked_us)
 
@@ -1395,25 +1215,7 @@ class EnginePort(Authority[ExternalPool]):
 
     def _drain(self, now_us: int) -> None:
         self._record_starting()
-        outbox, self._outbox = self._outbox, []
-        outbox += self._take_counts(now_us)
-        if self.attempts.due_us <= now_us:
-            outbox += self.attempts.events()
-        sums = self.pool.sums
-        if sums is not None and sums.found:
-            changed, sums.found = sums.found, []
-            outbox += [integrity_mismatch(found, self.pool.number) for found in changed]
-        outbox += ends(self.pool, now_us)
-        outbox += self.tier_leaves()
-        launches = self.pool.take_scrubbed()
-        if launches:
-            self._launch += len(launches)
-            outbox += receipts(launches, self._launch - len(launches), self.pool, now_us)
-        if outbox:
-            self._ledger.submit(outbox)
-
-    def _emit(self, events: Sequence[Event]) -> None:
-        self._outbox += events
+        super()._drain(now_us)
 
 
 def _place(residency: ExternalResidency, block: int) -> int:
@@ -1424,15 +1226,3 @@ def _place(residency: ExternalResidency, block: int) -> int:
 
 def _has_failed(result: ScrubResult) -> bool:
     return len(result.failed) > 0
-
-
-def _nobody(_tenant: str) -> None:
-    """No tier has anything of it."""
-
-
-def _nothing() -> None:
-    """Everything has been told."""
-
-
-def _no() -> bool:
-    return False

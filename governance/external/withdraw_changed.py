@@ -13,17 +13,17 @@ import numpy as np
 from kvcustody.allocator.external.block_sums import ExternalSums
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.integrity import MismatchedBlocks
-from kvcustody.governance.external.port_view import PortView
+from kvcustody.governance.external.engine_books import EngineBooks
 
 CAUSE = "integrity"
 
 
 def withdraw_changed(
-    port: PortView, sums: ExternalSums, changed: Blocks, now_us: int
+    books: EngineBooks, sums: ExternalSums, changed: Blocks, now_us: int
 ) -> tuple[list[int], list[Hashable]]:
     """Take `changed` out. Returns what the engine must forget, and the running requests that read any of it."""
-    pool = port.pool
-    running = [(request_id, residency, residency.blocks()) for request_id, residency in port.running.items()]
+    pool = books.pool
+    running = [(request_id, residency, residency.blocks()) for request_id, residency in books.running.items()]
     for tag in np.unique(pool.tag[changed]).tolist():
         blocks = changed[pool.tag[changed] == tag]
         requests = sum(bool(np.isin(held, blocks).any()) for _, _, held in running)

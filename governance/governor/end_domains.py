@@ -9,16 +9,31 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import Node
 
 
+def nodes_inside(manager: BlockManager, covers: Callable[[Domain], bool]) -> dict[int, Node]:
+    """Nodes of these domains, and what continues them, by `id`."""
+    inside: dict[int, Node] = {}
+    for node in manager.tree.nodes():
+        if covers(node.domain) or (node.parent is not None and id(node.parent) in inside):
+            inside[id(node)] = node
+    return inside
+
+
+def topmost(inside: dict[int, Node]) -> list[Node]:
+    """Unreferenced nodes to end: the topmost of each chain, for what is below ends with them."""
+    return [
+        node
+        for node in inside.values()
+        if node.length
+        and node.refs == 0
+        and (node.parent is None or id(node.parent) not in inside or node.parent.refs > 0)
+    ]
+
+
 def end_domains(manager: BlockManager, covers: Callable[[Domain], bool], now_us: int) -> None:
     """Close them, lapse what is held in them and end what nobody uses; what runs leaves nothing."""
-    tree = manager.tree
-    inside: dict[int, Node] = {}
-    for node in tree.nodes():
-        if covers(node.domain):
-            node.domain.is_open = False
-            inside[id(node)] = node
-        elif node.parent is not None and id(node.parent) in inside:
-            inside[id(node)] = node  # what others computed from it
+    tree, inside = manager.tree, nodes_inside(manager, covers)
+    for node in inside.values():
+        node.domain.is_open = node.domain.is_open and not covers(node.domain)
     for sequence in manager.decode.sequences:
         if sequence is None:
             continue
@@ -31,13 +46,6 @@ def end_domains(manager: BlockManager, covers: Callable[[Domain], bool], now_us:
             if hold.is_held and hold.leaf is not None and id(hold.leaf) in inside:
                 tree.lapse(hold, "unreachable", now_us)
     tree.flush(now_us)
-    tops = [
-        node
-        for node in inside.values()
-        if node.length
-        and node.refs == 0
-        and (node.parent is None or id(node.parent) not in inside or node.parent.refs > 0)
-    ]
-    for node in tops:
+    for node in topmost(inside):
         tree.end_subtree(node, "unreachable", now_us, now_us)
     tree.flush(now_us)

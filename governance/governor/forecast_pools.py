@@ -3,7 +3,7 @@
     forecast.judge(request, plan, read, prompt, now_us)            # what it would find: `request.forecast_blocks`
     forecast.begin(request.run, record, now_us)                    # it has begun; `record` says so once that is known
     forecast.computed(request, tokens, now_us); forecast.extend([request, ...], tokens, now_us)
-    forecast.fork(request, child, now_us)                          # a second one runs on its blocks
+    child = forecast.fork(request, now_us)                         # a second one runs on its blocks
     forecast.end(request, cause, now_us)                           # and it is over
 
 It is the code that enforces, over the same number of blocks: quotas, eviction, deadlines, fences and forks of a path
@@ -17,7 +17,7 @@ are not modelled a second time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
-from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.accounting import Domain, OwnerData
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.prefix.block_priority import BlockPriority
 from kvcustody.allocator.prefix.longest_prefix import Chain, PrefixMatch, Prompt, ReadPlan
@@ -92,18 +92,28 @@ class PoolRun(ForecastRun):
 
 
 class ForecastPools:
-    """The pool that enforcing would have made. Belongs to the thread that owns the Governor's."""
+    """The pool that enforcing would have made. Belongs to the thread that owns the Governor's.
 
-    def __init__(self, pools: Pools, table: DecisionTable, clock: Clock) -> None:
-        """`pools`: those that serve; `table`: whose quotas bind."""
+    It has no pool before the first monitored request (`is_open`), and does nothing.
+    """
+
+    def __init__(self, pools: Pools, clock: Clock) -> None:
+        """`pools`: those that serve."""
         self._pools = pools.like(lambda blocks: UnbackedMemory(blocks, 0, clock=clock))
-        self._pools.boot(table)
-        self._table = table
-        self._manager = self._pools.managers[0]
+        self.is_open = False
+        self._table: DecisionTable
+        self._manager: BlockManager
         self._twins: WeakKeyDictionary[Domain, Domain] = WeakKeyDictionary()
         self._waiting: deque[PoolRun] = deque()
         self._fences: dict[int, int] = {}
-        self._discard()
+
+    def open(self, table: DecisionTable) -> None:
+        """Make the pool where there is none; the quotas of `table` bind."""
+        if not self.is_open:
+            self._table, self.is_open = table, True
+            self._pools.boot(table)
+            self._manager = self._pools.managers[0]
+            self._discard()
 
     def check(self) -> list[str]:
         """What is wrong with its books: as `Governor.check`."""
@@ -111,8 +121,9 @@ class ForecastPools:
 
     def limit(self, table: DecisionTable) -> None:
         """Other quotas bind."""
-        self._table = table
-        self._pools.limit(table)
+        if self.is_open:
+            self._table = table
+            self._pools.limit(table)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -143,23 +154,23 @@ class ForecastPools:
             if len(self._waiting) > FORECAST_WAITING_MAX:
                 self._drop(self._waiting[0])
 
-    def computed(self, request: MonitoredRequest, tokens: int, now_us: int) -> None:
+    def computed(self, monitored: OwnerData, tokens: int, now_us: int) -> None:
         """So many leading tokens are computed."""
-        run = request.run
-        if isinstance(run, PoolRun) and not run.is_over:
+        run = _run_of(monitored)
+        if run is not None and not run.is_over:
             run.computed = tokens
             if run.sequence is not None:
                 self._manager.commit(run.sequence, tokens, now_us)
                 self._discard()
 
     def extend(
-        self, requests: Sequence[MonitoredRequest], tokens: NDArray[np.int32] | None, now_us: int
+        self, requests: Sequence[OwnerData | None], tokens: NDArray[np.int32] | None, now_us: int
     ) -> None:
-        """Each was given one more token. Whoever would get no room for it is preempted."""
+        """Each that is monitored was given one more token. Who would get no room for it is preempted."""
         at, slots = [], []
         for place, request in enumerate(requests):
-            run = request.run
-            if not isinstance(run, PoolRun) or run.is_over:
+            run = _run_of(request)
+            if run is None or run.is_over:
                 continue
             if run.sequence is not None:
                 at.append(place)
@@ -174,14 +185,14 @@ class ForecastPools:
                 id(one) for one in self._manager.extend_many(np.array(slots, dtype=np.int64), given, now_us)
             }
             for place in at if stalled else ():
-                run = requests[place].run
-                if isinstance(run, PoolRun) and id(run.sequence) in stalled:
+                run = _run_of(requests[place])
+                if run is not None and id(run.sequence) in stalled:
                     self._end(run, "preempted", now_us)
 
-    def fill(self, request: MonitoredRequest, tokens: NDArray[np.int32] | None) -> None:
+    def fill(self, monitored: OwnerData, tokens: NDArray[np.int32] | None) -> None:
         """Its last block is full."""
-        run = request.run
-        if isinstance(run, PoolRun) and not run.is_over:
+        run = _run_of(monitored)
+        if run is not None and not run.is_over:
             if run.sequence is not None:
                 self._manager.fill(run.sequence, tokens)
             elif tokens is None:
@@ -189,22 +200,23 @@ class ForecastPools:
             elif run.tokens is not None:
                 run.tokens += tokens.tolist()
 
-    def fork(self, request: MonitoredRequest, child: MonitoredRequest, now_us: int) -> None:
+    def fork(self, request: MonitoredRequest, now_us: int) -> MonitoredRequest:
         """A second request runs on its blocks from now on; one whose parent waits waits for it."""
-        run = request.run
-        if not isinstance(run, PoolRun) or run.is_over:
-            return
+        child, run = request.forked(), _run_of(request)
+        if run is None or run.is_over:
+            return child
         child.run = forked = PoolRun(child, run.plan, run.policy_read, run.read, run.prompt, None)
         forked.computed, forked.priorities = run.computed, run.priorities
         if run.sequence is not None:
             self._fork(run.sequence, forked, now_us)
         elif run.tokens is not None:
             run.forks.append((len(run.tokens), forked))
+        return child
 
-    def end(self, request: MonitoredRequest, cause: str, now_us: int) -> None:
+    def end(self, monitored: OwnerData, cause: str, now_us: int) -> None:
         """It ended; a second time changes nothing."""
-        run = request.run
-        if isinstance(run, PoolRun):
+        run = _run_of(monitored)
+        if run is not None:
             if run.sequence is not None:
                 self._end(run, cause, now_us)
             elif cause == "finished":
@@ -214,6 +226,8 @@ class ForecastPools:
 
     def forget(self, covers: Callable[[Domain], bool], now_us: int) -> None:
         """What an erasure would have ended, or whoever is enforced for now had, is not found again."""
+        if not self.is_open:
+            return
         for twin in self._twins.values():
             if covers(twin):
                 twin.is_open = False
@@ -242,16 +256,18 @@ class ForecastPools:
 
     def step(self, now_us: int) -> None:
         """As `Governor.step`: expiry and reserve; whoever would have run too long ends."""
+        if not self.is_open:
+            return
         for sequence in self._manager.step(now_us):
             if isinstance(sequence.id, PoolRun):
                 self._end(sequence.id, "active-max", now_us)
         self._start_waiting(now_us)
         self._discard()
 
-    def fence(self, number: int, requests: Sequence[MonitoredRequest], now_us: int) -> None:
+    def fence(self, number: int, requests: Iterable[OwnerData | None], now_us: int) -> None:
         """A device step is in flight over the blocks of these."""
-        runs = [one.run for one in requests if isinstance(one.run, PoolRun)]
-        running = [run.sequence for run in runs if run.sequence is not None]
+        runs = map(_run_of, requests)
+        running = [run.sequence for run in runs if run is not None and run.sequence is not None]
         if running:
             opened = self._pools.open_fence({0}, now_us)
             self._fences[number] = opened.number
@@ -381,6 +397,12 @@ class ForecastPools:
         pool.receipts.clear()
         pool.released.clear()
         pool.attached.clear()
+
+
+def _run_of(monitored: OwnerData | None) -> PoolRun | None:
+    """Its run; None where it is not monitored, or takes nothing here."""
+    run = monitored.run if isinstance(monitored, MonitoredRequest) else None
+    return run if isinstance(run, PoolRun) else None
 
 
 def _put_on_record(run: PoolRun) -> None:

@@ -15,59 +15,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, NEVER_US, Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import Chain, PrefixMatch, Prompt, ReadPlan
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.evidence.coverage.conservation import PoolCounts
-from kvcustody.audit.kinds import Event
 from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionOutcome, AdmissionRefused, Deferred
+from kvcustody.governance.custody.custody import Custody
 from kvcustody.governance.custody_events import (
     FoundHere,
-    blocks_passed,
-    custody_ended,
-    integrity_mismatch,
     residency_released,
     route_found,
-    scrub_receipts,
 )
 from kvcustody.governance.decisions.access_plan import (
     AdmissionFacts,
     DomainLabel,
     Plan,
     PlanKey,
-    label_of,
     plan_key,
     plan_of,
 )
-from kvcustody.governance.decisions.apply_narrowing import LimitedPool
-from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.edge.route_receipt import RouteReceipt
-from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
-from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS
-from kvcustody.governance.governor.conservation_counts import pool_counts
-from kvcustody.governance.governor.end_domains import end_domains
-from kvcustody.governance.governor.erase_in_pools import GovernorErasure
 from kvcustody.governance.governor.forecast_pools import ForecastPools, PoolRun
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
+from kvcustody.governance.governor.pool_books import PoolBooks
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.governor.scan_books import GovernorScanSource
 from kvcustody.governance.governor.sequence_events import (
     opening_events,
     path_domains,
@@ -80,17 +67,11 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.governance.monitoring.enforcement import MONITORED, Enforcement
-from kvcustody.governance.monitoring.monitor import NO_TENANT, Monitor, MonitoredRequest
-from kvcustody.governance.monitoring.monitored_event import changed_tenants, monitored_event
+from kvcustody.governance.monitoring.enforcement import MONITORED
+from kvcustody.governance.monitoring.monitor import NO_TENANT, MonitoredRequest
 from kvcustody.governance.observability.first_asked import NO_EARLIER, EarlierRun, FirstAsked
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
-from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.observability.tenant_counters import TenantCounters
-from kvcustody.governance.observability.thrash import ThrashWatch
-from kvcustody.governance.orphans.finding import Finding
-from kvcustody.governance.orphans.scan_protocol import LedgerJoin
-from kvcustody.governance.orphans.scans import OrphanScans, Scanned
 from kvcustody.governance.request import (
     NO_HINTS,
     Hints,
@@ -107,7 +88,7 @@ from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.ids import TenantId
 from kvcustody.logger import get_logger
-from kvcustody.policies.document.model import Action, Effect, Profile
+from kvcustody.policies.document.model import Action, Effect
 from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
@@ -118,8 +99,11 @@ _log = get_logger(__name__)
 RESUMED = EarlierRun(NEVER_US, has_first_token=True)  # all that it finds is its own work
 
 
-class Governor(Authority[BlockManager]):
+class Governor(Custody[BlockManager]):
     """Custody of every block of one engine process. Not thread-safe, except `call`."""
+
+    _books: PoolBooks
+    _forecast: ForecastPools
 
     def __init__(
         self,
@@ -140,31 +124,27 @@ class Governor(Authority[BlockManager]):
 
         `recompute` says what computing tokens again takes, in place of what its own prefills were measured at.
         """
+        clock = DeadlineClock.of(clock)
         self._pools = pools
         self._keep_last = pools.options.keep_last_token
-        self._live: dict[Hashable, RunningSequence] = {}
-        self._launch = 0
+        forecast = ForecastPools(pools, clock)
+        books = PoolBooks(pools, forecast, self.release, self.finish)
+        self._live = books.running
         self._asked = FirstAsked()
-        self._thrash = ThrashWatch()
         self._overdue = OverdueWatch()
         self._nobodys: Domain | None = None
-        pools.is_unlimited = self._is_unlimited
         super().__init__(
+            books,
+            forecast,
             table,
             keyring,
             ledger,
+            self._account_of,
             block_tokens=pools.options.block_tokens,
             clock=clock,
             expires_utc_us=expires_utc_us,
         )
-        self.erasures = ErasureRunner(
-            GovernorErasure(self),
-            self._clock,
-            self._emit,
-            lambda: self.table.policy.erasure,
-            ledger.submit,
-        )
-        self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
+        pools.is_unlimited = self._is_unlimited
         self.offload: Offloading | None = None
         if tiers is not None:
             rules = TierRules(
@@ -178,11 +158,9 @@ class Governor(Authority[BlockManager]):
             transfers = RunTransfers(opened, cost, self._clock, self.block_tokens, always=moves_always)
             self.offload = Offloading(transfers, self._clock, self.block_tokens)
             self.erasures.tiers += opened
-            pools.watch = self.offload.watch
+            books.copies, pools.watch = transfers, self.offload.watch
         pools.boot(quotas_of(table))
-        self._monitor = Monitor()
-        self._forecast: ForecastPools | None = None  # made with the first monitored request
-        self._keep_sums(table)
+        books.limit(table)
         self._drain(self._clock.now_us())
 
     # -- admission ----------------------------------------------------------------------------------------------------
@@ -370,8 +348,7 @@ class Governor(Authority[BlockManager]):
             request.reasons = (rule,)
             return request
         request.read, request.reasons = self._watched.read_plan(plan, prompt, counters, moment)
-        if self._forecast is None:
-            self._forecast = ForecastPools(self._pools, quotas_of(self.table), self._clock)
+        self._forecast.open(quotas_of(self.table))
         self._forecast.judge(request, plan, request.read, prompt, moment.now_us)
         return request
 
@@ -386,49 +363,15 @@ class Governor(Authority[BlockManager]):
         extra: tuple[int, bool],
     ) -> None:
         """It is put on record as soon as it is known what it would have found."""
-        attached, revision, order = path_domains(begun), self.table.revision, self.enforcement.order
-        counters = self._counters(label_of(begun.residency.domain).tenant)
+        record = self._recording(begun.residency, request, path_domains(begun), prompt_tokens, now_us)
         self.measures.began(0, 0, now_us - begun.asked_us)
-
-        def record() -> None:
-            event = monitored_event(
-                begun.residency,
-                request,
-                attached,
-                prompt_tokens=prompt_tokens,
-                block_tokens=self.block_tokens,
-                revision=revision,
-                order=order,
-                at_us=now_us,
-                counters=counters,
-            )
-            self._outbox.append(event)
-
         run = request.run
-        if self._forecast is None or not isinstance(run, PoolRun):
+        if not isinstance(run, PoolRun):
             record()
             return
         run.lookahead_tokens, run.can_preempt = extra
         run.priorities = self._book.priorities(run.plan, run.policy_read.segment, kinds)
         self._forecast.begin(run, record, now_us)
-
-    def _domains_with_blocks(self) -> Iterable[Domain]:
-        return {node.domain for manager in self._pools.managers for node in manager.tree.nodes()}
-
-    def _end_monitored(self, before: Enforcement) -> None:
-        """As `Authority`: holds lapse, keys go, and what runs leaves nothing."""
-        tenants = changed_tenants(self._monitor.tenants(), before, self.enforcement)
-        if tenants:
-            self._monitor.closed(tenants)
-            now_us = self._clock.now_us()
-            for manager in self._pools.managers:
-                end_domains(
-                    manager,
-                    lambda domain: label_of(domain).is_monitored and label_of(domain).tenant in tenants,
-                    now_us,
-                )
-            if self._forecast is not None:
-                self._forecast.forget(lambda domain: label_of(domain).tenant in tenants, now_us)
 
     def _restore(
         self,
@@ -580,7 +523,7 @@ class Governor(Authority[BlockManager]):
             sequence = self._get(request_id)
             manager = self._pools.managers[sequence.pool]
             manager.commit(sequence, computed, now_us)
-            if isinstance(sequence.monitored, MonitoredRequest) and self._forecast is not None:
+            if sequence.monitored is not None:
                 self._forecast.computed(sequence.monitored, computed, now_us)
             if 0 < sequence.prompt_tokens <= computed:
                 self._has_first_token(sequence, now_us)
@@ -621,31 +564,14 @@ class Governor(Authority[BlockManager]):
         manager, now_us = self._pools.managers[pool], self._clock.now_us()
         stalled = [sequence.id for sequence in manager.extend_many(slots, tokens, now_us)]
         self.measures.stalled += len(stalled)
-        if self._forecast is not None:
-            self._extend_forecast(self._forecast, slots, tokens, set(stalled), manager)
+        if self._forecast.is_open:
+            waits = set(stalled)
+            given = [
+                None if sequence is None or sequence.id in waits else sequence.monitored
+                for sequence in map(manager.decode.sequences.__getitem__, slots.tolist())
+            ]
+            self._forecast.extend(given, tokens, now_us)
         return stalled
-
-    def _extend_forecast(
-        self,
-        forecast: ForecastPools,
-        slots: NDArray[np.int64],
-        tokens: NDArray[np.int32] | None,
-        stalled: set[Hashable],
-        manager: BlockManager,
-    ) -> None:
-        """Monitored requests that got room for one more token."""
-        places, given = [], []
-        for at, slot in enumerate(slots.tolist()):
-            sequence = manager.decode.sequences[slot]
-            if (
-                sequence is not None
-                and isinstance(sequence.monitored, MonitoredRequest)
-                and sequence.id not in stalled
-            ):
-                places.append(at)
-                given.append(sequence.monitored)
-        if given:
-            forecast.extend(given, None if tokens is None else tokens[places], self._clock.now_us())
 
     def fill(self, request_id: Hashable, tokens: Tokens | None) -> None:
         """The request's last block is full, and all of it is computed: the form for engines that tell whole blocks.
@@ -657,7 +583,7 @@ class Governor(Authority[BlockManager]):
         manager = self._pools.managers[sequence.pool]
         ids = None if tokens is None else read_token_array(tokens)
         manager.fill(sequence, ids)
-        if isinstance(sequence.monitored, MonitoredRequest) and self._forecast is not None:
+        if sequence.monitored is not None:
             self._forecast.fill(sequence.monitored, ids)
 
     def may_fork(self, request_id: Hashable) -> bool:
@@ -728,9 +654,7 @@ class Governor(Authority[BlockManager]):
             now_us,
         )
         if isinstance(parent.monitored, MonitoredRequest):
-            child.monitored = parent.monitored.forked()
-            if self._forecast is not None:
-                self._forecast.fork(parent.monitored, child.monitored, now_us)
+            child.monitored = self._forecast.fork(parent.monitored, now_us)
         if manager.pool.attached:
             self._record_joins(manager)
         self._live[key] = child
@@ -765,14 +689,14 @@ class Governor(Authority[BlockManager]):
         self._count_when_idle()
         return True
 
-    def finish(self, sequence: RunningSequence, cause: str, *, handle: Hashable = None) -> None:
+    def finish(self, sequence: RunningSequence, cause: str, handle: Hashable = None) -> None:
         """End a sequence in every book, and record it: `release`, and what a scan does with one that was lost."""
         if handle is not None:
             self._live.pop(handle, None)
         now_us = self._clock.now_us()
         manager = self._pools.managers[sequence.pool]
         runs = written(sequence, manager)
-        if isinstance(sequence.monitored, MonitoredRequest) and self._forecast is not None:
+        if sequence.monitored is not None:
             self._forecast.end(sequence.monitored, cause, now_us)
         manager.release(sequence, now_us, cause)
         if manager.pool.attached:
@@ -812,17 +736,15 @@ class Governor(Authority[BlockManager]):
         for request_id in request_ids:
             sequence = self._get(request_id)
             sequence.fence = opened.by_pool[sequence.pool]
-        if self._forecast is not None:
-            watched = [self._live[request_id].monitored for request_id in request_ids]
-            requests = [one for one in watched if isinstance(one, MonitoredRequest)]
-            self._forecast.fence(opened.number, requests, self._clock.now_us())
+        if self._forecast.is_open:
+            watched = (self._live[request_id].monitored for request_id in request_ids)
+            self._forecast.fence(opened.number, watched, self._clock.now_us())
         return opened.number
 
     def retire(self, fence: int) -> None:
         """The device step of `fence` has retired; a second time changes nothing."""
         self._pools.retire_fence(fence)
-        if self._forecast is not None:
-            self._forecast.retire(fence)
+        self._forecast.retire(fence)
 
     # -- time, commands, evidence -------------------------------------------------------------------------------------
 
@@ -838,8 +760,7 @@ class Governor(Authority[BlockManager]):
         over: list[RunningSequence] = []
         for manager in self._pools.managers:
             over += manager.step(now_us)
-        if self._forecast is not None:
-            self._forecast.step(now_us)
+        self._forecast.step(now_us)
         for sequence in over:
             self.release(sequence.id, "active-max")
         self._outbox += self._overdue.look(self._pools.managers, now_us)
@@ -852,40 +773,9 @@ class Governor(Authority[BlockManager]):
         self._count_when_idle()
         return tuple(sequence.id for sequence in over) if over else ()
 
-    def _drain(self, now_us: int) -> None:
-        """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
-        outbox, self._outbox = self._outbox, []
-        outbox += self._take_counts(now_us)
-        if self.attempts.due_us <= now_us:
-            outbox += self.attempts.events()
-        for number, manager in enumerate(self._pools.managers):
-            pool = manager.pool
-            if pool.sums is not None and pool.sums.found:
-                changed, pool.sums.found = pool.sums.found, []
-                outbox += [integrity_mismatch(found, number) for found in changed]
-            if not (pool.ended or pool.receipts or pool.released):
-                continue
-            if pool.released:
-                passed, pool.released = pool.released, []
-                for gone in passed:
-                    outbox += blocks_passed(gone, number)
-            if pool.ended:
-                custodies, pool.ended = pool.ended, []
-                outbox += [custody_ended(custody, number, now_us) for custody in custodies]
-            if pool.receipts:
-                launches, pool.receipts = pool.receipts, []
-                size = pool.memory.bytes_per_block
-                for scrubbed in launches:
-                    self._launch += 1
-                    outbox += scrub_receipts(scrubbed, self._launch, number, size, now_us)
-        if self.offload is not None:
-            outbox += self.offload.transfers.leaves()
-        if outbox:
-            self._ledger.submit(outbox)
-
     # -- administration -----------------------------------------------------------------------------------------------
 
-    def _account(self, tenant: str) -> tuple[Account, BlockManager]:
+    def _account_of(self, tenant: str) -> tuple[Account, BlockManager]:
         return self._pools.account(tenant, quotas_of(self.table), self._leaves)
 
     def _leaves(self, tenant: str) -> bool:
@@ -909,53 +799,9 @@ class Governor(Authority[BlockManager]):
         self._forget_tenant(tenant)
         return True
 
-    def _limited_pools(self) -> Iterable[LimitedPool]:
-        return self._pools.managers
-
-    def _limit(self, table: DecisionTable) -> None:
-        self._pools.limit(quotas_of(table))
-        if self._forecast is not None and table.policy.profile is Profile.SHARED:
-            self._forecast.limit(quotas_of(table))
-        self._keep_sums(table)
-
     def _forget_tenant(self, tenant: str) -> None:
         super()._forget_tenant(tenant)
-        if self.offload is not None:
-            self.offload.transfers.forget_tenant(tenant)
-        if self._forecast is not None:
-            self._forecast.forget_tenant(tenant, self._clock.now_us())
-
-    def _narrow_tiers(self) -> None:
-        if self.offload is not None:
-            self.offload.transfers.narrow()
-
-    def _keep_sums(self, table: DecisionTable) -> None:
-        """What compares blocks with checksums is made ready before a request waits for it."""
-        if table.policy.checks_integrity:
-            for manager in self._pools.managers:
-                manager.pool.keep_sums()
-
-    def erase(self, selector: Selector, **order: Any) -> ErasureResult:
-        """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
-
-        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector and what a
-        case restricts.
-        """
-        self._check_erasable(selector, order)
-        result = self.erasures.begin(selector, **order)
-        _log.info(
-            "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
-        )
-        self._drain(self._clock.now_us())
-        return result
-
-    def forget_forecast(self, covers: Callable[[Domain], bool]) -> None:
-        """What enforcing would have had in these domains is not found again."""
-        if self._forecast is not None:
-            self._forecast.forget(covers, self._clock.now_us())
-
-    def _emit(self, events: Sequence[Event]) -> None:
-        self._outbox += events
+        self._forecast.forget_tenant(tenant, self._clock.now_us())
 
     def index_changes(self) -> list[IndexChange]:
         """What was published and what ended in the index of any pool since the last call, in order.
@@ -964,78 +810,22 @@ class Governor(Authority[BlockManager]):
         """
         return self._pools.index_changes()
 
-    def scan(self) -> list[Finding]:
-        """Compare the allocator with live requests, holds, queues and tiers; every disagreement is a finding."""
-        return self._orphans.scan()
-
-    def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
-        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too."""
-        self._drain(self._clock.now_us())  # what happened is on its way before anybody compares
-        blocks = sum(manager.pool.blocks for manager in self.managers)
-        scanned = self._orphans.scan_and_recover(blocks, ledger, mode)
-        self._drain(self._clock.now_us())
-        return scanned
-
     def scan_online(self) -> None:
         """From now on every step scans a slice of one pool; findings go on record, for a full scan to repair."""
-        self._orphans.scan_online()
+        self._orphans.scan_online(self._books.slices())
 
     def _count_when_idle(self) -> None:
         """Nobody may step an engine that has nothing to do: its counters are taken when it comes to that."""
         if self.counted is not None and not self._live:
             self.count()
 
-    def check(self) -> list[str]:
-        """Recompute every invariant from scratch; an empty list when all hold."""
-        return [problem for manager in self._pools.managers for problem in check(manager)]
-
-    def stats(self) -> Stats:
-        """A snapshot of counters; consistent between steps."""
-        now_us = self._clock.now_us()
-        pools = tuple(pool_stats(manager, now_us) for manager in self._pools.managers)
-        charged = charged_blocks(
-            account for manager in self._pools.managers for account in manager.accounts.values()
-        )
-        charged.pop(ANONYMOUS, None)
-        room = self._pools.room_of()
-        return Stats(
-            dict(self.tenant_counters),
-            pools,
-            len(self._live),
-            self._orphans.drift_blocks,
-            charged,
-            dict(self.attempts.totals),
-            self._departed,
-            monitors=self.enforcement.monitors,
-            serving=self.measures.figures(),
-            tiers={} if self.offload is None else self.offload.transfers.figures(),
-            thrashing=dict(self._thrash.look(self.tenant_counters, room)),
-            room=room,
-            tenant_tokens=self._tenant_tokens(),
-            leases=self.lease_seconds(),
-        )
-
-    def _tenant_tokens(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for sequence in self._live.values():
-            name = sequence.account.name
-            tokens = int(self._pools.managers[sequence.pool].decode.length[sequence.slot])
-            found[name] = found.get(name, 0) + tokens
-        return found
-
     def counts(self) -> PoolCounts:
-        """The pools' own counters for conservation, after everything that happened has been handed to the ledger.
-
-        Scrubs in flight are waited for: what the device has counted is compared with what was recorded.
-        """
+        """As `Custody.counts`; scrubs in flight are waited for: the device's count is compared with the record."""
         for manager in self._pools.managers:
             manager.pool.synchronize()
-        if self._forecast is not None and not self._live:
+        if not self._live:
             self._forecast.settle(self._clock.now_us())
-        self._drain(self._clock.now_us())
-        running = ((self._pools.managers[sequence.pool], sequence) for sequence in self._live.values())
-        tiers = () if self.offload is None else self.offload.transfers.counts()
-        return pool_counts(self._pools.managers, running)._replace(tiers=tiers)
+        return super().counts()
 
     @property
     def managers(self) -> list[BlockManager]:
@@ -1046,23 +836,6 @@ class Governor(Authority[BlockManager]):
     def running(self) -> Mapping[Hashable, RunningSequence]:
         """Requests between admission and release."""
         return self._live
-
-    def close(self) -> None:
-        """Release every request, end all custody, scrub everything, and hand over the evidence."""
-        for request_id in list(self._live):
-            self.release(request_id, "shutdown")
-        if self._forecast is not None:
-            self._forecast.close()
-        now_us = self._clock.now_us()
-        for manager in self._pools.managers:
-            manager.teardown(now_us)
-        if self.offload is not None:
-            self.offload.transfers.close()
-        if self.erasures.pending:
-            self.erasures.poll(now=True)
-        self._outbox += self.attempts.events()
-        self._drain(now_us)
-        self._first_uses.close()
 
     def _get(self, request_id: Hashable) -> RunningSequence:
         live = self._live.get(request_id)

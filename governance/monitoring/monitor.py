@@ -139,12 +139,11 @@ class Monitor:
         """The engine's own keys for a model and salt, in the twin of a domain."""
         return Chain(self._twin(own, pool), self._state(model, salt))
 
-    def closed(self, tenants: Collection[str]) -> list[Domain]:
+    def close(self, tenants: Collection[str]) -> None:
         """Close the twins of these tenants, those without a block too."""
-        twins = [twin for twin in self._twins.values() if label_of(twin).tenant in tenants]
-        for twin in twins:
-            twin.is_open = False
-        return twins
+        for twin in self._twins.values():
+            if label_of(twin).tenant in tenants:
+                twin.is_open = False
 
     def tenants(self) -> set[str]:
         """Whoever has a twin."""

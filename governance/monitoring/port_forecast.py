@@ -132,7 +132,7 @@ class PortForecast:
         else:
             record()
 
-    def forget(self, covers: Callable[[Domain], bool]) -> None:
+    def forget(self, covers: Callable[[Domain], bool], now_us: int) -> None:
         """What an erasure would have ended, or whoever is enforced for now had, is not found again."""
         self.cache.forget(covers)
         for request in list(self._waiting):

@@ -1,6 +1,6 @@
 """A census of one pool: its nodes, what the live sequences refer to and what the residencies hold, counted apart.
 
-A full scan compares a `Census` with what the pool keeps. One walk over the prefix tree reads all that is needed of
+A full scan compares a `TreeCensus` with what the pool keeps. One walk over the prefix tree reads all that is needed of
 each node while it is at hand; the rest are array operations, and no walk from a hold to its root. Only the links from
 parents to children are followed: what they do not lead to is not in the tree. The pool must not move meanwhile;
 nothing in it is changed.
@@ -92,7 +92,7 @@ def _array(numbers: list[int]) -> Int64s:
 _SEGMENT = -2  # in place of an owner: held in the name of whoever reads it
 
 
-class Census:
+class TreeCensus:
     """Arrays over `nodes`, parents before their children. `refs`, `holds`: as kept; `counted`, `held`: as explained."""
 
     def __init__(self, manager: BlockManager) -> None:

@@ -27,7 +27,7 @@ from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, RepairableFinding
-from kvcustody.governance.orphans.pool_census import Census
+from kvcustody.governance.orphans.pool_census import TreeCensus
 
 
 class PoolScan:
@@ -47,7 +47,7 @@ class PoolScan:
         self.live = live
         self.now_us = now_us
         self.end = end
-        self.census = Census(manager)
+        self.census = TreeCensus(manager)
         self.sequences = self.census.sequences
         self._found = FindingBuilder(manager.number, now_us)
 
@@ -218,7 +218,7 @@ class _Refs:
 _CLASS = "unreachable chain"
 
 
-def index_findings(census: Census, found: FindingBuilder) -> list[RepairableFinding]:
+def index_findings(census: TreeCensus, found: FindingBuilder) -> list[RepairableFinding]:
     """Nodes that are indexed and not in the tree, and nodes of which an entry is missing."""
     tree, now_us = census.manager.tree, found.now_us
 
@@ -243,7 +243,7 @@ def index_findings(census: Census, found: FindingBuilder) -> list[RepairableFind
     return [*map(stray, strays), *map(part, parts)]
 
 
-def _entries(census: Census) -> tuple[list[Node], list[Node]]:
+def _entries(census: TreeCensus) -> tuple[list[Node], list[Node]]:
     """Entered nodes that are not in the tree, and nodes with fewer entries than their keys ask for.
 
     A key leads to one node, so a node's entries are whole when there are as many as its length calls for.
@@ -262,7 +262,7 @@ def _entries(census: Census) -> tuple[list[Node], list[Node]]:
     return strays, [census.nodes[at] for at in np.flatnonzero(have != wanted).tolist()]
 
 
-def lost_blocks(census: Census, found: FindingBuilder) -> list[RepairableFinding]:
+def lost_blocks(census: TreeCensus, found: FindingBuilder) -> list[RepairableFinding]:
     """One finding for each account that is charged for more than nodes and sequences explain."""
     manager, now_us = census.manager, found.now_us
     pool = manager.pool
@@ -280,7 +280,7 @@ def lost_blocks(census: Census, found: FindingBuilder) -> list[RepairableFinding
     return [of(account, blocks) for account, blocks in _by_account(census, lost)] if len(lost) else []
 
 
-def _explained(census: Census) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _explained(census: TreeCensus) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """By block: a node or a sequence has it."""
     has = np.zeros(census.manager.pool.blocks, dtype=np.bool_)
     parts: list[Blocks] = [*census.tree.blocks, *census.tree.windows]
@@ -292,7 +292,7 @@ def _explained(census: Census) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return has
 
 
-def _by_account(census: Census, lost: Blocks) -> list[tuple[Account, Blocks]]:
+def _by_account(census: TreeCensus, lost: Blocks) -> list[tuple[Account, Blocks]]:
     accounts = census.manager.accounts
     explained = dict.fromkeys(accounts, 0)
     for node in census.nodes:

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.governance.erasure.tier_protocol import CopyStore, HeldCopy
+from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
+from kvcustody.governance.erasure.tier_protocol import HeldCopy
 from kvcustody.governance.orphans.finding import RepairableFinding
-from kvcustody.governance.orphans.slices import Slices
 
 
 class TierCopies(NamedTuple):
@@ -44,20 +45,31 @@ class LedgerJoin(Protocol):
         """What the ledger and this process disagree about, each with its repair."""
 
 
-class ScanSource(Protocol):
-    """The books of one process: a Governor's, or an engine port's beside its engine's."""
+class PoolFindings(NamedTuple):
+    """What pools disagree about. Counts: the holds and requests that were compared, and the pools' blocks."""
 
-    def findings(self, now_us: int) -> tuple[list[RepairableFinding], int]:
-        """What its pools disagree about, and how many holds and requests were compared."""
+    findings: list[RepairableFinding]
+    residencies: int
+    blocks: int
 
-    def tiers(self) -> Sequence[CopyStore]:
-        """Its tiers off the device."""
+
+class Census(Protocol):
+    """One process's books, read from states and tables alone. Nothing may move while it is used."""
+
+    def findings(self, now_us: int) -> PoolFindings:
+        """Every disagreement, with its repair."""
+
+    def problems(self) -> list[str]:
+        """Every invariant that does not hold, in words."""
+
+    def counts(self) -> PoolCounts:
+        """The pools' own counters for conservation, where everything that happened went to the ledger."""
 
     def held(self) -> Held:
-        """What it has, from its states and tables alone."""
+        """What the process has, for the join with the ledger."""
+
+    def domains(self) -> Iterable[Domain]:
+        """Those that blocks are of."""
 
     def generations(self, pool: int) -> NDArray[np.int64]:
         """By block of one pool, its generation now."""
-
-    def slices(self) -> list[Slices]:
-        """An online scan of each pool."""

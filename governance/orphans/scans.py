@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcustody.audit.kinds import Event, OrphanFound, OrphanScanned
 from kvcustody.audit.kinds.block_runs import FlatRuns
@@ -23,10 +24,11 @@ from kvcustody.clock import Clock
 from kvcustody.errors import StoreError
 from kvcustody.governance.erasure.tier_protocol import ComparedElsewhere, CopyCustody, CopyStore, HeldCopy
 from kvcustody.governance.orphans.finding import DRIFT, Finding, RepairableFinding, repair_all
-from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin, ScanSource, TierCopies
+from kvcustody.governance.orphans.scan_protocol import Census, Held, LedgerJoin, PoolFindings, TierCopies
 from kvcustody.governance.orphans.slices import Slices
 from kvcustody.logger import get_logger
 
+_log = get_logger(__name__)
 PAST_US = 1_000_000  # a copy that is due is ended by the next step, which may be as late
 PAST_CEILING = "copy past its ceiling"
 
@@ -48,10 +50,17 @@ class Scanned(NamedTuple):
 
 
 class OrphanScans:
-    """Scans `books`; events go to `emit`. Called on the owning thread."""
+    """Scans what `census` reads, and `tiers`; events go to `emit`. Called on the owning thread."""
 
-    def __init__(self, books: ScanSource, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> None:
-        self._books = books
+    def __init__(
+        self,
+        census: Callable[[], Census],
+        tiers: Sequence[CopyStore],
+        clock: Clock,
+        emit: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self._census = census
+        self._tiers = tiers
         self._clock = clock
         self._emit = emit
         self._number = 0
@@ -66,17 +75,17 @@ class OrphanScans:
 
     def scan(self) -> list[Finding]:
         """Every disagreement between allocator, live requests, holds, queues and tiers."""
-        return [trouble.finding for trouble in self._findings(self._clock.now_us(), None)[0]]
+        return [trouble.finding for trouble in self._findings(self._clock.now_us(), None).findings]
 
-    def scan_and_recover(self, blocks: int, ledger: LedgerJoin | None, mode: str) -> Scanned:
+    def scan_and_recover(self, ledger: LedgerJoin | None, mode: str) -> Scanned:
         """Scan, repair every finding, and emit both. With `ledger`, that one is joined too."""
         started_us = self._clock.now_us()
-        found, compared = self._findings(started_us, ledger)
-        scanned = Scanned(repair_all(found), compared, blocks, started_us, self._clock.now_us())
+        findings, compared, blocks = self._findings(started_us, ledger)
+        scanned = Scanned(repair_all(findings), compared, blocks, started_us, self._clock.now_us())
         self._drifted.clear()
         self._note_drift(scanned.findings)
         recorded = self._record(mode, scanned)
-        for tier in self._books.tiers():
+        for tier in self._tiers:
             if isinstance(tier, ComparedElsewhere):
                 tier.order_comparison()
         return recorded
@@ -87,30 +96,31 @@ class OrphanScans:
             self._record("workers", Scanned(tuple(findings), 0, 0, started_us, self._clock.now_us()))
             _log.warning("orphans found by workers", findings=len(findings), first=findings[0].orphan)
 
-    def _findings(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[RepairableFinding], int]:
+    def _findings(self, now_us: int, ledger: LedgerJoin | None) -> PoolFindings:
         """The ledger answers on a thread of its own meanwhile: its database works without the interpreter."""
+        census = self._census()
         with ThreadPoolExecutor(1, "orphan-scan") as beside:
-            joined = None if ledger is None else beside.submit(ledger.findings, self._held(), now_us)
-            found, compared = self._books.findings(now_us)
-            found += tier_findings(self._books.tiers(), now_us)
+            joined = None if ledger is None else beside.submit(ledger.findings, self._held(census), now_us)
+            reading = census.findings(now_us)
+            reading.findings.extend(tier_findings(self._tiers, now_us))
             if joined is not None:
-                found += joined.result()
-        return found, compared
+                reading.findings.extend(joined.result())
+        return reading
 
-    def _held(self) -> Held:
+    def _held(self, census: Census) -> Held:
         """What the process has, copies in its tiers too; they are counted here, on the owning thread."""
         copies = (
             TierCopies(tier.name, tier.copies(), tier.destroy)
-            for tier in self._books.tiers()
+            for tier in self._tiers
             if isinstance(tier, CopyCustody)
         )
-        return self._books.held()._replace(tiers=tuple(copies))
+        return census.held()._replace(tiers=tuple(copies))
 
     # -- slices -------------------------------------------------------------------------------------------------------
 
-    def scan_online(self) -> None:
-        """From now on every `step` scans a slice; findings go on record, for a full scan to repair."""
-        self._online, self._turn = self._books.slices(), 0
+    def scan_online(self, slices: list[Slices]) -> None:
+        """From now on every `step` scans a slice of one pool; findings go on record, for a full scan to repair."""
+        self._online, self._turn = slices, 0
 
     def step(self) -> None:
         """One slice of one pool, in turn."""
@@ -146,27 +156,32 @@ class OrphanScans:
         events: list[Event] = [
             OrphanScanned(now_us, number, mode, scanned.started_us, scanned.ended_us, *head)
         ]
-        for at, finding in enumerate(scanned.findings, 1):
-            events.append(self._found(number, at, finding, now_us))
+        generations = self._census().generations
+        events += [
+            _orphan_found(number, at, finding, generations(finding.pool), now_us)
+            for at, finding in enumerate(scanned.findings, 1)
+        ]
         self._emit(events)
         return scanned._replace(number=number)
 
-    def _found(self, number: int, at: int, finding: Finding, now_us: int) -> OrphanFound:
-        blocks = np.array(finding.blocks, dtype=np.int64)
-        runs = FlatRuns(blocks, self._books.generations(finding.pool)[blocks], finding.pool)
-        return OrphanFound(
-            now_us,
-            number,
-            at,
-            finding.orphan,
-            finding.cause,
-            finding.tenant or None,
-            finding.age_us,
-            runs,
-            finding.action,
-            finding.outcome,
-            finding.residency,
-        )
+
+def _orphan_found(
+    number: int, at: int, finding: Finding, generations: NDArray[np.int64], now_us: int
+) -> OrphanFound:
+    blocks = np.array(finding.blocks, dtype=np.int64)
+    return OrphanFound(
+        now_us,
+        number,
+        at,
+        finding.orphan,
+        finding.cause,
+        finding.tenant or None,
+        finding.age_us,
+        FlatRuns(blocks, generations[blocks], finding.pool),
+        finding.action,
+        finding.outcome,
+        finding.residency,
+    )
 
 
 def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFinding]:
@@ -220,6 +235,3 @@ class _TierRepair:
 
     def __call__(self) -> tuple[str, str]:
         return self.action, "recovered" if self.repair([self.key]) else "gone before"
-
-
-_log = get_logger(__name__)

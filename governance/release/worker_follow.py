@@ -18,8 +18,8 @@ from typing import Any
 from kvcustody.audit.kinds import POLICY_FEED
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
+from kvcustody.governance.custody.custody import Custody
 from kvcustody.governance.decisions.access_plan import DomainPool
-from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.reader import ReleaseReader, expiry_of
 from kvcustody.governance.release.replay_records import ReleaseState
@@ -39,7 +39,7 @@ class PolicyFeed:
     def __init__(
         self,
         reader: ReleaseReader,
-        authority: Authority[DomainPool],
+        authority: Custody[DomainPool],
         clock: Clock,
         *,
         lease_seconds: float = LEASE_SECONDS,
@@ -146,7 +146,7 @@ class PolicyFeed:
 
 def follow_release(
     standing: StartupPolicy,
-    authority: Authority[DomainPool],
+    authority: Custody[DomainPool],
     clock: Clock,
     stack: ExitStack,
     *,

@@ -89,9 +89,7 @@ class SlotTiers:
         self._unit = unit_pages(page_tokens)
         self._unit_bytes = self._unit * memory.bytes_per_page
         port.erasures.tiers += transfers.tiers
-        port.tier_counts, port.tier_figures = transfers.counts, transfers.figures
-        port.tier_leaves, port.tiers_narrow = transfers.leaves, transfers.narrow
-        port.tenant_left = transfers.forget_tenant
+        port.tiers.copies = transfers
 
     def step(self) -> None:
         """Before the engine computes, and while it is idle: what is due ends, and is on its way to the ledger."""

@@ -229,7 +229,7 @@ def kvcustody_stats(core: Any) -> dict[str, Any]:
         "residencies": pool.residencies,
         "integrity": {"checked": pool.checked_blocks, "mismatched": pool.mismatched_blocks},
         "serving": dict(stats.serving),
-        "tiers": {one.tier: one._asdict() for one in tiers.counts()} if tiers is not None else {},
+        "tiers": {one.tier: one._asdict() for one in tiers.by_tier()} if tiers is not None else {},
         "tier_figures": dict(stats.tiers),
         "tenants": {
             name: {

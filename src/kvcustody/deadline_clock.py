@@ -24,11 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-
-from kvcustody.logger import get_logger
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
+from kvcustody.logger import get_logger
 
 JUMP_SECONDS = 3_600
 AWAY_SECONDS = 30 * 86_400
@@ -88,6 +87,11 @@ class DeadlineClock:
         self.offset_us, self._limit_us, self._is_anchored = self._begin(kept)
         self.look()
         self.keep()
+
+    @classmethod
+    def of(cls, clock: Clock | None) -> DeadlineClock:
+        """The clock itself where it is one, else one over it, or over the system's."""
+        return clock if isinstance(clock, DeadlineClock) else cls(clock or SystemClock())
 
     def utc_us(self) -> int:
         """UTC in microseconds, as deadlines know it: it never decreases."""

@@ -18,6 +18,8 @@ WAY = [
     "governance/decisions/access_plan.py",
     "governance/decisions/reuse_decision.py",
     "governance/decisions/authority.py",
+    "governance/custody/books.py",
+    "governance/custody/custody.py",
     "governance/external/engine_port.py",
     "governance/external/block_keys.py",
     "governance/external/residency_events.py",

@@ -8,7 +8,7 @@ from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.governor import erase_in_pools as erasure
+from kvcustody.governance.governor import pool_books as erasure
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.lab.replay.workload.generator import WorkloadSpec, generate
 from standins.console.erasure_schedule import erasure_schedule
@@ -37,7 +37,7 @@ def test_purge_over_a_hundred_thousand_histories(scope: str, running: str) -> No
 
 
 def test_positive_control_an_erasure_that_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(erasure, "_end", lambda *operands: None)
+    monkeypatch.setattr(erasure, "topmost", lambda inside: [])
     monkeypatch.setattr(PrefixTree, "lapse", lambda self, hold, cause, now_us: None)
     monkeypatch.setattr(
         erasure._Covered, "domains", property(lambda self: set(), lambda self, value: None), raising=False

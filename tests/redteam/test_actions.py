@@ -52,7 +52,7 @@ def offloading(
 
 def port(decisions: DecisionTable, clock: VirtualClock | None = None, **how: bool) -> EnginePort:
     made = builders.port(decisions, clock, ledger=Recording(), block_tokens=BLOCK, **how)
-    made.copies_leave = True
+    made.tiers.copies_leave = True
     return made
 
 
@@ -83,7 +83,7 @@ def test_beside_a_connector_that_keeps_copies_only_those_are_served_who_may_offl
 
 def test_control_where_no_copy_leaves_nobody_is_asked() -> None:
     made = port(offloading())
-    made.copies_leave = False
+    made.tiers.copies_leave = False
     residency = ask(made, "attacker")
     assert isinstance(residency, ExternalResidency)
     assert not made.may_offload(residency) and made.may_offload(ask(made, "victim"))
@@ -94,7 +94,7 @@ def test_who_must_be_encrypted_is_not_served_while_copies_rest_in_clear(encrypt:
     made = port(offloading(offload=f"{{tiers: [host], encrypt: {encrypt}}}"))
     may_be_clear = encrypt == "none"
     for is_sealed, is_served in ((False, may_be_clear), (True, True), (False, may_be_clear)):
-        made.are_copies_sealed = lambda is_sealed=is_sealed: is_sealed
+        made.tiers.are_copies_sealed = lambda is_sealed=is_sealed: is_sealed
         answer = ask(made, "victim")
         assert isinstance(answer, ExternalResidency) is is_served, (is_sealed, answer)
         if not is_served:
@@ -103,17 +103,17 @@ def test_who_must_be_encrypted_is_not_served_while_copies_rest_in_clear(encrypt:
             made.release(answer)
     refused = ask(made, "attacker", 1)
     assert isinstance(refused, AdmissionRefused)
-    made.copies_leave = False
+    made.tiers.copies_leave = False
     assert isinstance(ask(made, "victim", 2), ExternalResidency), "control: no copy leaves"
 
 
 def test_a_permit_that_cannot_be_recorded_is_none() -> None:
     made = port(offloading())
-    made.copies_leave = False
+    made.tiers.copies_leave = False
     residency = ask(made, "victim")
     made._ledger.failing = True  # type: ignore[attr-defined]
     assert not made.may_offload(residency)
-    made.copies_leave = True
+    made.tiers.copies_leave = True
     again = ask(made, "victim", 1)
     assert isinstance(again, AdmissionRefused) and "try again" in again.reason
     made._ledger.failing = False  # type: ignore[attr-defined]

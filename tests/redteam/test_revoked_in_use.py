@@ -170,6 +170,6 @@ def test_what_was_erased_and_let_finish_has_no_child(use: InUse) -> None:
     own = use.world.admit("attacker", ASKED[::-1], subject="mia")
     assert governor.may_fork(own.request_id), "control"
     order = Selector(tenant="attacker", subject="mia")
-    governor.erasures._custodian.take_effect(order, governor.clock.now_us() + 1, finish=True)
+    governor._end_selected(order, governor.clock.now_us() + 1, finish=True)
     assert own.request_id in governor.running
     assert not governor.may_fork(own.request_id)

@@ -183,8 +183,7 @@ class SchedulerSide:
         erasures.tiers += tiers.directories.values()
         if opened.worker is not None:
             erasures.destroy_returned(opened.worker.completed)
-        self.port.tier_counts, self.port.tenant_left = tiers.tier_counts, tiers.forget_tenant
-        self.port.tier_figures = tiers.figures
+        self.port.tiers.copies = tiers
 
     def _open_publisher(self, opened: opening.OpenedCustody) -> None:
         """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""
@@ -225,7 +224,7 @@ class SchedulerSide:
         refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
         self.bind(scheduler.kv_cache_manager)
         self.state.keys_early = has_foreign_connectors(scheduler.vllm_config)
-        self.state.port.copies_leave = self.state.keys_early
+        self.state.port.tiers.copies_leave = self.state.keys_early
         if not self.state.keys_early:
             self.port.pool.only_steps = True
             scheduler._connector_finished = self._hand_off
@@ -253,7 +252,7 @@ class SchedulerSide:
             keys = SealKeys(self.port.keyring, shred)
             stack.callback(keys.close)
             directory, path = None, self.settings.scope_salts_path
-            sealed = self.port.are_copies_sealed = CopiesBeside(config, path, shred, self._opened.clock)
+            sealed = self.port.tiers.are_copies_sealed = CopiesBeside(config, path, shred, self._opened.clock)
             if sealed.clear and self.port.table.policy.profile.isolating:
                 raise ConfigError(
                     f"{sealed.clear} keeps KV blocks in clear, or does not show that it seals them, which profile "

@@ -93,8 +93,7 @@ class SchedulerState:
     @port.setter
     def port(self, port: EnginePort) -> None:
         self._port = self.deferred.port = port
-        port.defer_calls(self.deferred.flush_unchecked)
-        port.indexes_at_once = True
+        port.defer_calls(self.deferred.flush_unchecked, indexes_at_once=True)
         blocks = self.pool.blocks
         port.pool.is_held = lambda block: blocks[block].ref_cnt > 0
 

@@ -40,6 +40,7 @@ import numpy as np
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
+from kvcustody.audit.kinds import Event
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, IsolationError, KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
@@ -854,7 +855,7 @@ class SchedulerTiers:
             within = lambda *whose: self._policy.limit(which, *whose).within_us  # noqa: E731 - of two texts
             self._port.record_copies(copy_leaves(tier, events, within))
 
-    def tier_counts(self) -> tuple[TierCounts, ...]:
+    def counts(self) -> tuple[TierCounts, ...]:
         """The workers' own counters by tier, all shards together, for conservation."""
         return tuple(TierCounts(tier, *self._sums(tier)[:-1]) for tier in self.directories)
 
@@ -870,6 +871,13 @@ class SchedulerTiers:
         for tier, link in self._links.items():
             found |= tier_figures(link.use(tier), self._sums(tier), self._capacity[tier])
         return found
+
+    def leaves(self) -> list[Event]:
+        """None: what became of copies is recorded when a worker's reply comes."""
+        return []
+
+    def narrow(self) -> None:
+        """Nothing yet: the next step sees that policy or keys have changed, and tells the workers."""
 
     def forget_tenant(self, tenant: str) -> None:
         """A tenant that nobody listed has left: what it had in tiers ends."""
@@ -924,7 +932,7 @@ class SchedulerTiers:
         look_us = None if self.handover is None else self.handover.next_look_us()
         return min((due for due in (due_us, look_us) if due is not None), default=None)
 
-    def counts(self) -> list[TierCount]:
+    def by_tier(self) -> list[TierCount]:
         """What each tier did and has."""
         return [
             TierCount(

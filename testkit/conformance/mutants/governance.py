@@ -21,7 +21,7 @@ from kvcustody.governance.credentials.spent_tokens import SpentTokens
 from kvcustody.governance.decisions import access_plan as plan
 from kvcustody.governance.decisions.access_plan import PlanCache
 from kvcustody.governance.decisions.reuse_decision import ReuseDecider
-from kvcustody.governance.external import erase_in_engine as port_erasure
+from kvcustody.governance.external import engine_books as port_erasure
 from kvcustody.governance.identity.domain_spec import DomainSpec, tenant_owner
 from kvcustody.governance.keys.domain_key_cache import DomainKeys
 from kvcustody.testkit.conformance.mutants.runner import Mutant, constant, patch, together, without

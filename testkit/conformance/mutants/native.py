@@ -11,7 +11,7 @@ from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.tree import PrefixTree
-from kvcustody.governance.governor import erase_in_pools as erasure
+from kvcustody.governance.governor import pool_books as erasure
 from kvcustody.testkit.conformance.engines.native_engine import NativeEngine
 from kvcustody.testkit.conformance.engines.toy_engine import ToyRequest
 from kvcustody.testkit.conformance.mutants.governance import ANYWHERE, unscoped_keys

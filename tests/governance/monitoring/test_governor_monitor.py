@@ -77,7 +77,7 @@ def monitored_and_enforced(
 
 def forecast_pools(one: NativeEngine) -> ForecastPools:
     forecast = one.governor._forecast
-    assert forecast is not None
+    assert forecast.is_open
     return forecast
 
 
@@ -219,7 +219,7 @@ def test_a_forecast_costs_little_memory() -> None:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     order(one, MONITOR)
-    one.governor._forecast = ForecastPools(one.governor._pools, quotas_of(one.governor.table), one.clock)
+    one.governor._forecast.open(quotas_of(one.governor.table))
     spent = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert spent <= 32 * 20_000

@@ -270,7 +270,7 @@ def test_beside_a_connector_that_copies_whatever_is_computed_they_are_refused_by
     one = ReferenceEngine(
         Setup(SUBJECTS.replace("low: never", "low: {tiers: [host], encrypt: required}"), VirtualClock())
     )
-    one.port.copies_leave, one.port.are_copies_sealed = True, lambda: True
+    one.port.tiers.copies_leave, one.port.tiers.are_copies_sealed = True, lambda: True
     ann = identify(issuer="idp", tenant="alpha", verified={"subject": "ann"})
 
     def answer(request_id: str) -> object:
@@ -280,7 +280,7 @@ def test_beside_a_connector_that_copies_whatever_is_computed_they_are_refused_by
     one.port.restrict(of(("alpha", "ann")))
     refused = answer("b")
     assert isinstance(refused, AdmissionRefused) and RESTRICTED in str(refused.reason)
-    one.port.copies_leave = False
+    one.port.tiers.copies_leave = False
     residency = answer("c")
     assert not isinstance(residency, AdmissionRefused) and not one.port.may_offload(residency)
     one.close()

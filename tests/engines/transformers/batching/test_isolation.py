@@ -6,7 +6,7 @@ import pytest
 
 from kvcustody.errors import IdentityError
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.governor import erase_in_pools as erasure
+from kvcustody.governance.governor import pool_books as erasure
 from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
 from kvcustody.tenants import OWN
 from standins.engines.transformers.continuous_world import (

@@ -1,6 +1,6 @@
-"""The scan of an engine's pool: the engine's books, the pool's and the residencies', counted apart and compared.
+"""A census of an engine's pool: the engine's books, the pool's and the residencies', counted apart and compared.
 
-`EngineScanSource` is what `OrphanScans` asks; `PortScan` finds what disagrees and gives the repair of each.
+`EngineCensus` reads; `EngineScan` finds what disagrees and gives the repair of each.
 
 - References and holds are counted from the residencies, block by block where generations agree, and compared with what
   the pool keeps; what the pool keeps is compared with what the engine says.
@@ -11,18 +11,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.repair import drop_ended, set_holds, set_refs, stale_generations
 from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
+from kvcustody.audit.evidence.coverage.conservation import PoolCounts
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.external.engine_control import EngineControl
-from kvcustody.governance.external.port_view import PortView
+from kvcustody.governance.external.residency_events import unreported
 from kvcustody.governance.orphans.finding import (
     FAILED_VERIFICATION,
     NONE,
@@ -30,40 +33,52 @@ from kvcustody.governance.orphans.finding import (
     Repair,
     RepairableFinding,
 )
-from kvcustody.governance.orphans.scan_protocol import Held
-from kvcustody.governance.orphans.slices import Slices
+from kvcustody.governance.orphans.scan_protocol import Held, PoolFindings
 
 Int64s = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-class PortScan:
-    """`refs`, `holds`: by block, as the residencies explain them. `contained`: blocks withheld by a scan, kept up."""
+class ScannedBooks(Protocol):
+    """`EngineBooks` is the real one."""
 
-    def __init__(
-        self,
-        port: PortView,
-        engine: EngineControl,
-        refs: Int64s,
-        holds: Int64s,
-        now_us: int,
-        contained: set[int],
-    ) -> None:
-        self._port = port
+    pool: ExternalPool
+    engine: EngineControl
+    running: dict[Hashable, ExternalResidency]
+    release: Callable[[ExternalResidency, str], bool]
+    known: KnownToScans
+
+
+class KnownToScans:
+    """What scans of one engine have found and keep up.
+
+    `difference`: between the engine's count of hand-outs and ours. `contained`: blocks that the engine references by
+    itself, and was told to withhold.
+    """
+
+    def __init__(self) -> None:
+        self.difference = 0
+        self.contained: set[int] = set()
+
+
+class EngineScan:
+    """`refs` and `holds` are counted by block, as the residencies explain them."""
+
+    def __init__(self, books: ScannedBooks, now_us: int) -> None:
+        self._books = books
+        pool, engine = books.pool, books.engine
         self._engine = engine
         self._view = engine.view()
-        self._refs = refs
-        self._holds_counted = holds
+        self._refs, self._holds_counted = count_references(books), count_holds(books)
         self._now_us = now_us
-        self._contained_before = contained
-        self._found = FindingBuilder(port.pool.number, now_us)
-        self._usable = np.ones(port.pool.blocks, dtype=np.bool_)
-        self._usable[port.pool.reserved] = False
-        pool = port.pool
+        self._contained_before = books.known.contained
+        self._found = FindingBuilder(pool.number, now_us)
+        self._usable = np.ones(pool.blocks, dtype=np.bool_)
+        self._usable[pool.reserved] = False
         self._custody: Mask = ((pool.state == ACTIVE) | (pool.state == CACHED)) & self._usable
         self._lost = [
             residency
-            for request_id, residency in port.running.items()
+            for request_id, residency in books.running.items()
             if residency.is_opened and request_id not in self._view.requests
         ]
 
@@ -77,6 +92,7 @@ class PortScan:
             *self._holds(),
             *self._index(),
             *self._contained(),
+            *self._difference(),
         ]
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -84,7 +100,7 @@ class PortScan:
     def _lost_finishes(self) -> list[RepairableFinding]:
         def lost(residency: ExternalResidency) -> RepairableFinding:
             def release() -> tuple[str, str]:
-                self._port.release(residency, "orphan")
+                self._books.release(residency, "orphan")
                 return "released", "recovered"
 
             cause = "a residency whose request is gone"
@@ -95,14 +111,14 @@ class PortScan:
     def _ended_under_requests(self) -> list[RepairableFinding]:
         def broken(residency: ExternalResidency) -> RepairableFinding:
             def abort() -> tuple[str, str]:
-                drop_ended(self._port.pool, residency)
+                drop_ended(self._books.pool, residency)
                 self._engine.abort([residency.request_id], "orphan")
                 return "aborted", "recovered"
 
             cause = "custody of its blocks has ended under it"
             return self._request("sequence without reference", residency, cause, abort)
 
-        pool, running = self._port.pool, self._port.running.values()
+        pool, running = self._books.pool, self._books.running.values()
         return [broken(residency) for residency in running if len(stale_generations(pool, residency))]
 
     def _request(
@@ -122,7 +138,7 @@ class PortScan:
 
     def _references(self) -> list[RepairableFinding]:
         """What the pool keeps against what the residencies explain."""
-        pool = self._port.pool
+        pool = self._books.pool
 
         def repair(blocks: Blocks) -> Repair:
             def count() -> tuple[str, str]:
@@ -161,7 +177,7 @@ class PortScan:
             def end() -> tuple[str, str]:
                 users = [
                     residency.request_id
-                    for residency in list(self._port.running.values())
+                    for residency in list(self._books.running.values())
                     if np.isin(residency.blocks(), blocks).any()
                 ]
                 self._engine.abort(users, "orphan")
@@ -172,7 +188,7 @@ class PortScan:
         more = "the engine references blocks that no request was handed or attached"
         fewer = "requests have blocks that the engine does not reference"
         refs, usable = self._view.refs, self._usable
-        withheld = self._port.pool.state == QUARANTINED
+        withheld = self._books.pool.state == QUARANTINED
         withheld[list(self._contained_before)] = True
         return [
             *self._each_owner(
@@ -182,7 +198,7 @@ class PortScan:
         ]
 
     def _holds(self) -> list[RepairableFinding]:
-        pool, counted = self._port.pool, self._holds_counted
+        pool, counted = self._books.pool, self._holds_counted
 
         def repair(blocks: Blocks) -> Repair:
             def count() -> tuple[str, str]:
@@ -203,7 +219,7 @@ class PortScan:
     # -- index --------------------------------------------------------------------------------------------------------
 
     def _index(self) -> list[RepairableFinding]:
-        pool, view = self._port.pool, self._view
+        pool, view = self._books.pool, self._view
 
         def end(blocks: Blocks) -> Repair:
             def remove() -> tuple[str, str]:
@@ -231,7 +247,7 @@ class PortScan:
     # -- what waits ---------------------------------------------------------------------------------------------------
 
     def _contained(self) -> list[RepairableFinding]:
-        pool, made = self._port.pool, []
+        pool, made = self._books.pool, []
         failed = np.flatnonzero((pool.state == QUARANTINED) & self._usable)
         if len(failed):
             done = "withheld until teardown", "contained"
@@ -247,14 +263,14 @@ class PortScan:
             made.append(self._found("stuck fence", tenant, cause, blocks, lambda: waits, since_us=since_us))
         return made
 
-    def difference(self, known: int, know: Callable[[int], None]) -> list[RepairableFinding]:
-        """Hand-outs that one side counted and the other did not, beyond those that are `known`."""
-        allocated, ours = self._view.allocated, self._port.pool.next_generation - 1
-        if allocated - ours == known:
+    def _difference(self) -> list[RepairableFinding]:
+        """Hand-outs that one side counted and the other did not, beyond those that are known."""
+        known, allocated, ours = self._books.known, self._view.allocated, self._books.pool.next_generation - 1
+        if allocated - ours == known.difference:
             return []
 
         def note() -> tuple[str, str]:
-            know(allocated - ours)
+            known.difference = allocated - ours
             return "named in the record", "on record"
 
         cause = f"the engine handed out {allocated} blocks, {ours} came into custody"
@@ -273,7 +289,7 @@ class PortScan:
         blocks = np.flatnonzero(mask)
         if not len(blocks):
             return []
-        pool, made = self._port.pool, []
+        pool, made = self._books.pool, []
         owners = {tag: self._owner(tag) for tag in np.unique(pool.tag[blocks]).tolist()}
         for owner in dict.fromkeys(owners.values()):
             tags = [tag for tag, name in owners.items() if name == owner]
@@ -283,69 +299,76 @@ class PortScan:
         return made
 
     def _owner(self, tag: int) -> str:
-        domain = self._port.pool.domains.get(tag)
+        domain = self._books.pool.domains.get(tag)
         label = domain.label if domain is not None else None
         return label.tenant if isinstance(label, DomainLabel) else ""
 
 
-class EngineScanSource:
-    """One port's pool against its requests and its engine."""
+class EngineCensus:
+    """`Census` of one engine's pool."""
 
-    def __init__(self, port: PortView, engine: EngineControl) -> None:
-        self._port = port
-        self._engine = engine
-        self._known_difference = 0  # between the engine's count of hand-outs and ours, named by a scan before
-        self._contained: set[int] = set()  # what the engine references by itself, and was told to withhold
+    def __init__(self, books: ScannedBooks) -> None:
+        self._books = books
 
-    def findings(self, now_us: int) -> tuple[list[RepairableFinding], int]:
-        """Findings of the pool, and how many holds and requests were compared."""
-        port = self._port
-        found = PortScan(
-            port, self._engine, count_references(port), count_holds(port), now_us, self._contained
+    def findings(self, now_us: int) -> PoolFindings:
+        """As `Census`."""
+        pool = self._books.pool
+        findings = EngineScan(self._books, now_us).findings()
+        return PoolFindings(findings, len(pool.hold_table) + len(self._books.running), pool.blocks)
+
+    def problems(self) -> list[str]:
+        """As `Census`."""
+        return _problems(self._books)
+
+    def counts(self) -> PoolCounts:
+        """As `Census`, where every order has been answered too."""
+        pool, opened = self._books.pool, self._opened()
+        states, queue = pool.counts(), pool.queue
+        return PoolCounts(
+            allocated_total=pool.next_generation - 1,
+            unreported=sum(map(unreported, opened)),
+            live_blocks=states["active"] + states["cached"] + queue.fenced_blocks(),
+            fenced=0,
+            dirty=queue.pending_blocks(),
+            quarantined=states["quarantined"],
+            scrubbed=tuple(blocks + queue.repeats for blocks in queue.device_blocks),
+            open_residencies=len(opened),
         )
-        made = [*found.findings(), *found.difference(self._known_difference, self._know)]
-        holds = len(port.pool.hold_table)
-        return made, holds + len(port.running)
 
-    def _know(self, difference: int) -> None:
-        self._known_difference = difference
-
-    def tiers(self) -> Sequence[CopyStore]:
-        """Its tiers off the device."""
-        return self._port.erasures.tiers
+    def _opened(self) -> list[ExternalResidency]:
+        return [residency for residency in self._books.running.values() if residency.is_opened]
 
     def held(self) -> Held:
-        """Open residencies, and custody whose end is not on record."""
-        port, pool = self._port, self._port.pool
-        unlisted = port.counts().unreported
+        """As `Census`."""
+        pool, opened = self._books.pool, self._opened()
         here = pool.generation[(pool.state == ACTIVE) | (pool.state == CACHED)]
         waiting = [generations for _, generations in pool.queue.fenced()]
         live = np.sort(np.concatenate([here, *waiting]))
-        opened = (residency for residency in port.running.values() if residency.is_opened)
-        return Held(frozenset(residency.id for residency in opened), {pool.number: live}, unlisted)
+        ids = frozenset(residency.id for residency in opened)
+        return Held(ids, {pool.number: live}, sum(map(unreported, opened)))
+
+    def domains(self) -> Iterable[Domain]:
+        """As `Census`."""
+        return self._books.pool.domains.values()
 
     def generations(self, pool: int) -> NDArray[np.int64]:
-        """By block, its generation now."""
-        return self._port.pool.generation
-
-    def slices(self) -> list[Slices]:
-        """None: the engine's own books are shown whole or not at all, which costs more than a step may."""
-        return []
+        """As `Census`."""
+        return self._books.pool.generation
 
 
-def count_references(port: PortView) -> NDArray[np.int64]:
+def count_references(books: ScannedBooks) -> NDArray[np.int64]:
     """By block, how many running residencies refer to it as it is now."""
-    pool = port.pool
+    pool = books.pool
     counted = np.zeros(pool.blocks, dtype=np.int64)
-    for residency in port.running.values():
+    for residency in books.running.values():
         blocks = residency.blocks()
         np.add.at(counted, blocks[pool.generation[blocks] == residency.generations()], 1)
     return counted
 
 
-def count_holds(port: PortView) -> NDArray[np.int64]:
+def count_holds(books: ScannedBooks) -> NDArray[np.int64]:
     """By block, how many ended residencies hold it as it is now."""
-    pool = port.pool
+    pool = books.pool
     held = [
         hold.held[pool.generation[hold.held] == hold.held_generations]
         for account in pool.accounts.values()
@@ -353,3 +376,43 @@ def count_holds(port: PortView) -> NDArray[np.int64]:
     ]
     every = np.concatenate(held) if held else np.empty(0, dtype=np.int64)
     return np.bincount(every, minlength=pool.blocks).astype(np.int64)
+
+
+def _problems(books: ScannedBooks) -> list[str]:
+    """Recompute references, holds and charges from the residencies; every difference is a problem."""
+    pool = books.pool
+    problems: list[str] = []
+    refs = np.zeros(pool.blocks, dtype=np.int64)
+    for residency in books.running.values():
+        np.add.at(refs, residency.blocks(), 1)
+    if (refs != pool.refs).any():
+        at = np.flatnonzero(refs != pool.refs)
+        problems.append(
+            f"references of blocks {at[:8].tolist()}: counted {refs[at[:8]].tolist()}, "
+            f"kept {pool.refs[at[:8]].tolist()}"
+        )
+    holds = count_holds(books)
+    live = (pool.state == ACTIVE) | (pool.state == CACHED)
+    if (holds[live] != pool.holds[live]).any():
+        problems.append("holds kept per block differ from those of the residencies")
+    if ((pool.state == ACTIVE) != (pool.refs > 0)).any():
+        problems.append("a block is ACTIVE without a reference, or referenced and not ACTIVE (L1)")
+    if ((pool.state == CACHED) & ~pool.indexed).any():
+        problems.append("a CACHED block is not indexed")
+    if (pool.indexed & ~live).any():
+        problems.append("an indexed block is in nobody's custody")
+    for account in pool.accounts.values():
+        tags = [tag for tag, domain in pool.domains.items() if domain.owner is account]
+        used = int(np.count_nonzero(live & np.isin(pool.tag, tags)))
+        if used != account.used_blocks:
+            problems.append(f"tenant `{account.name}` is charged {account.used_blocks} blocks and has {used}")
+    if pool.ranking is not None:
+        above = pool.ranking.out_of_order(np.flatnonzero(pool.state == CACHED))
+        if len(above):
+            problems.append(f"blocks {above[:8].tolist()} would leave after what they continue (L7)")
+    total = sum(pool.counts().values())
+    if total != pool.partition.size:
+        problems.append(f"{total} blocks in all states, {pool.partition.size} in the pool (L1)")
+    if int(np.count_nonzero(pool.state == CACHED)) and not len(pool.hold_table):
+        problems.append("blocks are CACHED and no hold will lapse")
+    return problems
