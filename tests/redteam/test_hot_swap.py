@@ -192,7 +192,7 @@ NARROWER = {
 def test_a_narrower_revision_binds_what_is_cached(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A12 by policy: shorter retention, or none, is not outlived by what was cached before, swept or not."""
     assert _outlived(*NARROWER[what]) == (0, 0)
-    monkeypatch.setattr("kvcustody.governance.decisions.authority.apply_limits", lambda *facts, **options: [])
+    monkeypatch.setattr("kvcustody.governance.custody.custody.apply_limits", lambda *facts, **options: [])
     assert _outlived(*NARROWER[what]) != (0, 0), "void: unbound, what was cached must live on"
 
 

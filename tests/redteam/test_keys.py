@@ -301,10 +301,10 @@ def _without_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "labels": {"labels": ()},
         "key epoch": {"key_epoch": 1},
     }
+    from kvcustody.governance.custody import custody
     from kvcustody.governance.decisions import access_plan as plan
-    from kvcustody.governance.decisions import authority
 
-    own, bind = plan.own_domain, authority.apply_limits
+    own, bind = plan.own_domain, custody.apply_limits
     monkeypatch.setattr(
         plan, "own_domain", lambda principal, **fields: own(principal, **(fields | fixed[name]))
     )
@@ -312,7 +312,7 @@ def _without_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         name == "key epoch"
     ):  # a second defence ends the blocks of older epochs; this control is about the keys
         monkeypatch.setattr(
-            authority, "apply_limits", lambda *places, **how: bind(*places, **(how | {"epoch_of": None}))
+            custody, "apply_limits", lambda *places, **how: bind(*places, **(how | {"epoch_of": None}))
         )
 
 
