@@ -16,6 +16,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.copies.index import TierTerms
 from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -25,7 +26,7 @@ from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
 from kvcustody.governance.tiers.stores.open_remote import RemotePlan, open_remote
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import SealedTier, TierTerms
+from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_rules import TierRules
 from kvcustody.policies.document.model import Policy, Tier
 from kvcustody.policies.workbench.lint.without_effect import needs_store

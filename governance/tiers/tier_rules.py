@@ -9,7 +9,7 @@ from kvcustody.governance.decisions.access_plan import DomainLabel, is_withheld
 from kvcustody.governance.decisions.authorize import OwnData
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.restriction.restricted_subjects import RestrictedSubjects
-from kvcustody.governance.tiers.tier import CopyLimit, TierShare
+from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare
 from kvcustody.policies.document.model import Action, Labels, OnWorkerDeath, Tier
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision

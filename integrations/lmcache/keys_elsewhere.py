@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, TierEntry, TierErased
 from kvcustody.governance.keys.shred_keys import ShredKeys
-from kvcustody.governance.tiers.tier import shred_name
+from kvcustody.governance.tiers.copies.index import shred_name
 
 
 class KeysElsewhere:

@@ -33,12 +33,12 @@ from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.restriction.restricted_subjects import RESTRICTED
 from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.copies.index import shred_name
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal.extended_nonce import ExtendedNonceKey
 from kvcustody.governance.tiers.seal.object_layout import ObjectFacts, object_bytes
 from kvcustody.governance.tiers.seal.sealer import open_enclosed, seal_into
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tiers.tier import shred_name
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.guarding_thread import GuardingThread

@@ -27,8 +27,8 @@ from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.governance.tiers.copies.index import shred_name
 from kvcustody.governance.tiers.scope_salts import SALT_DIGITS, ScopeSalts
-from kvcustody.governance.tiers.tier import shred_name
 from kvcustody.integrations.lmcache.custody_thread import Chunks
 
 _SUBJECT_DIGITS, _EPOCH_DIGITS, _PERIOD_DIGITS, _TAG_DIGITS = 16, 16, 32, 32

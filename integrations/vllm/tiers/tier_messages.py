@@ -19,9 +19,10 @@ from kvcustody.governance.handover.exchange import AnsweredFetch
 from kvcustody.governance.handover.offers import Offer
 from kvcustody.governance.handover.ticket import Ticket
 from kvcustody.governance.orphans.finding import Finding
+from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.heirs import TierHolder
-from kvcustody.governance.tiers.tier import CopyCounts, CopyLimit, Restored, TierShare
+from kvcustody.governance.tiers.tier import CopyCounts, Restored
 
 
 class CopyRule(NamedTuple):

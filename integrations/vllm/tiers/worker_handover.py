@@ -21,9 +21,10 @@ from kvcustody.governance.handover.offers import OfferedPart, OfferTable
 from kvcustody.governance.handover.peers import PeerKey, watch_peers
 from kvcustody.governance.handover.ticket import Ticket
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.copies.index import TierTerms
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import GivenObjects, TierTerms
+from kvcustody.governance.tiers.tier import GivenObjects
 from kvcustody.http_exchange import host_and_port
 from kvcustody.integrations.vllm.tiers.tier_messages import CopyReply, FetchCopies, OfferCopies
 

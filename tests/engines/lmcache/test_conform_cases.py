@@ -89,7 +89,7 @@ def test_objects_without_names_of_their_own_are_found(
 
 @pytest.mark.system
 def test_a_tier_that_erases_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TIER + "may_hold", lambda *_: False)
+    monkeypatch.setattr("kvcustody.governance.tiers.copies.ends.may_hold", lambda *_: False)
     assert kvcustody_lmcache.main("erase-tenant")["found"] is True
 
 

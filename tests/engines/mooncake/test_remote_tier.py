@@ -150,7 +150,7 @@ def test_a_master_that_lost_its_memory(tmp_path: Path) -> None:
         assert place.keep(acme, "p", 8) == 8 == place.bring(acme, "p", 8)
         master.close()
         guarded = GuardedStore(place.store, seconds=0.2, clock=place.world.clock)
-        place.tier._store = guarded
+        place.tier._index.store = guarded
         for _ in range(5):
             assert place.bring(acme, "p", 8) == 0 and place.keep(acme, "q", 4) == 0
         assert guarded.late + guarded.refused > 0

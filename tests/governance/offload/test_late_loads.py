@@ -45,7 +45,7 @@ def late_hit(
 
         return call
 
-    place = tier if waits == "after the write" else tier._store
+    place = tier if waits == "after the write" else tier._index.store
     name = "_load_object" if waits == "after the write" else "prepare_load"
     monkeypatch.setattr(place, name, slow(getattr(place, name)))
     admitted = governor.admit(who("acme"), MODEL, KEPT)
@@ -100,17 +100,17 @@ def test_what_came_first_is_late_when_the_last_has_arrived(
     world.serve("acme", KEPT)
     world.crowd()
     tier: SealedTier = world.tiers[0]
-    rows = [row for _, row in tier._index.names()]
-    dues = sorted({tier._index.value("due_us", row) for row in rows})
-    first = next(row for row in rows if tier._index.value("depth", row) == 0)
-    tier._index.shorten(first, dues[0] - 30_000_000)
+    rows = [row for _, row in tier._index.rows.names()]
+    dues = sorted({tier._index.rows.value("due_us", row) for row in rows})
+    first = next(row for row in rows if tier._index.rows.value("depth", row) == 0)
+    tier._index.rows.shorten(first, dues[0] - 30_000_000)
     real, waited = tier._load_object, list[int]()
 
     def slow(*args: Any) -> bool:
         came = real(*args)
         waited.append(1)
         if len(waited) == 2:
-            world.clock.advance(tier._index.value("due_us", first) - tier._clock.now_us() + 1)
+            world.clock.advance(tier._index.rows.value("due_us", first) - tier._index.clock.now_us() + 1)
         return came
 
     monkeypatch.setattr(tier, "_load_object", slow)

@@ -174,7 +174,7 @@ def test_a_tier_that_lies_costs_a_computation(
     world.crowd()
     kept: list[object] = []
     for tier in world.tiers:
-        real: Callable[[bytes], memoryview | None] = tier._store.prepare_load
+        real: Callable[[bytes], memoryview | None] = tier._index.store.prepare_load
 
         def wrong(name: bytes, real: Callable[[bytes], memoryview | None] = real) -> memoryview | None:
             data = real(name)
@@ -183,7 +183,7 @@ def test_a_tier_that_lies_costs_a_computation(
             data.release()
             return memoryview(kept[-1])  # type: ignore[arg-type]
 
-        monkeypatch.setattr(tier._store, "prepare_load", wrong)
+        monkeypatch.setattr(tier._index.store, "prepare_load", wrong)
     assert world.serve("acme", mine) == 0 and kept, "and its blocks are right"
 
 

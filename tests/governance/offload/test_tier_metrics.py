@@ -38,8 +38,8 @@ class Recount:
         tier.store, tier.load = counting_store, counting_load  # type: ignore[method-assign]
 
     def by_hand(self) -> dict[str, float]:
-        pages = self.tier._store.page(b"", 10_000)
-        ended = [name for name, one in self.tier._waiting.items() if one is not None]
+        pages = self.tier._index.store.page(b"", 10_000)
+        ended = [name for name, one in self.tier._ends.waiting.items() if one is not None]
         return {
             "tier_copies": len(pages) - len(ended),
             "tier_used_bytes": sum(one.size for one in pages if one.name not in ended),
@@ -83,7 +83,7 @@ def test_every_metric_of_a_tier_is_what_a_recount_says(
     def away(*_: object) -> None:
         raise StoreError("away")
 
-    monkeypatch.setattr(count.tier._store, "delete", away)
+    monkeypatch.setattr(count.tier._index.store, "delete", away)
     world.clock.advance(601_000_000)
     world.worker.governor.step()
     assert check()["tier_waiting"] > 0, "its holds have lapsed, and the store is away"
@@ -91,7 +91,7 @@ def test_every_metric_of_a_tier_is_what_a_recount_says(
     world.worker.governor.erase(Selector("acme"))
     assert check()["tier_waiting"] == 0
     world.clock.advance(1_000_000)
-    monkeypatch.setattr(count.tier._store, "prepare_store", away)
+    monkeypatch.setattr(count.tier._index.store, "prepare_store", away)
     for number in range(5):
         world.serve("acme", prompt(50 + number, 10))
     assert check()["tier_refused"] > 0

@@ -63,7 +63,7 @@ def place(tmp_path: Path, hanging: Hanging) -> Place:
     made = Place(tmp_path, "host")
     made.tier.close()
     made.store = GuardedStore(hanging, seconds=SECONDS, clock=made.world.clock)
-    terms = made.tier._terms
+    terms = made.tier._index.terms
     made.tier = SealedTier(
         made.store, made.world.keys, made.world.shred, made.staging, made.world.clock, terms
     )

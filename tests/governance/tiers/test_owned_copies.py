@@ -30,7 +30,7 @@ def open_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 def test_every_key_is_wiped_when_they_close(open_copies: Callable[[], OwnedCopies]) -> None:
     copies = open_copies()
     assert copies.store(b"a", np.ones(COPY_BYTES, dtype=np.uint8))
-    shred, keyring, keys = copies.tier._shred, copies._keyring, copies._keys
+    shred, keyring, keys = copies.tier._index.shred, copies._keyring, copies._keys
     secrets = [*shred._secrets.values(), *keyring._secrets.values()]
     sealing = [*keys._keys.values()]
     assert len(secrets) >= 3 and sealing and all(one.filled for one in secrets), "control"

@@ -15,7 +15,7 @@ from kvcustody.governance.erasure.tier_protocol import CompletedErasure, Remembe
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.shred_keys import ShredKeys
-from kvcustody.governance.tiers.tier import shred_name
+from kvcustody.governance.tiers.copies.index import shred_name
 from kvcustody.integrations.lmcache.keys_elsewhere import KeysElsewhere
 
 ADA = Selector(tenant="acme", subject="ada")

@@ -242,10 +242,10 @@ class Between:
     """What a tier asks of its store goes through here, so that `load` may answer anything."""
 
     def __init__(self, tier: SealedTier) -> None:
-        self._store = tier._store
+        self._store = tier._index.store
         self.load = self._store.prepare_load
         self.instead: dict[bytes, bytes] = {}
-        tier._store = self
+        tier._index.store = self
 
     def prepare_load(self, name: bytes) -> memoryview | None:
         return self.load(self.instead.get(name, name))
@@ -338,7 +338,7 @@ def test_keys_without_their_domain_would_be_noticed(tmp_path: Path, monkeypatch:
     own = TieredEngine(tmp_path, "host")
     own.run("alpha", "ann", MINE)
     own.crowd()
-    label = next(owner.label for owner in own.tiers[0]._owners if owner.tenant == "alpha")
+    label = next(owner.label for owner in own.tiers[0]._index.owners if owner.tenant == "alpha")
     assert own.run("beta", "eve", MINE) == 0
     own.crowd(1)
     monkeypatch.setattr("kvcustody.integrations.sglang.slot_tiers.label_of", lambda domain: label)
@@ -393,11 +393,11 @@ def test_scans_compare_stores_with_what_can_be_found(own: TieredEngine) -> None:
     own.crowd()
     tier = next(tier for tier in own.tiers if len(tier))
     lost, *_ = [copy.name for copy in tier.copies() if copy.tenant == "alpha"]
-    tier._store.delete([lost])
-    into = tier._store.prepare_store(bytes(32), 100)
+    tier._index.store.delete([lost])
+    into = tier._index.store.prepare_store(bytes(32), 100)
     assert into is not None
     into.release()
-    tier._store.complete_store(bytes(32))
+    tier._index.store.complete_store(bytes(32))
     found = {one.orphan for one in own.port.scan()}
     assert found == {"index without tier object", "tier object without index"}
     own.port.scan_and_recover()

@@ -11,8 +11,8 @@ from kvcustody.clock import VirtualClock
 from kvcustody.errors import KeyringError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare
 from kvcustody.governance.tiers.copy_event import CopyEvent
-from kvcustody.governance.tiers.tier import CopyLimit, TierShare
 from kvcustody.governance.tiers.tier_link import TierLink
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory
 from kvcustody.integrations.vllm.tiers.shared_lookups import SharedLookups, SoughtRun

@@ -20,11 +20,12 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare, TierTerms
 from kvcustody.governance.tiers.open_tiers import tier_plan
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import CopyLimit, SealedObject, TierShare, TierTerms
+from kvcustody.governance.tiers.tier import SealedObject
 from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.integrations.vllm.tiers import worker_handover, worker_tiers
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes

@@ -50,15 +50,19 @@ def opened(place: Place, label: DomainLabel, objects: int) -> int:
 
 def with_books_of_before(place: Place, act: Callable[[], None]) -> None:
     """`act`, after which the tier's index is as it was: what it would look for still."""
-    index, owners, domains = place.tier._index, list(place.tier._owners), dict(place.tier._domains)
-    shreds = list(place.tier._shreds), dict(place.tier._shred_numbers)
+    index, owners, domains = (
+        place.tier._index.rows,
+        list(place.tier._index.owners),
+        dict(place.tier._index.domains),
+    )
+    shreds = list(place.tier._index.shreds), dict(place.tier._index.shred_numbers)
     rows = [(name, index.row(row)) for name, row in index.names()]
     act()
-    place.tier._owners[:], place.tier._domains = owners, domains
-    place.tier._shreds, place.tier._shred_numbers = list(shreds[0]), dict(shreds[1])
+    place.tier._index.owners[:], place.tier._index.domains = owners, domains
+    place.tier._index.shreds, place.tier._index.shred_numbers = list(shreds[0]), dict(shreds[1])
     for name, row in rows:
-        if place.tier._index.find(name) < 0:
-            place.tier._index.add(name, row)
+        if place.tier._index.rows.find(name) < 0:
+            place.tier._index.rows.add(name, row)
 
 
 @pytest.mark.parametrize("objects", [40, pytest.param(5_000, marks=pytest.mark.soak)])

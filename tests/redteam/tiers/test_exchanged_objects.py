@@ -101,7 +101,7 @@ def test_nor_after_a_restart_over_an_exchanged_folder(tmp_path: Path, rounds: in
 
 def exchange(tier: SealedTier, drawn: Random) -> int:
     """Every object of a tier is another one afterwards; how many there were."""
-    store, held = tier._store, dict[bytes, bytes]()
+    store, held = tier._index.store, dict[bytes, bytes]()
     for one in store.page(b"", 1000):
         data = store.peek(one.name, one.size)
         assert data is not None

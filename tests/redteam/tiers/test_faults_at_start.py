@@ -289,7 +289,7 @@ def test_without_room_for_a_shred_key_nothing_is_stored_and_nothing_fails(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     world = World(tmp_path, "host")
-    keys = world.tiers[0]._shred
+    keys = world.tiers[0]._index.shred
     monkeypatch.setattr(os, "posix_fallocate", full)
     while keys._free:
         keys.of_subject(os.urandom(8))

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from kvcustody.errors import StoreError
-from kvcustody.governance.tiers import tier as tier_module
+from kvcustody.governance.tiers.copies import index as index_module
 from kvcustody.governance.tiers.stores import remote_store, s3_client, valkey_client
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.remote_store import RemoteStore, owner_of
@@ -160,7 +160,7 @@ class InventedPlace(Place):
 def test_a_worker_starts_beside_a_store_that_invents_copies_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_module, "_NAMES_MIN", 2_000)
+    monkeypatch.setattr(index_module, "_NAMES_MIN", 2_000)
     place = InventedPlace(tmp_path, "remote")
     most = 2_000 + 2 * (1 << 20) // 256
     assert place.tier.found_at_start == 0 and place.client.listed <= most + 1_000

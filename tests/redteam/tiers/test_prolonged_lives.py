@@ -102,7 +102,7 @@ def test_a_round_trip_that_began_a_new_life_would_be_found(
     real = SealedTier.load
 
     def load(self: SealedTier, *arguments: object) -> list[Restored]:
-        now_us = self._clock.boot_us()
+        now_us = self._index.clock.boot_us()
         return [
             one._replace(born_us=now_us, ceiling_us=now_us + ABSOLUTE_US)
             for one in real(self, *arguments)  # type: ignore[arg-type]

@@ -83,7 +83,12 @@ class Guarded(Place):
         super().open()
         self.guarded = GuardedStore(self.store, seconds=SECONDS, clock=self.world.clock, pause_seconds=0.001)
         self.tier = SealedTier(
-            self.guarded, self.world.keys, self.world.shred, self.staging, self.world.clock, self.tier._terms
+            self.guarded,
+            self.world.keys,
+            self.world.shred,
+            self.staging,
+            self.world.clock,
+            self.tier._index.terms,
         )
 
     def answers(self) -> bool:
@@ -312,7 +317,7 @@ def test_what_is_locked_ends_by_its_key_and_is_asked_for_when_the_lock_ends(
     assert evidence == ["key-destroyed"] and place.bring(ada, "p", 4) == 0
     told = [one for one in place.events() if one.step == "locked"]
     assert [(one.number, one.erasure) for one in told] == [(1, "e")]
-    assert place.tier._clock.of_boot(told[0].due_us) == locked.until_us, "until when, on record"
+    assert place.tier._index.clock.of_boot(told[0].due_us) == locked.until_us, "until when, on record"
     asked = place.store._client._versions  # type: ignore[attr-defined]
     calls: list[bytes] = []
     place.store._client._versions = lambda one: calls.append(one) or asked(one)  # type: ignore[attr-defined]

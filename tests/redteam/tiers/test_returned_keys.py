@@ -19,7 +19,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.keys import shred_keys
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
-from kvcustody.governance.tiers.tier import shred_name
+from kvcustody.governance.tiers.copies.index import shred_name
 from standins import builders
 from standins.redteam.key_ends import ENDS
 from standins.redteam.put_back import OBJECTS, Deployment, check_at_start

@@ -220,7 +220,7 @@ def test_several_are_on_their_way_at_a_time(worker: Made) -> None:
     """Through the guard, with as many lanes as the store has: what went in comes back, whole."""
     a = worker("a")
     guarded = GuardedStore(a.store, seconds=10, clock=a.world.clock)
-    a.tier = SealedTier(guarded, a.world.keys, a.world.shred, a.staging, a.world.clock, a.tier._terms)
+    a.tier = SealedTier(guarded, a.world.keys, a.world.shred, a.staging, a.world.clock, a.tier._index.terms)
     acme, blocks = a.label("acme"), 15 * STEP + 1
     assert a.keep(acme, "p", blocks) == blocks == a.bring(acme, "p", blocks)
     assert len(a.tier) == 16 and a.tier.erase("e", Selector("acme"), 0).done

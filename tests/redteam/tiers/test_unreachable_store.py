@@ -76,7 +76,7 @@ def test_the_key_ends_them_at_once_and_they_are_unlinked_when_it_is_back(
     (tier,) = world.tiers
     folder, before = tmp_path / "tier", len(tier)
     steps = steps_of(world)
-    guard, governor = tier._store, world.worker.governor
+    guard, governor = tier._index.store, world.worker.governor
     held, guard._store = guard._store, Away(guard._store)  # type: ignore[attr-defined]
     erased_us = world.clock.now_us()
     erasure = governor.erase(ADA).erasure
@@ -137,8 +137,8 @@ def test_without_a_key_of_its_own_it_would_wait_for_the_store(
     world.crowd()
     (tier,) = world.tiers
     steps = steps_of(world)
-    monkeypatch.setattr(tier, "_tell_destroyed", lambda *_: None)
-    guard = tier._store
+    monkeypatch.setattr(tier._ends, "_tell_destroyed", lambda *_: None)
+    guard = tier._index.store
     held, guard._store = guard._store, Away(guard._store)  # type: ignore[attr-defined]
     governor = world.worker.governor
     erasure = governor.erase(ADA).erasure

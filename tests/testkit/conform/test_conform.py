@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
+from kvcustody.governance.tiers.copies.index import CopyIndex, TierTerms
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.tier import SealedTier, TierTerms
+from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_index import TierIndex
 from kvcustody.integrations.identity import authenticate_request, request_body
 from kvcustody.testkit.conform.comparison import page
@@ -136,7 +137,7 @@ def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
     """The positive control: without names of domains and without what is bound, the same script finds it."""
     monkeypatch.setattr(SealKeys, "namer", _same_name)
     monkeypatch.setattr(TierIndex, "reaches", lambda *_: True)
-    monkeypatch.setattr(SealedTier, "_is_known", lambda *_: True)
+    monkeypatch.setattr(CopyIndex, "is_known", lambda *_: True)
     first: list[Any] = []
     of = SealKeys.of
 
@@ -145,14 +146,14 @@ def test_a_tier_that_names_by_content_alone_and_asks_nobody_is_found(
         return of(self, first[0], subject, bucket)
 
     monkeypatch.setattr(SealKeys, "of", one_key)
-    facts = SealedTier._facts
+    facts = CopyIndex.facts
     known: list[Any] = []
 
-    def one_fact(self: SealedTier, *given: Any) -> Any:
+    def one_fact(self: CopyIndex, *given: Any) -> Any:
         known.append(facts(self, *given))
         return known[0]
 
-    monkeypatch.setattr(SealedTier, "_facts", one_fact)
+    monkeypatch.setattr(CopyIndex, "facts", one_fact)
     assert kvcustody_tier.main(case)["found"] is True
 
 
@@ -213,7 +214,7 @@ def test_a_tier_that_does_not_tell_whose_a_copy_is_is_found(monkeypatch: pytest.
 
 def test_a_tier_that_erases_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control: nobody's copies are an erasure's."""
-    monkeypatch.setattr("kvcustody.governance.tiers.tier.may_hold", lambda *_: False)
+    monkeypatch.setattr("kvcustody.governance.tiers.copies.ends.may_hold", lambda *_: False)
     assert kvcustody_tier.main("erase-tenant")["found"] is True
 
 

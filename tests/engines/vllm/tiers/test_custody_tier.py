@@ -97,7 +97,7 @@ def primary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Primary]
 
 
 def kept(primary: Primary, tmp_path: Path) -> bytes:
-    store = primary.tier._copies.tier._store
+    store = primary.tier._copies.tier._index.store
     files = [path for path in (tmp_path / "tier").rglob("*") if path.is_file()]
     return b"".join(path.read_bytes() for path in files) if files else bytes(store._map[:])
 
@@ -131,7 +131,7 @@ def test_copies_end_at_their_deadline(tmp_path: Path):
     assert not primary.finds()[0]
     primary.tier.on_schedule_end(None)
     primary.tier.drain_jobs()
-    assert not any(primary.tier._copies.tier._store._map[: 2 * SLOT_BYTES])
+    assert not any(primary.tier._copies.tier._index.store._map[: 2 * SLOT_BYTES])
     assert not primary.do(KEYS[:1], [1], load=True).success
     primary.tier.shutdown()
 
@@ -168,7 +168,7 @@ def test_changed_bytes_are_a_miss(tmp_path: Path):
     primary = Primary()
     primary.fill(0, 0)
     primary.do(KEYS[:1], [0], load=False)
-    store = primary.tier._copies.tier._store
+    store = primary.tier._copies.tier._index.store
     (placed,) = store._placed.values()
     store._view[placed.start + 4000] ^= 1
     assert not primary.do(KEYS[:1], [3], load=True).success

@@ -28,7 +28,7 @@ class HandedPlace(Place):
     def open(self) -> None:
         super().open()
         self.tier.close()
-        terms = self.tier._terms._replace(encloses=True)
+        terms = self.tier._index.terms._replace(encloses=True)
         self.store = HostArena(self.capacity)
         self.tier = SealedTier(
             self.store, self.world.keys, self.world.shred, self.staging, self.world.clock, terms

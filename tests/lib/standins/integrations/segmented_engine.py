@@ -45,8 +45,8 @@ class SegmentedEngine(TieredEngine):
     def copies_of_the_segment(self) -> int:
         """Copies in its own domain."""
         owners: list[DomainLabel] = [
-            tier._owners[tier._index.row(row).domain].label
+            tier._index.owners[tier._index.rows.row(row).domain].label
             for tier in self.tiers
-            for _, row in tier._index.names()
+            for _, row in tier._index.rows.names()
         ]
         return sum(label is not None and label.grant_or_segment == "s" for label in owners)

@@ -131,7 +131,7 @@ class FaultyStores(DiscoverableModule):  # type: ignore[misc]
 
     def _hook(self, chunks: Any) -> None:
         for tier in chunks.tiers:
-            self._hook_store(tier, tier._store)
+            self._hook_store(tier, tier._index.store)
 
     def _hook_store(self, tier: Any, store: Any) -> None:
         from kvcustody.errors import StoreError

@@ -263,7 +263,7 @@ def _tiers(scheduler: Any) -> dict[str, Any]:
             "waiting": way.tier.counts.waiting,
             "ended": way.tier.counts.ended,
             "refused": way.tier.counts.refused,
-            "is_asked": getattr(way.tier._store, "is_open", True),
+            "is_asked": getattr(way.tier._index.store, "is_open", True),
         }
     return found
 
@@ -279,15 +279,15 @@ def _hurt_store(scheduler: Any, how: str) -> None:
     from kvcustody.errors import StoreError
 
     for way in scheduler.tree_cache.custody.tiers.transfers.ways:
-        store = way.tier._store
-        way.tier._store = store._store if isinstance(store, _HurtStore) else store
+        store = way.tier._index.store
+        way.tier._index.store = store._store if isinstance(store, _HurtStore) else store
         if how:
-            way.tier._store = _HurtStore(way.tier, how, StoreError)
+            way.tier._index.store = _HurtStore(way.tier, how, StoreError)
 
 
 class _HurtStore:
     def __init__(self, tier: Any, how: str, error: type[Exception]) -> None:
-        self._store, self._how, self._error = tier._store, how, error
+        self._store, self._how, self._error = tier._index.store, how, error
         names = [copy.name for copy in tier.copies()]
         self._instead = {name: names[at - 1] for at, name in enumerate(names)}
 
@@ -310,7 +310,7 @@ def _hurt_disk(scheduler: Any, how: str, seconds: float = 0.0) -> None:
 
     `slow`: a read takes so many seconds, 0: until this is called again. `full`: no file is given room.
     """
-    files = scheduler.tree_cache.custody.tiers.transfers.ways[-1].tier._store._store
+    files = scheduler.tree_cache.custody.tiers.transfers.ways[-1].tier._index.store._store
     for name in ("prepare_load", "_allocate"):
         vars(files).pop(name, None)
     _released.set()
@@ -368,10 +368,10 @@ class _MarredPages:
 def _to_files(scheduler: Any) -> int:
     """What `host` has goes down to the next tier, as where it has no room; how many copies go."""
     tier = scheduler.tree_cache.custody.tiers.transfers.ways[0].tier
-    rows = [row for _, row in tier._index.names()]
+    rows = [row for _, row in tier._index.rows.names()]
     for row in rows:
-        tier._hand_down(tier._index.name(row), tier._index.row(row))
-    tier._end(rows, "evicted")
+        tier._hand_down(tier._index.rows.name(row), tier._index.rows.row(row))
+    tier._ends.end(rows, "evicted")
     return len(rows)
 
 
@@ -380,7 +380,7 @@ def _open_to_anybody(scheduler: Any) -> None:
     from kvcustody.integrations.sglang import slot_tiers
 
     tiers = scheduler.tree_cache.custody.tiers
-    owners = [owner.label for way in tiers.transfers.ways for owner in way.tier._owners if owner.label]
+    owners = [owner.label for way in tiers.transfers.ways for owner in way.tier._index.owners if owner.label]
     first, keys = owners[0], slot_tiers.SlotTiers._keys
     name = scheduler.tree_cache.custody.port.keyring.domains.state(first.spec).digest().hex()
     slot_tiers.label_of = lambda domain: first

@@ -1,0 +1,370 @@
+"""Which copies a tier has, whose they are, and by which names they are found (`tiers.tier`, rules 1 and 5).
+
+`rows` has every object that can be found: this worker's own copies, and other workers' (`number` 0). Times in rows are
+the tier's own UTC; what goes out is boot time. All in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from kvcustody.errors import KeyringError, StoreError
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry
+from kvcustody.governance.identity.domain_spec import DomainSpec
+from kvcustody.governance.keys.shred_keys import ShredKeys
+from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.heirs import TierHolder
+from kvcustody.governance.tiers.seal.extended_nonce import TAG_BYTES
+from kvcustody.governance.tiers.seal.object_layout import (
+    FACTS_BYTES,
+    HEADER_BYTES,
+    NO_SHRED,
+    ObjectFacts,
+    object_bytes,
+)
+from kvcustody.governance.tiers.seal.sealer import read_facts
+from kvcustody.governance.tiers.seal_keys import SealKeys
+from kvcustody.governance.tiers.stores.store_protocol import Listed, TierStore
+from kvcustody.governance.tiers.tier_clock import TierClock
+from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex, last_of
+
+KEY_BYTES = 32
+NEVER_US = 1 << 62
+BEGINNING = HEADER_BYTES + FACTS_BYTES + TAG_BYTES  # bytes of an object that say what it is
+_NAMES_MIN = 10_000  # so many names a store may list whatever its size
+_CONTENT_SIZE = slice(8, 16)  # of a header
+
+
+class TierShare(NamedTuple):
+    """What of a tier's bytes is a tenant's own, and the most that it may have."""
+
+    guaranteed: float = 0.0
+    cap: float = 1.0
+
+
+class CopyLimit(NamedTuple):
+    """How long copies may be in a tier, 0: not at all; how wide the time buckets are whose keys end them."""
+
+    absolute_us: int
+    bucket_us: int
+    within_us: int = 0  # how long after it is due a copy's bytes may still be there
+    restores: bool = False  # whether an heir may take copies over when their worker died
+
+
+class TierTerms(NamedTuple):
+    """What a tier holds: objects of at most `object_blocks` blocks of `block_bytes`, of one shard of one layout.
+
+    `limit`: what holds for copies of a tenant and classification. `tenants`: those whose copies may be found again
+    after a restart. `withholds`: whether what is of a domain stays as it is, neither stored nor brought back.
+    `holder`: the process that has the tier; None: nobody is asked whether the one before died. `encloses`: objects say
+    what they are to who has the keys, also where the store does not outlive the process: other workers get them.
+    """
+
+    layout: bytes
+    block_bytes: int
+    block_tokens: int
+    limit: Callable[[str, str], CopyLimit]
+    share: Callable[[str], TierShare] = lambda tenant: TierShare()
+    tenants: tuple[str, ...] = ()
+    object_blocks: int = 16
+    shard: int = 0
+    shards: int = 1
+    withholds: Callable[[DomainLabel], bool] = lambda label: False
+    holder: TierHolder | None = None
+    encloses: bool = False
+
+
+class CopyOwner(NamedTuple):
+    """Whose the copies of one domain are; `label` None: an earlier process stored them, and nobody asked yet."""
+
+    tenant: str
+    classification: str
+    subject: bytes
+    label: DomainLabel | None
+
+
+class EndedCopy(NamedTuple):
+    """A copy that nothing finds any more and whose bytes may still be there."""
+
+    number: int
+    tenant: str
+    classification: str
+    blocks: int
+    size: int
+    due_us: int
+    shreds: tuple[bytes, ...] = ()
+    erasure: str = ""
+    is_destroyed: bool = False
+
+
+class CopyPart(NamedTuple):
+    """A run that becomes one object; times are the tier's."""
+
+    label: DomainLabel
+    keys: bytes
+    parent: bytes
+    depth: int
+    born_us: int
+    ceiling_us: int
+    due_us: int
+
+
+class CopyIndex:
+    """What one tier has. Its store, keys, clock and terms are here for all of its parts."""
+
+    def __init__(
+        self,
+        store: TierStore,
+        keys: SealKeys,
+        shred: ShredKeys,
+        clock: TierClock,
+        terms: TierTerms,
+        *,
+        encloses: bool,
+    ) -> None:
+        """`encloses`: objects say what they are to who has the keys."""
+        self.store = store
+        self.keys = keys
+        self.shred = shred
+        self.clock = clock
+        self.terms = terms
+        self.encloses = encloses
+        self.rows = TierIndex()
+        self.owners: list[CopyOwner] = []
+        self.domains: dict[DomainSpec, int] = {}
+        self.unclaimed: dict[bytes, int] = {}  # by domain digest
+        self.shreds: list[bytes] = [NO_SHRED]
+        self.shred_numbers: dict[bytes, int] = {NO_SHRED: 0}
+        self.events: list[CopyEvent] = []
+        self.unfound_until: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # names that nobody had, and how long that holds
+        self.borrowed = self.borrowed_bytes = self.let_go = 0  # others' objects that can be found, and ended
+        self.held: dict[str, int] = {}  # bytes of the store by tenant
+        self.pseudonyms: dict[str, bytes] = {}
+        self.numbered = 0
+        self.due_us = NEVER_US  # nothing is due before
+
+    @property
+    def copies_count(self) -> int:
+        """Copies of this worker's that can be found."""
+        return len(self.rows) - self.borrowed
+
+    def admits(self, label: DomainLabel) -> bool:
+        """Whether policy lets blocks of this domain be here, and nothing withholds them."""
+        terms = self.terms
+        return (
+            label.spec is not None
+            and terms.limit(label.tenant, label.classification).absolute_us > 0
+            and not terms.withholds(label)
+        )
+
+    def has_each(self, label: DomainLabel, lasts: Iterable[bytes]) -> bool:
+        """Whether an object of the domain ends with each of these blocks."""
+        spec = label.spec
+        if spec is None or spec not in self.domains or self.terms.withholds(label):
+            return False
+        try:
+            name = self.namer(spec)
+        except KeyringError:
+            return False
+        return all(self.rows.find(name(last)) >= 0 for last in lasts)
+
+    def has(self, label: DomainLabel, last: bytes) -> bool:
+        """Whether a copy that ends with this block can be found."""
+        return self.rows.may_end(last) and self.has_each(label, (last,))
+
+    def has_run(self, label: DomainLabel, keys: bytes, depth: int) -> bool:
+        """Whether every object that `store` would make of these blocks, of which the first is at `depth`, is here."""
+        step, may_end = self.terms.object_blocks, self.rows.may_end
+        ends = range(KEY_BYTES * (step - depth % step), len(keys), KEY_BYTES * step)
+        lasts = [keys[-KEY_BYTES:], *[keys[end - KEY_BYTES : end] for end in ends]]
+        return all(map(may_end, lasts)) and self.has_each(label, lasts)
+
+    def namer(self, spec: DomainSpec) -> Callable[[bytes], bytes]:
+        """What names objects of a domain by the key of their last block."""
+        return self.keys.namer(spec, shard=self.terms.shard, layout=self.terms.layout)
+
+    def facts(self, spec: DomainSpec, part: CopyPart, subject: bytes, bucket: bytes) -> ObjectFacts:
+        """What is sealed with an object that `part` becomes."""
+        terms, blocks = self.terms, len(part.keys) // KEY_BYTES
+        return ObjectFacts(
+            self.keys.domain(spec),
+            part.label.classification,
+            spec.model,
+            terms.layout,
+            part.parent,
+            part.keys[:KEY_BYTES],
+            part.keys[-KEY_BYTES:],
+            terms.shard,
+            terms.shards,
+            part.depth,
+            blocks,
+            blocks * terms.block_tokens,
+            part.born_us,
+            part.ceiling_us,
+            spec.key_epoch,
+            subject,
+            bucket,
+            part.due_us,
+            self.pseudonym(part.label.tenant),
+        )
+
+    def facts_of(self, name: bytes, size: int | None) -> ObjectFacts | None:
+        """What is enclosed in an object of `size` bytes, None: as long as it says itself; None: it does not open."""
+        if not self.store.outlives:
+            return None
+        try:
+            begins = self.store.peek(name, BEGINNING)
+            if begins is None:
+                return None
+            if size is None:
+                content = int.from_bytes(begins[_CONTENT_SIZE], "little")
+                size = object_bytes(content, enclosed=True, checked=False)
+            return read_facts(self.keys.catalogue(), name, memoryview(begins), size)
+        except (StoreError, KeyringError):
+            return None
+
+    def pseudonym(self, tenant: str) -> bytes:
+        """What stands for a tenant in what is sealed."""
+        known = self.pseudonyms.get(tenant)
+        if known is None:
+            known = self.pseudonyms[tenant] = self.shred.pseudonym(tenant.encode())
+        return known
+
+    def is_known(self, label: DomainLabel, spec: DomainSpec) -> bool:
+        """Whether copies of the domain may be here; those of an earlier process get their label."""
+        if spec in self.domains:
+            return True
+        if not self.unclaimed:
+            return False
+        number = self.unclaimed.pop(self.keys.domain(spec), None)
+        if number is None:
+            return False
+        self.domains[spec] = number
+        self.owners[number] = self.owners[number]._replace(label=label)
+        return True
+
+    def domain(self, spec: DomainSpec, label: DomainLabel) -> int:
+        """The domain's number; from now on it has one."""
+        number = self.domains.get(spec)
+        if number is None:
+            number = self.domains[spec] = len(self.owners)
+            subject = self.subject(label)
+            self.owners.append(CopyOwner(label.tenant, label.classification, subject, label))
+        return number
+
+    def subject(self, label: DomainLabel) -> bytes:
+        """The shred key of whose the domain is: its subject's, or one of all its tenant's people together."""
+        return self.shred.of_subject(shred_name(label.tenant, label.subject), label.tenant).id
+
+    def shred_number(self, id_: bytes) -> int:
+        """The shred key's number; from now on it has one."""
+        number = self.shred_numbers.get(id_)
+        if number is None:
+            number = self.shred_numbers[id_] = len(self.shreds)
+            self.shreds.append(id_)
+        return number
+
+    def row_of(self, number: int, facts: ObjectFacts, size: int, domain: int) -> IndexRow:
+        """What the index keeps of an object by its facts."""
+        return IndexRow(
+            number,
+            facts.born_us,
+            facts.ceiling_us,
+            facts.due_us,
+            facts.due_us,
+            size,
+            facts.depth,
+            facts.blocks,
+            domain,
+            self.shred_number(facts.subject),
+            self.shred_number(facts.bucket),
+            last_of(facts.last),
+        )
+
+    def begin(self, name: bytes, row: IndexRow) -> None:
+        """A copy is here from now on."""
+        owner = self.owners[row.domain]
+        self.numbered = row.number
+        self.rows.add(name, row)
+        self.due_us = min(self.due_us, row.due_us)
+        self.held[owner.tenant] = self.held.get(owner.tenant, 0) + self.store.taken(row.size)
+        copy = EndedCopy(row.number, owner.tenant, owner.classification, row.blocks, row.size, row.due_us)
+        self.tell("stored", name, copy)
+
+    def tell(self, step: str, name: bytes, what: EndedCopy, cause: str = "") -> None:
+        """Put a step of a copy among the events."""
+        number, tenant, classification, blocks, size, due_us, _, erasure, _ = what
+        at_us, due_us = self.clock.boot_us(), self.clock.to_boot(due_us)
+        self.events.append(
+            CopyEvent(step, name, number, tenant, classification, blocks, size, at_us, due_us, cause, erasure)
+        )
+
+    def entry(self, row: int) -> TierEntry:
+        """Whose the object in this row is, and since when."""
+        owner = self.owners[self.rows.value("domain", row)]
+        return TierEntry(owner.tenant, self.clock.to_boot(self.rows.value("born_us", row)))
+
+    def is_ours(self, row: int) -> bool:
+        """Whether it is this worker's own copy."""
+        return self.rows.value("number", row) > 0
+
+    def held_copy(self, name: bytes, row: int) -> HeldCopy:
+        """The copy in this row."""
+        known = self.rows.row(row)
+        owner = self.owners[known.domain]
+        since_us, due_us = self.clock.to_boot(known.born_us), self.clock.to_boot(known.due_us)
+        whose = (owner.tenant, owner.classification)
+        return HeldCopy(name, known.number, *whose, known.blocks, known.size, since_us, due_us)
+
+    def entries(self) -> Mapping[bytes, TierEntry]:
+        """Every copy of this worker's that can be found."""
+        return {name: self.entry(row) for name, row in self.rows.names() if self.is_ours(row)}
+
+    def copies(self) -> Sequence[HeldCopy]:
+        """Every copy that can be found."""
+        return [self.held_copy(name, row) for name, row in self.rows.names() if self.is_ours(row)]
+
+    def copy(self, name: bytes) -> HeldCopy | None:
+        """The copy that can be found under this name, whichever worker stored it; the number of another's is 0."""
+        row = self.rows.find(name)
+        return None if row < 0 else self.held_copy(name, row)
+
+    def listed(self) -> Iterator[list[Listed]]:
+        """All that the store says it has, page by page.
+
+        Raises `StoreError` for a store of others' that lists more than twice what its quota has room for: each name
+        that it invents would take memory here.
+        """
+        least = object_bytes(self.terms.block_bytes, enclosed=self.encloses, checked=False)
+        left, after = 2 * self.store.capacity_bytes // least + _NAMES_MIN, b""
+        while page := self.store.page(after, 1000):
+            left -= len(page)
+            if left < 0 and self.store.is_shared:
+                raise StoreError(f"{self.store.kind} tier: lists more than it has room for")
+            yield page
+            after = page[-1].name
+
+    def forget_unused(self) -> None:
+        """Domains and shred keys of which nothing is here any more are not kept."""
+        self.pseudonyms.clear()
+        old = self.rows.renumber("domain")
+        self.owners = [self.owners[number] for number in old]
+        new = {number: at for at, number in enumerate(old)}
+        self.unclaimed = {digest: new[at] for digest, at in self.unclaimed.items() if at in new}
+        self.domains = {
+            owner.label.spec: at
+            for at, owner in enumerate(self.owners)
+            if owner.label is not None and owner.label.spec is not None
+        }
+        self.shreds = [self.shreds[number] for number in self.rows.renumber("subject", "bucket", first=0)]
+        self.shred_numbers = {id_: number for number, id_ in enumerate(self.shreds)}
+
+
+def shred_name(tenant: str, subject: str | None) -> bytes:
+    """What a subject's shred key is found by, among all tenants'; None: that of all of the tenant's together."""
+    return tenant.encode() if subject is None else f"{tenant}\0{subject}".encode()
