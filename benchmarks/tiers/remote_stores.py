@@ -41,7 +41,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.mooncake_client import MooncakeClient, MooncakePlace
-from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
+from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierTerms
@@ -211,7 +211,7 @@ def point(folder: Path, clients: Callable[[], ObjectClient], mib: int, in_flight
     size = mib * MIB
     largest = object_bytes(size, enclosed=True, checked=False)
     store = RemoteStore(
-        clients(), owner=owner_of("w"), capacity_bytes=1 << 40, object_bytes_max=largest, in_flight=in_flight
+        clients(), worker="w", capacity_bytes=1 << 40, object_bytes_max=largest, in_flight=in_flight
     )
     run = RunInTier(folder, GuardedStore(store, seconds=60, clock=SystemClock()), size)
     alone = Alone(clients(), run, size, in_flight)

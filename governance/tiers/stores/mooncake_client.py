@@ -153,6 +153,14 @@ class MooncakeClient:
         self._store.remove(key, True)
         self._checked(self._store.put(key, data), "a note is not written")
 
+    def write_first_note(self, name: str, data: bytes) -> bool:
+        """As an object: what was there stays, and what is there then says whose it is (rule 1)."""
+        key = self._notes + name
+        if self._size(key) is not None:
+            return False
+        self._checked(self._store.put(key, data), "a note is not written")
+        return self.read_note(name) == data
+
     def close(self) -> None:
         """Leave the store."""
         self._store.unregister_buffer(self._address)

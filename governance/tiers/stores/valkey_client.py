@@ -139,6 +139,10 @@ class ValkeyClient:
         """One request."""
         self._call(lambda: self._client.set(self._note(name), data))
 
+    def write_first_note(self, name: str, data: bytes) -> bool:
+        """One request."""
+        return self._call(lambda: bool(self._client.set(self._note(name), data, nx=True)))
+
     def close(self) -> None:
         """Connections."""
         self._client.connection_pool.disconnect()
