@@ -558,7 +558,8 @@ class SealedTier:
         assert spec is not None
         index = self._index
         following: list[bytes] = []  # these are read while the one before them is opened
-        ahead = self._store.in_flight
+        lanes = self._store.in_flight
+        ahead = lanes + lanes // 2  # a lane that is done finds the next one waiting
         whole = self._terms.object_blocks * self._terms.block_bytes
         largest = min(whole, max((one.size for one in found), default=0))
         domain = self._domains.get(spec, -1)

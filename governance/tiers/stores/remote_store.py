@@ -11,7 +11,8 @@
    end it. Whose an object is is read once for each name.
 4. A request that fails is made once more, as long as no more than a tenth of the last ones were. A put or a delete that
    is made twice does what it did.
-5. In memory are at most `in_flight` objects that are being stored, and twice as many that are being loaded.
+5. In memory are at most `in_flight` objects that are being stored, and twice as many that are being loaded. Memory of
+   `_SPARES` times `in_flight` of them is kept: what is fetched into fresh memory waits for its pages.
 6. The quota counts what this owner has, by its own books; the store's own room is the store's.
 7. What stands for a worker in its objects is its *mark*, until another worker says beside the objects that it is its
    heir: the first that says so is. From then on that mark's objects are the heir's, and those of its own heir after it;
@@ -44,6 +45,7 @@ _OTHERS_MAX = 100_000  # names of other owners whose owner is not read again
 _AGAIN_SHARE, _AGAIN_MAX = 0.1, 10.0
 _HEIR, _MARKS = "-heir", "-marks"  # notes beside a mark's own: who took its objects over, and whose it has
 _LIVES_MAX, _MARKS_MAX = 256, 255
+_SPARES = 2
 Answer = TypeVar("Answer")
 
 
@@ -68,8 +70,11 @@ class ObjectClient(Protocol):
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
         """Store where nothing has this name; whether that was so. `lives_us`: when it may go by itself; 0: never."""
 
-    def get(self, name: bytes, size_max: int) -> memoryview | None:
-        """The object, of one that is longer the first `size_max` bytes; None where there is none."""
+    def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
+        """The object, of one that is longer the first `size_max` bytes; None where there is none.
+
+        It may be received into `room(size)`, which is at least as long.
+        """
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """At most the first `size` bytes; None where there is none."""
@@ -145,7 +150,7 @@ class RemoteStore:
         self._others: OrderedDict[bytes, int] = OrderedDict()  # when an object of another owner is due
         self._prepared: dict[bytes, _Prepared] = {}
         self._spares: list[bytearray] = []
-        self._loading: dict[bytes, list[memoryview]] = {}
+        self._loading: dict[bytes, list[bytearray | None]] = {}  # what each was received into
         self._again = _AGAIN_MAX  # requests that may be made once more
         self._readers = ThreadPoolExecutor(in_flight, thread_name_prefix="kvcustody-owners")
 
@@ -167,13 +172,18 @@ class RemoteStore:
             if self._used + self._preparing + size > self.capacity_bytes:
                 return None
             self._preparing += size
-            whole = ENVELOPE_BYTES + size
-            memory = next((spare for spare in self._spares if len(spare) >= whole), None)
-            if memory is not None:
-                self._spares = [spare for spare in self._spares if spare is not memory]
-        memory = bytearray(whole) if memory is None else memory
+        whole = ENVELOPE_BYTES + size
+        memory = self._memory(whole)
         self._prepared[name] = _Prepared(memory, size, until_us)
         return memoryview(memory)[ENVELOPE_BYTES:whole]
+
+    def _memory(self, size: int) -> bytearray:
+        """Memory for an object and its envelope, used before where there is any."""
+        with self._lock:
+            for at, spare in enumerate(self._spares):
+                if len(spare) >= size:
+                    return self._spares.pop(at)
+        return bytearray(size)
 
     def start_store(self, name: bytes) -> None:
         """Nothing: lanes are `GuardedStore`'s."""
@@ -213,8 +223,11 @@ class RemoteStore:
     def _spare(self, prepared: _Prepared) -> None:
         with self._lock:
             self._preparing -= prepared.size
-            if len(self._spares) < self.in_flight:
-                self._spares.append(prepared.memory)
+            self._give_back(prepared.memory)
+
+    def _give_back(self, memory: bytearray) -> None:
+        if len(self._spares) < _SPARES * self.in_flight:
+            self._spares.append(memory)
 
     # -- back -----------------------------------------------------------------------------------------------------
 
@@ -227,21 +240,31 @@ class RemoteStore:
     def prepare_load(self, name: bytes) -> memoryview | None:
         """The object's bytes, in memory until `complete_load`; of one that grew no more than shows it."""
         most = ENVELOPE_BYTES + self._sizes.get(name, self._object_bytes_max) + 1
-        found = self._ask(lambda: self._client.get(name, most))
+        memory: bytearray | None = None
+
+        def room(size: int) -> memoryview:
+            nonlocal memory
+            memory = self._memory(size)
+            return memoryview(memory)
+
+        found = self._ask(lambda: self._client.get(name, most, room))
         if found is None:
             return None
-        sealed = found[ENVELOPE_BYTES:].toreadonly()
         with self._lock:
-            self._loading.setdefault(name, []).append(sealed)
-        return sealed
+            self._loading.setdefault(name, []).append(memory)
+        return found[ENVELOPE_BYTES:].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
-        """Their memory is free."""
+        """Their memory is free. What is loaded twice at a time is not used again: whose is which is not known."""
         with self._lock:
             loading = self._loading[name]
-            loading.pop()
-            if not loading:
-                del self._loading[name]
+            memory = loading.pop()
+            if loading:
+                loading[:] = [None] * len(loading)
+                return
+            del self._loading[name]
+            if memory is not None:
+                self._give_back(memory)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """Its beginning, behind the envelope; whose it is is known then."""

@@ -100,8 +100,8 @@ class S3Client:
             return False
         return True
 
-    def get(self, name: bytes, size_max: int) -> memoryview | None:
-        """One request; a second where the object is longer than it may be."""
+    def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
+        """One request; a second where the object is longer than it may be. The library has memory of its own."""
 
         def read() -> memoryview:
             found = self._obstore.get(self._store, self._key(name))
