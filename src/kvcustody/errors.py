@@ -101,7 +101,7 @@ class ReturnedKeysError(KeyringError):
         )
 
 
-class KeyServiceUnavailable(NoKeyError):
+class KeyServiceUnavailable(NoKeyError):  # noqa: N818 - a state, as the standard library's `StopIteration`
     """The key service does not answer, or refuses this process: nothing that needs it can be opened now."""
 
     code = "KVC330"
@@ -131,7 +131,7 @@ class LedgerError(CustodyError):
     code = "KVC600"
 
 
-class LedgerUnavailable(LedgerError):
+class LedgerUnavailable(LedgerError):  # noqa: N818 - as above
     """A class-A event could not be made durable; the act that it guards must not happen."""
 
     code = "KVC610"
