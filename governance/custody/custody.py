@@ -428,6 +428,7 @@ class Custody(Authority[PoolT_co]):
             room=figures.room,
             tenant_tokens=figures.tenant_tokens,
             leases=self.lease_seconds(),
+            events=self.event_figures(),
         )
 
     def _recording(

@@ -18,7 +18,8 @@
 4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
 5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
    another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks. Where that
-   process died (`heirs`), only an heir takes copies over, and only those that policy lets it restore.
+   process died, or left it to this one as its heir (`heirs`), only an heir takes copies over, and only those that
+   policy lets it restore.
 6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
    What leaves for that goes to the tier below, where there is one, as it is sealed.
 7. `take_events` says what began and ended since the last call, each with its cause.
@@ -42,7 +43,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError, KeyServiceUnavailable, StoreError
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, NoKeyError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, HeldCopy, TierEntry, TierErased
@@ -68,7 +69,6 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.tier_clock import TierClock
 from kvcustody.governance.tiers.tier_index import IndexRow, last_of
-
 
 _EVICT_SHARE = 64  # of a full tier, that much leaves at once
 _HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits for more at a time
@@ -312,7 +312,7 @@ class SealedTier:
             if not self._index.is_known(label, spec) and not is_shared:
                 return found
             name = self._index.namer(spec)
-        except KeyringError:  # an epoch that was destroyed: nothing of it is found
+        except NoKeyError:  # an epoch that was destroyed, say: nothing of it is found
             return found
         step, count = self._index.terms.object_blocks, len(keys) // KEY_BYTES
         most, domain, now_us = (
@@ -322,7 +322,7 @@ class SealedTier:
         )
         while depth < most:
             first, last = depth, min(count, depth - depth % step + step)
-            with suppress(KeyringError):  # then nothing is sought, as where nobody has it
+            with suppress(NoKeyError):  # then nothing is sought, as where nobody has it
                 if is_shared and self._others.seek(label, spec, keys, depth, last):
                     domain = self._index.domains[spec]
             for end in self._ends_within(keys, depth, last):
@@ -357,7 +357,8 @@ class SealedTier:
         assert spec is not None
         index = self._index.rows
         following: list[bytes] = []  # these are read while the one before them is opened
-        ahead = self._index.store.in_flight
+        lanes = self._index.store.in_flight
+        ahead = lanes + lanes // 2  # a lane that is done finds the next one waiting
         whole = self._index.terms.object_blocks * self._index.terms.block_bytes
         largest = min(whole, max((one.size for one in found), default=0))
         domain = self._index.domains.get(spec, -1)
@@ -404,7 +405,7 @@ class SealedTier:
         try:
             name = self._index.namer(spec)(part.keys[-KEY_BYTES:])
             known = self._index.is_known(label, spec)
-        except KeyringError:  # the epoch was destroyed
+        except NoKeyError:  # the epoch was destroyed, say
             return None
         row = self._index.rows.find(name) if known else -1
         if row >= 0:
@@ -441,7 +442,7 @@ class SealedTier:
             )
             into.release()
             self._index.store.start_store(name)
-        except (StoreError, KeyringError):
+        except (StoreError, NoKeyError):
             self._give_up(name)
             self._refused += 1
             return None
@@ -631,7 +632,7 @@ class SealedTier:
                     continue
                 if not self._others.is_of(facts, label, spec, keys, facts.depth, end):
                     continue
-            except KeyringError:
+            except NoKeyError:
                 continue
             row = self._index.row_of(0, facts, len(data), 0)
             owner = CopyOwner(label.tenant, label.classification, facts.subject, label)
@@ -682,8 +683,7 @@ class SealedTier:
             self._refused += 1
             return False
         except KeyringError:  # it does not open, or a key of it is destroyed
-            if self._index.keys.may_seal:  # else the key service is away, and the copy is as it was
-                self._ends.end([row], "broken")
+            self._ends.end([row], "broken")
             return False
         if known.due_us <= self._index.clock.now_us():  # its time ended while it was read
             return False

@@ -22,7 +22,10 @@ MAKERS = {
     "replay": "records a replay, as a worker does",
     "serve": "is the control plane of the ledger",
 }
-UNREAD = {"report frameworks": "lists what this program knows"}
+UNREAD = {
+    "doctor": "says what is wrong with a ledger, and exits 1",
+    "report frameworks": "lists what this program knows",
+}
 ELSEWHERE = {  # refused for what else they are given here (another file, another database), or for who asks
     "audit sink acknowledge", "audit sink attach", "audit sink detach", "audit timestamp", "clock confirm",
     "db roles", "erasure certificate", "policy grants", "report verify",

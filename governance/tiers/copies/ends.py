@@ -175,7 +175,7 @@ class CopyEnds:
         self.erasures.append((selector, self._index.clock.now_us()))
         ids = {self._index.owners[number].subject for number in chosen} if ids is None else ids
         self.forget_rows(rows, "erased", erasure)
-        if selector.subject is not None or selector == Selector(tenant=selector.tenant):
+        if selector.ends_keys:
             living = {id_ for id_ in ids if self._index.shred.is_living(id_)}
             for id_ in living:
                 self._index.shred.destroy(id_)

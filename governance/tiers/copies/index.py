@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvcustody.errors import KeyringError, StoreError
+from kvcustody.errors import KeyringError, NoKeyError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.tier_protocol import HeldCopy, TierEntry
 from kvcustody.governance.identity.domain_spec import DomainSpec
@@ -169,7 +169,7 @@ class CopyIndex:
             return False
         try:
             name = self.namer(spec)
-        except KeyringError:
+        except NoKeyError:
             return False
         return all(self.rows.find(name(last)) >= 0 for last in lasts)
 

@@ -33,6 +33,7 @@ class OthersCopies:
         self._ends = ends
         self.sought = 0  # times that the store was asked what others stored
         self._death = self._death_before()
+        self._deaths = self._deaths_of_others()
 
     def seek(self, label: DomainLabel, spec: DomainSpec, keys: bytes, depth: int, end: int) -> bool:
         """Whether another worker stored an object that ends at `end`, which the index did not have (rule 8)."""
@@ -124,16 +125,39 @@ class OthersCopies:
                 raise
             return None  # nothing of before will be found either
 
+    def _deaths_of_others(self) -> dict[bytes, WorkerDeath]:
+        """Of workers whose heir this one is in a shared store, by the mark of what each left."""
+        holder = self._index.terms.holder
+        inherit: Callable[[Callable[[bytes], bool]], dict[bytes, bytes]] | None
+        inherit = getattr(self._index.store, "inherit", None)
+        if holder is None or inherit is None:
+            return {}
+        deaths: dict[bytes, WorkerDeath] = {}
+        try:
+            for mark, written in inherit(lambda written: death_before(written, holder) is not None).items():
+                death = death_before(written, holder)
+                assert death is not None, "only of the dead"
+                deaths[mark] = death._replace(is_heir=True)
+        except StoreError as error:
+            _log.error("tier does not say what others left", tier=self._index.store.kind, error=error.message)
+        return deaths
+
     def write_holder(self, *, is_stopped: bool) -> None:
-        """Say who has the tier; while a copy that must end is still there, the mark stays the one before."""
+        """Say who has the tier, and of whom it took copies over that they have passed.
+
+        While a copy that must end is still there, the mark stays the one before.
+        """
         if self._ends.waiting:
             return
         holder = self._index.terms.holder
-        write: Callable[[bytes], None] | None = getattr(self._index.store, "write_holder", None)
+        write: Callable[..., None] | None = getattr(self._index.store, "write_holder", None)
         if holder is None or write is None or not self._index.store.outlives:
             return
         try:
             write(holder.written(is_stopped=is_stopped))
+            for mark, death in self._deaths.items():
+                write(death.holder.written(is_stopped=True), mark)
+            self._deaths = {}
         except StoreError as error:
             if not self._index.store.is_shared:
                 raise
@@ -141,7 +165,8 @@ class OthersCopies:
 
     def _inherits(self, name: bytes, size: int, facts: ObjectFacts, tenant: str) -> bool:
         """Whether a copy of a process that died is taken over; either way it is told."""
-        death = self._death
+        left_by: Callable[[bytes], bytes] | None = getattr(self._index.store, "left_by", None)
+        death = self._death if left_by is None else self._deaths.get(left_by(name), self._death)
         if death is None:
             return True
         restores = death.is_heir and self._index.terms.limit(tenant, facts.classification).restores
@@ -173,6 +198,7 @@ class OthersCopies:
             if not self._index.store.is_shared:
                 raise
             _log.error("tier is away at the start", tier=self._index.store.kind, error=error.message)
+            self._deaths = {}  # what others left passes with a start that finds it
             return 0, 0
 
     def _go_through(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.mooncake_client import MooncakeClient, MooncakePlace
-from kvcustody.governance.tiers.stores.remote_store import ENVELOPE_BYTES, RemoteStore, owner_of
+from kvcustody.governance.tiers.stores.remote_store import ENVELOPE_BYTES, RemoteStore
 from standins.engines.mooncake.store_world import Client, Master
 from standins.governance.tier_place import ABSOLUTE_US, Place
 
@@ -39,7 +39,7 @@ class InMooncake(Place):
         client = MooncakeClient(where, buffer_bytes=16 << 20, seconds=5)
         return RemoteStore(
             client,
-            owner=owner_of(self.worker),
+            worker=self.worker,
             capacity_bytes=self.capacity,
             object_bytes_max=1 << 20,
             in_flight=2,
