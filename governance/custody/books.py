@@ -22,48 +22,29 @@ from kvcustody.policies.table.decision_table import DecisionTable
 Covers = Callable[[Domain], bool]
 
 
-class CopyTiers(Protocol):
-    """The tiers off the device that hold copies of a pool's blocks. `tiers.run_transfers.RunTransfers` is one."""
+class CopyTiers:
+    """The tiers off the device that hold copies of a pool's blocks: none, where a subclass does not say more."""
 
     def counts(self) -> tuple[TierCounts, ...]:
         """Their own counters, for conservation."""
+        return ()
 
     def figures(self) -> dict[str, float]:
-        """What they did and hold, for metrics."""
+        """What they did and hold, by the keys of `metrics.MEASURES`."""
+        return {}
 
     def leaves(self) -> list[Event]:
-        """What became of copies since the last call."""
+        """What became of copies since the last call, where it is not told otherwise."""
+        return []
 
     def narrow(self) -> None:
-        """Policy or keys have changed: end the copies that no tier may keep any more."""
+        """Policy or keys have changed: end the copies that no tier may keep any more, now or with the next step."""
 
     def forget_tenant(self, tenant: str) -> None:
         """An unlisted tenant has left: end its copies."""
 
-
-class NoTiers:
-    """No copy leaves the device."""
-
-    def counts(self) -> tuple[TierCounts, ...]:
-        """None."""
-        return ()
-
-    def figures(self) -> dict[str, float]:
-        """None."""
-        return {}
-
-    def leaves(self) -> list[Event]:
-        """None."""
-        return []
-
-    def narrow(self) -> None:
-        """Nothing to end."""
-
-    def forget_tenant(self, tenant: str) -> None:
-        """Nothing to end."""
-
     def close(self) -> None:
-        """Nothing to end."""
+        """End what does not outlive the process, and let the stores go."""
 
 
 class PoolFigures(NamedTuple):

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypedDict
+
+from kvcustody.errors import CapacityError
+from kvcustody.policies.document.model import TenantPolicy
 
 LOOKS_MAX = 64  # at those that are here, for one newcomer
 
@@ -18,8 +22,18 @@ class UnlistedTenants:
     def __init__(self) -> None:
         self._here: OrderedDict[str, None] = OrderedDict()
 
-    def admit(self, name: str, most: int, leaves: Callable[[str], bool]) -> bool:
-        """Whether `name` is among at most `most`; `leaves` has one that was here go, or says that it stays."""
+    def admit(self, name: str, tenant: TenantPolicy, leaves: Callable[[str], bool]) -> None:
+        """Raise `CapacityError` where the policy admits no more.
+
+        `leaves` has one that was here go, or says that it stays.
+        """
+        most = tenant.tenants_max
+        if most is not None and not self._admits(name, most, leaves):
+            raise CapacityError(
+                f"tenant `{name}`: the policy admits {most} unlisted tenants, and they are here", tenant=name
+            )
+
+    def _admits(self, name: str, most: int, leaves: Callable[[str], bool]) -> bool:
         if name in self._here:
             return True
         for _ in range(min(len(self._here), LOOKS_MAX)):
@@ -34,3 +48,25 @@ class UnlistedTenants:
             return False
         self._here[name] = None
         return True
+
+
+class AccountLimits(TypedDict):
+    """What a tenant's account may have, in blocks, and how many residencies may hold."""
+
+    guaranteed: int
+    cap: int
+    borrow: bool
+    residencies: int
+
+
+def account_limits(
+    tenant: TenantPolicy, pool_blocks: int, residencies_max: int, *, isolating: bool
+) -> AccountLimits:
+    """What the policy gives a tenant of a pool; where it is `isolating`, exactly its guarantee."""
+    guaranteed = int(tenant.guaranteed * pool_blocks)
+    return AccountLimits(
+        guaranteed=guaranteed,
+        cap=guaranteed if isolating else int(tenant.cap * pool_blocks),
+        borrow=tenant.borrow and not isolating,
+        residencies=min(tenant.residencies or residencies_max, residencies_max),
+    )

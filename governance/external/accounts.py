@@ -14,7 +14,7 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants
+from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants, account_limits
 from kvcustody.policies.document.model import Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -43,11 +43,8 @@ class PortAccounts:
         tenant = table.tenant(name)
         if tenant is None:
             raise CapacityError(f"tenant `{name}` is not in the policy", tenant=name)
-        most = tenant.tenants_max if tenant is table.policy.default else None
-        if most is not None and not self._unlisted.admit(name, most, leaves):
-            raise CapacityError(
-                f"tenant `{name}`: the policy admits {most} unlisted tenants, and they are here", tenant=name
-            )
+        if tenant is table.policy.default:
+            self._unlisted.admit(name, tenant, leaves)
         self._leaving.discard(name)
         self._names.add(name)
         return self._limited(name, tenant, table)
@@ -70,18 +67,11 @@ class PortAccounts:
         return True
 
     def _limited(self, name: str, tenant: TenantPolicy, table: DecisionTable) -> Account:
-        strict = table.policy.profile is Profile.STRICT
-        size = self._pool.partition.size
+        most, size = self._residencies_max, self._pool.partition.size
         if self.is_unlimited(name):
-            return self._pool.account(name, residencies=self._residencies_max)
-        guaranteed = int(tenant.guaranteed * size)
-        return self._pool.account(
-            name,
-            guaranteed=guaranteed,
-            cap=guaranteed if strict else int(tenant.cap * size),
-            borrow=tenant.borrow and not strict,
-            residencies=min(tenant.residencies or self._residencies_max, self._residencies_max),
-        )
+            return self._pool.account(name, residencies=most)
+        strict = table.policy.profile is Profile.STRICT
+        return self._pool.account(name, **account_limits(tenant, size, most, isolating=strict))
 
     def limit(self, table: DecisionTable) -> None:
         """Apply a revision's quotas to its named tenants and to every account that exists."""

@@ -74,7 +74,6 @@ from kvcustody.governance.external.residency_events import (
     opened,
     written,
 )
-from kvcustody.governance.external.withdraw_changed import withdraw_changed
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
@@ -982,12 +981,7 @@ class EnginePort(Custody[ExternalPool]):
         _log.error(
             "blocks changed since they were published", blocks=changed.tolist()[:16], count=len(changed)
         )
-        forget, readers = withdraw_changed(self._books, sums, changed, now_us)
-        self._books.evict(forget)
-        withheld = sums.withheld(changed)
-        if withheld:
-            self._engine.withhold(withheld)
-        return readers
+        return self._books.withdraw(changed, now_us)
 
     def fence(self, at_us: int | None = None) -> int:
         """A device step is in flight; what ends inside it is scrubbed after it. Returns its id for `retire`."""

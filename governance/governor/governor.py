@@ -52,7 +52,6 @@ from kvcustody.governance.edge.route_receipt import RouteReceipt
 from kvcustody.governance.external.accounts import ANONYMOUS
 from kvcustody.governance.governor.forecast_pools import ForecastPools, PoolRun
 from kvcustody.governance.governor.offloading import Offloading
-from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pool_books import PoolBooks
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.sequence_events import (
@@ -131,7 +130,6 @@ class Governor(Custody[BlockManager]):
         books = PoolBooks(pools, forecast, self.release, self.finish)
         self._live = books.running
         self._asked = FirstAsked()
-        self._overdue = OverdueWatch()
         self._nobodys: Domain | None = None
         super().__init__(
             books,
@@ -763,7 +761,7 @@ class Governor(Custody[BlockManager]):
         self._forecast.step(now_us)
         for sequence in over:
             self.release(sequence.id, "active-max")
-        self._outbox += self._overdue.look(self._pools.managers, now_us)
+        self._outbox += self._books.take_overdue(now_us)
         self._orphans.step()
         if self.offload is not None:
             self.offload.transfers.step(now_us)

@@ -28,8 +28,8 @@ from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, FENCED, QUARANTIN
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.evidence.coverage.conservation import PoolCounts
-from kvcustody.audit.kinds import Event
-from kvcustody.governance.custody.books import Covers, NoTiers, PoolFigures
+from kvcustody.audit.kinds import CustodyOverdue, Event
+from kvcustody.governance.custody.books import CopyTiers, Covers, PoolFigures
 from kvcustody.governance.custody_events import (
     blocks_passed,
     custody_ended,
@@ -44,15 +44,16 @@ from kvcustody.governance.governor.end_domains import end_domains, nodes_inside,
 from kvcustody.governance.governor.forecast_pools import ForecastPools
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.sequence_events import unlisted
-from kvcustody.governance.observability.stats import charged_blocks, pool_stats
+from kvcustody.governance.observability.stats import charged_blocks, overdue_us, pool_stats
 from kvcustody.governance.orphans.finding import RepairableFinding
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.pool_scan import PoolScan
 from kvcustody.governance.orphans.scan_protocol import Held, PoolFindings
 from kvcustody.governance.orphans.slices import Slices
-from kvcustody.governance.tiers.run_transfers import RunTransfers
 from kvcustody.policies.document.model import Profile
 from kvcustody.policies.table.decision_table import DecisionTable
+
+GRACE_US = 1_000_000  # what is overdue for longer at the end of a step goes on record; so does that nothing is any more
 
 
 class PoolBooks:
@@ -73,8 +74,9 @@ class PoolBooks:
         self.release = release
         self.finish = finish
         self.running: dict[Hashable, RunningSequence] = {}
-        self.copies: RunTransfers | NoTiers = NoTiers()
+        self.copies = CopyTiers()
         self._launch = 0
+        self._late: set[int] = set()  # pools with custody that is overdue, on record
 
     @property
     def pools(self) -> list[BlockManager]:
@@ -136,6 +138,23 @@ class PoolBooks:
                     events += scrub_receipts(scrubbed, self._launch, number, size, now_us)
         events += self.copies.leaves()
         return events
+
+    def take_overdue(self, now_us: int) -> list[CustodyOverdue]:
+        """Which pools have custody past its deadline, or have none any more, since the last call (`GRACE_US`)."""
+        changed = []
+        for manager in self.pools:
+            number, was_late = manager.number, manager.number in self._late
+            if not manager.behind and not was_late:
+                continue
+            late_us = overdue_us(manager, now_us)
+            if late_us > GRACE_US and not was_late:
+                self._late.add(number)
+                holds = manager.hold_table.overdue(now_us)
+                changed.append(CustodyOverdue(now_us, number, holds, now_us - late_us))
+            elif not late_us and was_late:
+                self._late.discard(number)
+                changed.append(CustodyOverdue(now_us, number, 0, 0))
+        return changed
 
     def figures(self, now_us: int) -> PoolFigures:
         """As `Books`."""

@@ -19,7 +19,7 @@ from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.errors import CapacityError, HandleError
 from kvcustody.governance.decisions.eviction_order import eviction_orders
-from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants
+from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants, account_limits
 from kvcustody.policies.document.model import Policy, Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -145,11 +145,7 @@ class Pools:
             raise CapacityError(f"tenant `{name}` is not in the policy", tenant=name)
         if tenant is table.policy.default and tenant.tenants_max is not None:
             self._forget_clean()
-            if not self._unlisted.admit(name, tenant.tenants_max, leaves):
-                raise CapacityError(
-                    f"tenant `{name}`: the policy admits {tenant.tenants_max} unlisted tenants, and they are here",
-                    tenant=name,
-                )
+            self._unlisted.admit(name, tenant, leaves)
         self._leaving.discard(name)
         if self._profile is Profile.DEDICATED:
             manager = manager or self._pool_given_back(self._share(tenant))
@@ -229,17 +225,11 @@ class Pools:
         manager.give_partition(before, name)
 
     def _limited(self, name: str, tenant: TenantPolicy, manager: BlockManager) -> Account:
-        isolating = self._profile is not Profile.SHARED
+        most = self._residencies_max
         if self.is_unlimited(name):
-            return manager.account(name, residencies=self._residencies_max)
-        guaranteed = int(tenant.guaranteed * self.blocks)
-        return manager.account(
-            name,
-            guaranteed=guaranteed,
-            cap=guaranteed if isolating else int(tenant.cap * self.blocks),
-            borrow=tenant.borrow and not isolating,
-            residencies=min(tenant.residencies or self._residencies_max, self._residencies_max),
-        )
+            return manager.account(name, residencies=most)
+        isolating = not self.is_shared
+        return manager.account(name, **account_limits(tenant, self.blocks, most, isolating=isolating))
 
     def limit(self, table: DecisionTable) -> None:
         """Apply the revision's quotas to the named tenants and to every account that exists."""

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
 from kvcustody.audit.kinds import Event, TransferDecided
 from kvcustody.clock import Clock
+from kvcustody.governance.custody.books import CopyTiers
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
 from kvcustody.governance.tiers.copies.index import KEY_BYTES
@@ -96,7 +97,7 @@ class CopyReader(NamedTuple):
     latency: str = ""
 
 
-class RunTransfers:
+class RunTransfers(CopyTiers):
     """The tiers of one engine, in the order in which they are asked. Called on the owning thread."""
 
     def __init__(

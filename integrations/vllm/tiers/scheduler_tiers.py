@@ -40,9 +40,9 @@ import numpy as np
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
-from kvcustody.audit.kinds import Event
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, IsolationError, NoKeyError
+from kvcustody.governance.custody.books import CopyTiers
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.block_keys import LazyKeys
@@ -156,7 +156,7 @@ class TierCount(NamedTuple):
     left_alone: int
 
 
-class SchedulerTiers:
+class SchedulerTiers(CopyTiers):
     """The tiers of one engine. Called on the engine's thread."""
 
     def __init__(
@@ -876,13 +876,6 @@ class SchedulerTiers:
         for tier, link in self._links.items():
             found |= tier_figures(link.use(tier), self._sums(tier), self._capacity[tier])
         return found
-
-    def leaves(self) -> list[Event]:
-        """None: what became of copies is recorded when a worker's reply comes."""
-        return []
-
-    def narrow(self) -> None:
-        """Nothing yet: the next step sees that policy or keys have changed, and tells the workers."""
 
     def forget_tenant(self, tenant: str) -> None:
         """A tenant that nobody listed has left: what it had in tiers ends."""
