@@ -16,7 +16,6 @@ are not modelled a second time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -35,12 +34,7 @@ from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.end_domains import end_domains
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.monitoring.monitor import (
-    FORECAST_TRIES,
-    FORECAST_WAITING_MAX,
-    ForecastRun,
-    MonitoredRequest,
-)
+from kvcustody.governance.monitoring.monitor import ForecastRun, MonitoredRequest, WaitingForecast
 from kvcustody.policies.table.decision_table import DecisionTable
 
 
@@ -91,7 +85,7 @@ class PoolRun(ForecastRun):
         self.record: Callable[[], None] | None = None  # until what it would have found is known
 
 
-class ForecastPools:
+class ForecastPools(WaitingForecast[PoolRun]):
     """The pool that enforcing would have made. Belongs to the thread that owns the Governor's.
 
     It has no pool before the first monitored request (`is_open`), and does nothing.
@@ -99,12 +93,12 @@ class ForecastPools:
 
     def __init__(self, pools: Pools, clock: Clock) -> None:
         """`pools`: those that serve."""
+        super().__init__()
         self._pools = pools.like(lambda blocks: UnbackedMemory(blocks, 0, clock=clock))
         self.is_open = False
         self._table: DecisionTable
         self._manager: BlockManager
         self._twins: WeakKeyDictionary[Domain, Domain] = WeakKeyDictionary()
-        self._waiting: deque[PoolRun] = deque()
         self._fences: dict[int, int] = {}
 
     def open(self, table: DecisionTable) -> None:
@@ -137,7 +131,7 @@ class ForecastPools:
     ) -> None:
         """Find what the policy would have let it read, of what would be cached if it were enforced."""
         self._manager.sweep(now_us)
-        self._start_waiting(now_us)
+        self.start_waiting(now_us)
         try:
             twins = self._read(read, now_us)
         except CapacityError:
@@ -150,9 +144,7 @@ class ForecastPools:
         """It was admitted now, and what was found holds still. `record` is called once, when it is known."""
         run.record = record
         if not self._start(run, now_us):
-            self._waiting.append(run)
-            if len(self._waiting) > FORECAST_WAITING_MAX:
-                self._drop(self._waiting[0])
+            self._wait(run)
 
     def computed(self, monitored: OwnerData, tokens: int, now_us: int) -> None:
         """So many leading tokens are computed."""
@@ -242,17 +234,7 @@ class ForecastPools:
             self.forget(lambda domain: domain.owner.name == tenant, now_us)
             self._pools.leave(tenant)
 
-    def close(self) -> None:
-        """Whoever still waits is recorded as far as it is known."""
-        for run in list(self._waiting):
-            self._drop(run)
-
     # -- time ---------------------------------------------------------------------------------------------------------
-
-    def settle(self, now_us: int) -> None:
-        """Nothing runs any more: whoever still waits runs now, one after another."""
-        while self._start_waiting(now_us):
-            self._discard()
 
     def step(self, now_us: int) -> None:
         """As `Governor.step`: expiry and reserve; whoever would have run too long ends."""
@@ -261,7 +243,7 @@ class ForecastPools:
         for sequence in self._manager.step(now_us):
             if isinstance(sequence.id, PoolRun):
                 self._end(sequence.id, "active-max", now_us)
-        self._start_waiting(now_us)
+        self.start_waiting(now_us)
         self._discard()
 
     def fence(self, number: int, requests: Iterable[OwnerData | None], now_us: int) -> None:
@@ -304,22 +286,8 @@ class ForecastPools:
         _put_on_record(run)
         return True
 
-    def _runs(self) -> bool:
-        return any(one is not None for one in self._manager.decode.sequences)
-
-    def _start_waiting(self, now_us: int) -> int:
-        """Those that were put off, as an engine asks again: one that has no room lets the next one try."""
-        left = 0
-        for run in list(self._waiting)[:FORECAST_TRIES] if self._waiting else ():
-            is_idle = not self._fences and not self._runs()
-            if self._start(run, now_us):
-                self._waiting.remove(run)
-                self._catch_up(run, now_us)
-                left += 1
-            elif is_idle:
-                self._drop(run)  # it could not run alone: it would be refused
-                left += 1
-        return left
+    def _is_idle(self) -> bool:
+        return not self._fences and all(sequence is None for sequence in self._manager.decode.sequences)
 
     def _catch_up(self, run: PoolRun, now_us: int) -> None:
         """What the real request did while this one waited."""
@@ -335,6 +303,7 @@ class ForecastPools:
             self._fork_at(run, at, now_us)
         if run.is_over or tokens is None:
             self._end(run, "finished", now_us)
+        self._discard()
 
     def _fork_at(self, run: PoolRun, tokens: int, now_us: int) -> None:
         """Those that were forked from it after so many tokens."""

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -126,6 +129,66 @@ class MonitoredRequest(OwnerData):
             at < segment or ((spec := label_of(domain).spec) is not None and spec in opened)
             for at, domain in enumerate(domains)
         ]
+
+
+T = TypeVar("T")
+
+
+class WaitingForecast(ABC, Generic[T]):
+    """Who would be put off waits here, oldest first, while the real request runs: it begins as soon as it has room."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[T] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that run, and would wait."""
+        return len(self._waiting)
+
+    def _wait(self, run: T) -> None:
+        self._waiting.append(run)
+        if len(self._waiting) > FORECAST_WAITING_MAX:
+            self._drop(self._waiting[0])
+
+    def start_waiting(self, now_us: int) -> int:
+        """Those that were put off, as an engine asks again: one that has no room lets the next one try."""
+        left = 0
+        for run in list(self._waiting)[:FORECAST_TRIES] if self._waiting else ():
+            is_idle = self._is_idle()
+            if self._start(run, now_us):
+                self._waiting.remove(run)
+                self._catch_up(run, now_us)
+                left += 1
+            elif is_idle:
+                self._drop(run)  # it could not run alone: it would be refused
+                left += 1
+        return left
+
+    def settle(self, now_us: int) -> None:
+        """Nothing runs any more: whoever still waits runs now, one after another."""
+        while self.start_waiting(now_us):
+            pass
+
+    def close(self) -> None:
+        """Whoever still waits is recorded as far as it is known."""
+        for run in list(self._waiting):
+            self._drop(run)
+
+    @abstractmethod
+    def _is_idle(self) -> bool:
+        """Whether nothing runs."""
+
+    @abstractmethod
+    def _start(self, run: T, now_us: int) -> bool:
+        """Whether it has room now; then it runs."""
+
+    @abstractmethod
+    def _catch_up(self, run: T, now_us: int) -> None:
+        """It began now: it does what the real request did while it waited."""
+
+    @abstractmethod
+    def _drop(self, run: T) -> None:
+        """Give it up: it is recorded as far as it is known, and waits no more."""
 
 
 class Monitor:

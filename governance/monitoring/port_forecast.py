@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -23,12 +22,7 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.longest_prefix import ReadPlan
 from kvcustody.governance.external.block_keys import look_up
 from kvcustody.governance.monitoring.forecast_cache import ForecastCache
-from kvcustody.governance.monitoring.monitor import (
-    FORECAST_TRIES,
-    FORECAST_WAITING_MAX,
-    ForecastRun,
-    MonitoredRequest,
-)
+from kvcustody.governance.monitoring.monitor import ForecastRun, MonitoredRequest, WaitingForecast
 
 
 class WaitingRun(ForecastRun):
@@ -43,22 +37,17 @@ class WaitingRun(ForecastRun):
         self.record: Callable[[], None] | None = None
 
 
-class PortForecast:
+class PortForecast(WaitingForecast[MonitoredRequest]):
     """The cache that enforcing would have made, and who would run on it. Belongs to the thread that owns the port.
 
     `common_blocks`: what no guarantee has claimed of the pool.
     """
 
     def __init__(self, cache: ForecastCache, common_blocks: Callable[[], int]) -> None:
+        super().__init__()
         self.cache = cache
         self._common_blocks = common_blocks
         self._reserved: dict[str, int] = {}  # blocks, by the tenant that runs
-        self._waiting: deque[MonitoredRequest] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """Requests that run, and would wait."""
-        return len(self._waiting)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -71,7 +60,7 @@ class PortForecast:
         request.keys, request.segment_blocks, request.granted_blocks = [], 0, 0
         if request.refusal:
             return
-        if request.private is None and not self._reserve(request):
+        if request.private is None and not self._start(request, now_us):
             request.run = WaitingRun()
             return
         request.run = None
@@ -82,9 +71,7 @@ class PortForecast:
         if request.refusal:
             return
         if isinstance(request.run, WaitingRun):
-            self._waiting.append(request)
-            if len(self._waiting) > FORECAST_WAITING_MAX:
-                self._drop(self._waiting[0])
+            self._wait(request)
             return
         self._attach(request)
 
@@ -139,35 +126,12 @@ class PortForecast:
             if request.read is not None and covers(request.read.own.domain):
                 self._drop(request)
 
-    # -- time ---------------------------------------------------------------------------------------------------------
-
-    def start_waiting(self, now_us: int) -> int:
-        """Those that were put off, as an engine asks again: one that has no room lets the next one try."""
-        left = 0
-        for request in list(self._waiting)[:FORECAST_TRIES] if self._waiting else ():
-            is_idle = not any(self._reserved.values())
-            if self._reserve(request):
-                self._waiting.remove(request)
-                self._catch_up(request, now_us)
-                left += 1
-            elif is_idle:
-                self._drop(request)  # it could not run alone: it would be refused
-                left += 1
-        return left
-
-    def settle(self, now_us: int) -> None:
-        """Nothing runs any more: whoever still waits runs now, one after another."""
-        while self.start_waiting(now_us):
-            pass
-
-    def close(self) -> None:
-        """Whoever still waits is recorded as far as it is known."""
-        for request in list(self._waiting):
-            self._drop(request)
-
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _reserve(self, request: MonitoredRequest) -> bool:
+    def _is_idle(self) -> bool:
+        return not any(self._reserved.values())
+
+    def _start(self, request: MonitoredRequest, now_us: int) -> bool:
         """Its whole length, until its end; its tenant's own cache makes room."""
         if not request.is_reserved:
             tenant, need = request.reader, request.reserved_blocks
