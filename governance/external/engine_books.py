@@ -15,7 +15,7 @@ In a scan the engine's books, the pool's and the residencies' are counted apart 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,21 +71,9 @@ class EngineTiers:
     `are_copies_sealed`: whether nothing of those rests in clear.
     """
 
-    copies: CopyTiers
+    copies: CopyTiers = field(default_factory=CopyTiers)
     copies_leave: bool = False
     are_copies_sealed: Callable[[], bool] = _no
-
-
-class KnownToScans:
-    """What scans of one engine have found and keep up.
-
-    `difference`: between the engine's count of hand-outs and ours. `contained`: blocks that the engine references by
-    itself, and was told to withhold.
-    """
-
-    def __init__(self) -> None:
-        self.difference = 0
-        self.contained: set[int] = set()
 
 
 class EngineBooks:
@@ -109,12 +97,13 @@ class EngineBooks:
         self.flush: Callable[[], None] = _nothing
         self.running: dict[Hashable, ExternalResidency] = {}
         self.evicted_blocks = EvictedBlocks(pool)
-        self.tiers = EngineTiers(CopyTiers())
+        self.tiers = EngineTiers()
         self.tokens_of: Callable[[Hashable], int] | None = (
             None  # of a running request, where the adapter knows
         )
         self.are_hits_leading = True  # False: hit blocks are of several layer groups
-        self.known = KnownToScans()
+        self.known_difference = 0  # between the engine's count of hand-outs and ours, named by a scan before
+        self.contained: set[int] = set()  # what the engine references by itself, and was told to withhold
         self._block_tokens = block_tokens
         self._launch = 0
 
@@ -401,7 +390,6 @@ class EngineScan:
         self._view = engine.view()
         self._refs, self._holds_counted = count_references(books), count_holds(books)
         self._now_us = now_us
-        self._contained_before = books.known.contained
         self._found = FindingBuilder(pool.number, now_us)
         self._usable = np.ones(pool.blocks, dtype=np.bool_)
         self._usable[pool.reserved] = False
@@ -498,7 +486,7 @@ class EngineScan:
             def contain() -> tuple[str, str]:
                 self._engine.evict(blocks.tolist())
                 self._engine.withhold(blocks.tolist())
-                self._contained_before.update(blocks.tolist())
+                self._books.contained.update(blocks.tolist())
                 return "withheld from the engine", "contained"
 
             return contain
@@ -519,7 +507,7 @@ class EngineScan:
         fewer = "requests have blocks that the engine does not reference"
         refs, usable = self._view.refs, self._usable
         withheld = self._books.pool.state == QUARANTINED
-        withheld[list(self._contained_before)] = True
+        withheld[list(self._books.contained)] = True
         return [
             *self._each_owner(
                 "reference without sequence", more, (refs > expected) & usable & ~withheld, withhold
@@ -595,12 +583,13 @@ class EngineScan:
 
     def _difference(self) -> list[RepairableFinding]:
         """Hand-outs that one side counted and the other did not, beyond those that are known."""
-        known, allocated, ours = self._books.known, self._view.allocated, self._books.pool.next_generation - 1
-        if allocated - ours == known.difference:
+        books, allocated = self._books, self._view.allocated
+        ours = books.pool.next_generation - 1
+        if allocated - ours == books.known_difference:
             return []
 
         def note() -> tuple[str, str]:
-            known.difference = allocated - ours
+            books.known_difference = allocated - ours
             return "named in the record", "on record"
 
         cause = f"the engine handed out {allocated} blocks, {ours} came into custody"
