@@ -109,9 +109,7 @@ class Custody(Authority[PoolT_co]):
         )
         self._books, self._forecast = books, forecast
         self._began_utc = clock.utc_us()
-        self._dropped: dict[
-            str, int
-        ] = {}  # by tenant: the last order to destroy that is on record as followed
+        self._dropped: dict[str, int] = {}  # by tenant: the last order to destroy that was followed
         self._monitor = Monitor()
         self._thrash = ThrashWatch()
         self.counted: Counted | None = None  # the newest counters, for any thread; None: nobody asked yet

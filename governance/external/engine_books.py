@@ -98,9 +98,7 @@ class EngineBooks:
         self.running: dict[Hashable, ExternalResidency] = {}
         self.evicted_blocks = EvictedBlocks(pool)
         self.tiers = EngineTiers()
-        self.tokens_of: Callable[[Hashable], int] | None = (
-            None  # of a running request, where the adapter knows
-        )
+        self.tokens_of: Callable[[Hashable], int] | None = None  # of a running request, if the adapter knows
         self.are_hits_leading = True  # False: hit blocks are of several layer groups
         self.known_difference = 0  # between the engine's count of hand-outs and ours, named by a scan before
         self.contained: set[int] = set()  # what the engine references by itself, and was told to withhold

@@ -169,8 +169,10 @@ class SealedTier:
         """`lower`: the tier that takes what this one has no room for, as it is sealed."""
         self._lower = lower
         self.staging = staging
+        self._keys, self._shred, self._clock, self._terms = keys, shred, TierClock(clock), terms
         encloses = terms.encloses or store.outlives or lower is not None
-        self._index = CopyIndex(store, keys, shred, TierClock(clock), terms, encloses=encloses)
+        self._index = CopyIndex(store, keys, shred, self._clock, terms, encloses=encloses)
+        self._rows = self._index.rows
         self._ends = CopyEnds(self._index)
         self._others = OthersCopies(self._index, self._ends)
         self._refused = 0
@@ -190,12 +192,12 @@ class SealedTier:
     @property
     def object_blocks(self) -> int:
         """The most that an object has; one ends at each multiple of it."""
-        return self._index.terms.object_blocks
+        return self._terms.object_blocks
 
     @property
     def block_bytes(self) -> int:
         """Of one block, on the device."""
-        return self._index.terms.block_bytes
+        return self._terms.block_bytes
 
     @property
     def is_shared(self) -> bool:
@@ -218,7 +220,7 @@ class SealedTier:
             self._ends.evidence,
             self._index.copies_count,
             len(waiting),
-            self._index.rows.size - self._index.borrowed_bytes,
+            self._rows.size - self._index.borrowed_bytes,
             sum(one.size for one in waiting),
             self._refused,
         )
@@ -232,10 +234,10 @@ class SealedTier:
 
     def probe(self) -> int:
         """Read one object as a load does, and drop it; its bytes, 0 where there is none or it does not answer."""
-        rows = self._index.rows.least_used(1)
+        rows = self._rows.least_used(1)
         if not rows:
             return 0
-        name = self._index.rows.name(rows[0])
+        name = self._rows.name(rows[0])
         with suppress(StoreError):
             sealed = self._index.store.prepare_load(name)
             if sealed is not None:
@@ -250,11 +252,11 @@ class SealedTier:
 
         `read(first, count, into)` copies `count` of the run's blocks from the device.
         """
-        label, terms, now_us = run.label, self._index.terms, self._index.clock.now_us()
+        label, terms, now_us = run.label, self._terms, self._clock.now_us()
         limit = terms.limit(label.tenant, label.classification)
         due_us = min(
-            self._index.clock.of_boot(run.due_us),
-            self._index.clock.of_boot(run.ceiling_us),
+            self._clock.of_boot(run.due_us),
+            self._clock.of_boot(run.ceiling_us),
             now_us + limit.absolute_us,
         )
         if label.spec is None or not limit.absolute_us or due_us <= now_us or terms.withholds(label):
@@ -262,8 +264,8 @@ class SealedTier:
         stored = at = 0
         count = len(run.keys) // KEY_BYTES
         born_us, ceiling_us = (
-            self._index.clock.of_boot(run.born_us),
-            self._index.clock.of_boot(run.ceiling_us),
+            self._clock.of_boot(run.born_us),
+            self._clock.of_boot(run.ceiling_us),
         )
         before = deque[_Sealed]()  # these are written while the next is sealed
         largest = min(count, terms.object_blocks) * terms.block_bytes
@@ -305,8 +307,8 @@ class SealedTier:
         `seeks`: whether a store that others share is asked for what the index does not have.
         """
         found: list[Found] = []
-        index, spec, is_shared = self._index.rows, label.spec, self._index.store.is_shared and seeks
-        if spec is None or not (len(index) or is_shared) or self._index.terms.withholds(label):
+        index, spec, is_shared = self._rows, label.spec, self._index.store.is_shared and seeks
+        if spec is None or not (len(index) or is_shared) or self._terms.withholds(label):
             return found
         try:
             if not self._index.is_known(label, spec) and not is_shared:
@@ -314,11 +316,11 @@ class SealedTier:
             name = self._index.namer(spec)
         except NoKeyError:  # an epoch that was destroyed, say: nothing of it is found
             return found
-        step, count = self._index.terms.object_blocks, len(keys) // KEY_BYTES
+        step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
         most, domain, now_us = (
             count if most is None else most,
             self._index.domains.get(spec, -1),
-            self._index.clock.now_us(),
+            self._clock.now_us(),
         )
         while depth < most:
             first, last = depth, min(count, depth - depth % step + step)
@@ -339,9 +341,9 @@ class SealedTier:
 
     def _ends_within(self, keys: bytes, depth: int, last: int) -> Iterator[int]:
         """Where objects that begin at `depth` or before may end, up to `last`: most end there, so it comes first."""
-        if self._index.rows.may_end(keys[KEY_BYTES * (last - 1) : KEY_BYTES * last]):
+        if self._rows.may_end(keys[KEY_BYTES * (last - 1) : KEY_BYTES * last]):
             yield last
-        for at in reversed(self._index.rows.ends_among(keys[KEY_BYTES * depth : KEY_BYTES * (last - 1)])):
+        for at in reversed(self._rows.ends_among(keys[KEY_BYTES * depth : KEY_BYTES * (last - 1)])):
             yield depth + at
 
     def load(
@@ -355,11 +357,11 @@ class SealedTier:
         """
         spec, come = label.spec, list[Restored]()
         assert spec is not None
-        index = self._index.rows
+        index = self._rows
         following: list[bytes] = []  # these are read while the one before them is opened
         lanes = self._index.store.in_flight
         ahead = lanes + lanes // 2  # a lane that is done finds the next one waiting
-        whole = self._index.terms.object_blocks * self._index.terms.block_bytes
+        whole = self._terms.object_blocks * self._terms.block_bytes
         largest = min(whole, max((one.size for one in found), default=0))
         domain = self._index.domains.get(spec, -1)
         try:
@@ -367,7 +369,7 @@ class SealedTier:
                 for at, (name, blocks, _, spare) in enumerate(found):
                     following = [one.name for one in found[at + 1 : at + 1 + ahead]]
                     end, row = depth + blocks + spare, index.find(name)
-                    if row < 0 or not index.reaches(row, domain, depth, end, self._index.clock.now_us()):
+                    if row < 0 or not index.reaches(row, domain, depth, end, self._clock.now_us()):
                         self._index.store.abandon_load(name)
                         break
                     known = index.row(row)
@@ -385,10 +387,10 @@ class SealedTier:
         finally:
             for one in following:
                 self._index.store.abandon_load(one)
-        to_boot = self._index.clock.to_boot
+        to_boot = self._clock.to_boot
         return [
             Restored(one.blocks, to_boot(one.born_us), to_boot(one.ceiling_us), to_boot(one.due_us))
-            for one in in_time(come, self._index.clock.now_us())
+            for one in in_time(come, self._clock.now_us())
         ]
 
     def _seal_object(
@@ -407,9 +409,9 @@ class SealedTier:
             known = self._index.is_known(label, spec)
         except NoKeyError:  # the epoch was destroyed, say
             return None
-        row = self._index.rows.find(name) if known else -1
+        row = self._rows.find(name) if known else -1
         if row >= 0:
-            if self._index.rows.value("blocks", row) >= blocks:
+            if self._rows.value("blocks", row) >= blocks:
                 return None
             # It began later in the chain: whoever needs it is served by the longer one.
             self._ends.end([row], "evicted")
@@ -417,11 +419,11 @@ class SealedTier:
             self._ends.delete([])
             if name in self._ends.waiting:
                 return None  # an older one has not ended yet
-        content = blocks * self._index.terms.block_bytes
+        content = blocks * self._terms.block_bytes
         size = object_bytes(content, enclosed=self._index.encloses, checked=False)
         try:
             subject = self._index.subject(label)
-            bucket = self._index.shred.of_bucket(label.classification, part.due_us, bucket_us).id
+            bucket = self._shred.of_bucket(label.classification, part.due_us, bucket_us).id
         except KeyringError:  # no room for another key
             self._refused += 1
             return None
@@ -436,10 +438,8 @@ class SealedTier:
                 return None
             read(plain)
             facts = self._index.facts(spec, part, subject, bucket)
-            enclosing = self._index.keys.catalogue() if self._index.encloses else None
-            seal_into(
-                self._index.keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing
-            )
+            enclosing = self._keys.catalogue() if self._index.encloses else None
+            seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
             into.release()
             self._index.store.start_store(name)
         except (StoreError, NoKeyError):
@@ -496,9 +496,7 @@ class SealedTier:
     def _fits(self, coming: int, blocks: int, tenant: str) -> bool:
         """Whether an object of so many blocks fits, where `coming` bytes of the tenant's are no copy yet."""
         store = self._index.store
-        size = object_bytes(
-            blocks * self._index.terms.block_bytes, enclosed=self._index.encloses, checked=False
-        )
+        size = object_bytes(blocks * self._terms.block_bytes, enclosed=self._index.encloses, checked=False)
         taken = store.taken(size)
         return (
             self._index.held.get(tenant, 0) + taken + store.taken(coming) <= self._most(tenant)
@@ -507,7 +505,7 @@ class SealedTier:
 
     def _most(self, tenant: str) -> int:
         """What a tenant may have of the store."""
-        return int(self._index.terms.share(tenant).cap * self._index.store.capacity_bytes)
+        return int(self._terms.share(tenant).cap * self._index.store.capacity_bytes)
 
     def _room(self, name: bytes, size: int, tenant: str, until_us: int) -> memoryview | None:
         """Memory of the store, where need be in place of what was used least."""
@@ -527,7 +525,7 @@ class SealedTier:
         """Whoever has most beyond its share; the asking tenant where nobody has."""
         store, best, most = self._index.store, tenant, 0
         for other, size in self._index.held.items():
-            over = size - int(self._index.terms.share(other).guaranteed * store.capacity_bytes)
+            over = size - int(self._terms.share(other).guaranteed * store.capacity_bytes)
             if over > most:
                 best, most = other, over
         if not self._index.held.get(best):
@@ -536,13 +534,13 @@ class SealedTier:
 
     def _evict_from(self, tenant: str) -> None:
         numbers = [number for number, owner in enumerate(self._index.owners) if owner.tenant == tenant]
-        theirs = np.isin(self._index.rows.column("domain"), numbers) & (self._index.rows.column("number") > 0)
-        count = max(1, len(self._index.rows) // _EVICT_SHARE)
+        theirs = np.isin(self._rows.column("domain"), numbers) & (self._rows.column("number") > 0)
+        count = max(1, len(self._rows) // _EVICT_SHARE)
         if self._lower is not None:
             count = min(count, _HAND_DOWN)
-        rows = self._index.rows.least_used(count, theirs)
+        rows = self._rows.least_used(count, theirs)
         for row in rows if self._lower is not None else ():
-            self._hand_down(self._index.rows.name(row), self._index.rows.row(row))
+            self._hand_down(self._rows.name(row), self._rows.row(row))
         self._ends.end(rows, "evicted")
 
     def _hand_down(self, name: bytes, known: IndexRow) -> None:
@@ -563,12 +561,12 @@ class SealedTier:
         self, name: bytes, known: IndexRow, owner: CopyOwner, shreds: tuple[bytes, bytes], sealed: memoryview
     ) -> bool:
         """Keep an object of another tier as it is sealed, where policy lets it be here, no longer than there."""
-        label, now_us = owner.label, self._index.clock.now_us()
-        limit = self._index.terms.limit(owner.tenant, owner.classification)
+        label, now_us = owner.label, self._clock.now_us()
+        limit = self._terms.limit(owner.tenant, owner.classification)
         due_us = min(known.due_us, now_us + limit.absolute_us)
         if label is None or label.spec is None or due_us <= now_us or name in self._ends.waiting:
             return False
-        if self._index.rows.find(name) >= 0:
+        if self._rows.find(name) >= 0:
             return True
         try:
             into = self._room(name, known.size, owner.tenant, due_us)
@@ -622,9 +620,7 @@ class SealedTier:
             return 0
         for name, data in objects:
             try:
-                facts = read_facts(
-                    self._index.keys.catalogue(), name, memoryview(data)[:BEGINNING], len(data)
-                )
+                facts = read_facts(self._keys.catalogue(), name, memoryview(data)[:BEGINNING], len(data))
                 end = facts.depth + facts.blocks
                 if not facts.depth < end <= count:
                     continue
@@ -662,7 +658,7 @@ class SealedTier:
             known.ceiling_us,
             known.sealed_due_us,
         )
-        plain = staged(blocks * self._index.terms.block_bytes)
+        plain = staged(blocks * self._terms.block_bytes)
         if plain is None:
             self._refused += 1
             return False
@@ -675,7 +671,7 @@ class SealedTier:
                 for one in following:
                     self._index.store.start_load(one)
                 facts = self._index.facts(spec, part, subject, bucket)
-                open_into(self._index.keys.of(spec, subject, bucket), name, facts, sealed, plain)
+                open_into(self._keys.of(spec, subject, bucket), name, facts, sealed, plain)
             finally:
                 sealed.release()
                 self._index.store.complete_load(name)
@@ -685,7 +681,7 @@ class SealedTier:
         except KeyringError:  # it does not open, or a key of it is destroyed
             self._ends.end([row], "broken")
             return False
-        if known.due_us <= self._index.clock.now_us():  # its time ended while it was read
+        if known.due_us <= self._clock.now_us():  # its time ended while it was read
             return False
         write(depth, wanted_blocks, depth - begin, plain)
         return True
@@ -693,7 +689,7 @@ class SealedTier:
     @property
     def returned_keys(self) -> int:
         """How many destroyed keys were in the file of shred keys again when it was opened."""
-        return self._index.shred.returned
+        return self._shred.returned
 
     def objects(self) -> Mapping[bytes, TierEntry]:
         """Every object that the store says it has, less those whose end waits for it; whose one is, the index tells.
@@ -705,7 +701,7 @@ class SealedTier:
             for one in page:
                 if one.name in self._ends.waiting:  # it ended, and the store is asked again to delete it
                     continue
-                row = self._index.rows.find(one.name)
+                row = self._rows.find(one.name)
                 is_ours = row >= 0 and self._index.is_ours(row)
                 found[one.name] = self._index.entry(row) if is_ours else TierEntry("", 0)
         return found
@@ -716,7 +712,7 @@ class SealedTier:
 
     def within_us(self, tenant: str, classification: str) -> int:
         """How long after it is due a copy's bytes may still be here, by policy."""
-        return self._index.terms.limit(tenant, classification).within_us
+        return self._terms.limit(tenant, classification).within_us
 
     def take_events(self) -> list[CopyEvent]:
         """What began and ended since the last call."""
@@ -726,7 +722,7 @@ class SealedTier:
     def close(self) -> None:
         """Let the store go. What outlives the process is the next one's to find and to end; the rest ends here."""
         if not self._index.store.outlives:
-            self._ends.forget_rows([row for _, row in self._index.rows.names()], "teardown")
+            self._ends.forget_rows([row for _, row in self._rows.names()], "teardown")
             self._ends.delete_all()
         with suppress(StoreError):  # then the next one takes this one for dead
             self._others.write_holder(is_stopped=True)

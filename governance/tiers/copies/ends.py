@@ -29,10 +29,9 @@ class CopyEnds:
 
     def __init__(self, index: CopyIndex) -> None:
         self._index = index
+        self._rows, self._clock, self._keys, self._shred = index.rows, index.clock, index.keys, index.shred
         self.waiting: dict[bytes, EndedCopy | None] = {}  # not found any more, and still in the store
-        self.lost: dict[
-            bytes, EndedCopy
-        ] = {}  # nor in the store: the end of a key will prove that nobody opens them
+        self.lost: dict[bytes, EndedCopy] = {}  # nor in the store: the end of their key will prove theirs
         self.adopted: set[bytes] = set()  # of what is here, what an earlier process stored
         self._erased: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._unanswered: set[bytes] = set()  # of what waits, what a delete was asked for that did not answer
@@ -46,20 +45,20 @@ class CopyEnds:
     def is_due(self, now_us: int) -> bool:
         """Whether `expire` may have something to do at this boot time."""
         return (
-            self._index.clock.of_boot(now_us) >= self._index.due_us
-            or self._index.shred.changes() != self._shreds_seen
+            self._clock.of_boot(now_us) >= self._index.due_us
+            or self._shred.changes() != self._shreds_seen
             or bool(self._keyless)
             or (bool(self.waiting) and now_us >= self._ask_again_us)
         )
 
     def expire(self) -> int:
         """End every copy that is due or whose keys are destroyed, and the keys of buckets that are over; how many."""
-        now_us, index = self._index.clock.now_us(), self._index.rows
+        now_us, index = self._clock.now_us(), self._rows
         rows = index.rows(index.column("due_us") <= now_us)
         self.end(rows, "ceiling")
-        gone = {receipt.key.id for receipt in self._index.shred.destroy_due(now_us)}
-        living = self._index.shred.living()
-        self._shreds_seen = self._index.shred.changes()
+        gone = {receipt.key.id for receipt in self._shred.destroy_due(now_us)}
+        living = self._shred.living()
+        self._shreds_seen = self._shred.changes()
         ids = {key.id for key in living} | {NO_SHRED}
         dead = [number for number, id_ in enumerate(self._index.shreds) if id_ not in ids]
         ended = 0
@@ -72,7 +71,7 @@ class CopyEnds:
         ended += self._end_keyless()
         if gone:
             self._tell_destroyed(gone)
-        self._index.keys.drop_gone()
+        self._keys.drop_gone()
         self.delete([])
         self._ask_again_us = self._next_ask_us()
         due = index.column("due_us")[index.column("living") > 0]
@@ -90,7 +89,7 @@ class CopyEnds:
         """End some of what is of destroyed epochs, whose copies nobody finds or opens; how many."""
         if not self._keyless:
             return 0
-        rows = self._index.rows.rows(np.isin(self._index.rows.column("domain"), list(self._keyless)))
+        rows = self._rows.rows(np.isin(self._rows.column("domain"), list(self._keyless)))
         ended = self._end_with_key(rows)
         if ended == len(rows):
             self._keyless.clear()
@@ -99,45 +98,41 @@ class CopyEnds:
     def _next_ask_us(self) -> int:
         """When what waits is asked for again, in boot time: soon, but for what is locked; at once, where more does."""
         if self._has_more:
-            return self._index.clock.boot_us()
+            return self._clock.boot_us()
         if len(self._locked) < len(self.waiting) or not self._locked:
-            return self._index.clock.boot_us() + _ASK_AGAIN_US
-        return max(
-            self._index.clock.boot_us() + _ASK_AGAIN_US, self._index.clock.to_boot(min(self._locked.values()))
-        )
+            return self._clock.boot_us() + _ASK_AGAIN_US
+        return max(self._clock.boot_us() + _ASK_AGAIN_US, self._clock.to_boot(min(self._locked.values())))
 
     def narrow(self) -> int:
         """The policy, a keyring or a file of shred keys has changed: end what may be here no longer; how many.
 
         What may stay is due no later than the tier's present `absolute`, counted from now.
         """
-        now_us, ended = self._index.clock.now_us(), 0
-        self._index.keys.drop_gone()
+        now_us, ended = self._clock.now_us(), 0
+        self._keys.drop_gone()
         for number, owner in enumerate(self._index.owners):
-            theirs = self._index.rows.column("domain") == number
+            theirs = self._rows.column("domain") == number
             if not theirs.any():
                 continue
             label = owner.label
-            if label is not None and label.spec is not None and not self._index.keys.has_epoch(label.spec):
+            if label is not None and label.spec is not None and not self._keys.has_epoch(label.spec):
                 self._keyless.add(number)
                 continue
             absolute_us = self._index.terms.limit(owner.tenant, owner.classification).absolute_us
             if not absolute_us:
-                rows = self._index.rows.rows(theirs)
+                rows = self._rows.rows(theirs)
                 self.end(rows, "policy")
                 ended += len(rows)
                 continue
-            for row in self._index.rows.rows(
-                theirs & (self._index.rows.column("due_us") > now_us + absolute_us)
-            ):
-                self._index.rows.shorten(row, now_us + absolute_us)
+            for row in self._rows.rows(theirs & (self._rows.column("due_us") > now_us + absolute_us)):
+                self._rows.shorten(row, now_us + absolute_us)
                 self._index.due_us = min(self._index.due_us, now_us + absolute_us)
         return ended + self._end_keyless()
 
     def end_tenant(self, tenant: str) -> int:
         """A tenant is not here any more: its copies make room; how many."""
         numbers = [number for number, owner in enumerate(self._index.owners) if owner.tenant == tenant]
-        rows = self._index.rows.rows(np.isin(self._index.rows.column("domain"), numbers))
+        rows = self._rows.rows(np.isin(self._rows.column("domain"), numbers))
         self.end(rows, "evicted")
         return len(rows)
 
@@ -162,25 +157,25 @@ class CopyEnds:
         chosen = [
             number for number, owner in enumerate(self._index.owners) if _may_be_of(owner, selector, ids)
         ]
-        rows = self._index.rows.rows(np.isin(self._index.rows.column("domain"), chosen))
-        own = [row for row in rows if self._index.rows.value("number", row)]
+        rows = self._rows.rows(np.isin(self._rows.column("domain"), chosen))
+        own = [row for row in rows if self._rows.value("number", row)]
         objects, size = self._erased.get(erasure, (0, 0))
         objects += len(own)
-        size += sum(self._index.rows.value("size", row) for row in own)
+        size += sum(self._rows.value("size", row) for row in own)
         self._erased[erasure] = (objects, size)
         self._erased.move_to_end(erasure)
         while len(self._erased) > _REMEMBERED:
             self._erased.popitem(last=False)
         # What others stored before is not found again, whether they have ended it or not, nor taken when it comes.
-        self.erasures.append((selector, self._index.clock.now_us()))
+        self.erasures.append((selector, self._clock.now_us()))
         ids = {self._index.owners[number].subject for number in chosen} if ids is None else ids
         self.forget_rows(rows, "erased", erasure)
         if selector.ends_keys:
-            living = {id_ for id_ in ids if self._index.shred.is_living(id_)}
+            living = {id_ for id_ in ids if self._shred.is_living(id_)}
             for id_ in living:
-                self._index.shred.destroy(id_)
+                self._shred.destroy(id_)
             self._tell_destroyed(living)
-        self._index.keys.drop_gone()
+        self._keys.drop_gone()
         self.delete([])
         return self._erased_so_far(erasure, selector, objects, size)
 
@@ -193,9 +188,9 @@ class CopyEnds:
         ids = self._subject_keys(selector)
         if ids is None and selector == Selector(tenant=selector.tenant):
             ids = {owner.subject for owner in self._index.owners if _may_be_of(owner, selector, None)}
-        older = {key.id for key in self._index.shred.living() if key.created_us < at_us}
+        older = {key.id for key in self._shred.living() if key.created_us < at_us}
         if returned := older & (ids or set()):
-            self.erase(erasure, selector, self._index.clock.to_boot(at_us))
+            self.erase(erasure, selector, self._clock.to_boot(at_us))
         return len(returned)
 
     def _subject_keys(self, selector: Selector) -> set[bytes] | None:
@@ -203,7 +198,7 @@ class CopyEnds:
         if selector.subject is None or selector.tenant is None:
             return None
         names = (shred_name(selector.tenant, selector.subject), shred_name(selector.tenant, None))
-        return {key.id for key in map(self._index.shred.find_subject, names) if key is not None}
+        return {key.id for key in map(self._shred.find_subject, names) if key is not None}
 
     def _erased_so_far(self, erasure: str, selector: Selector, objects: int, size: int) -> TierErased:
         """Of the copies that an erasure ended, those whose bytes the store may still have wait."""
@@ -217,13 +212,13 @@ class CopyEnds:
 
     def destroy(self, keys: Collection[bytes]) -> int:
         """End these objects, known or not; how many the store had."""
-        rows = [row for row in map(self._index.rows.find, keys) if row >= 0]
+        rows = [row for row in map(self._rows.find, keys) if row >= 0]
         self.forget_rows(rows, "orphan")
         return self.delete(keys)
 
     def forget(self, keys: Collection[bytes]) -> int:
         """Drop what the index has of these; how many there were."""
-        rows = [row for row in map(self._index.rows.find, keys) if row >= 0]
+        rows = [row for row in map(self._rows.find, keys) if row >= 0]
         self.forget_rows(rows, "orphan")
         self.delete([])
         return len(rows)
@@ -235,12 +230,12 @@ class CopyEnds:
 
     def forget_rows(self, rows: list[int], cause: str, erasure: str = "") -> list[bytes]:
         """Nothing finds these any more; their bytes wait for the store."""
-        names, index = [], self._index.rows
+        names, index = [], self._rows
         for row in rows:
             name, known = index.name(row), index.row(row)
             if not known.number:  # another worker's: its owner ends it
                 index.remove(row)
-                self._index.unfound_until[name] = self._index.clock.now_us() + SEEK_AGAIN_US
+                self._index.unfound_until[name] = self._clock.now_us() + SEEK_AGAIN_US
                 self._index.borrowed, self._index.borrowed_bytes = (
                     self._index.borrowed - 1,
                     self._index.borrowed_bytes - known.size,
@@ -255,7 +250,7 @@ class CopyEnds:
                 owner.classification,
                 known.blocks,
                 known.size,
-                known.due_us if self._may_wait(cause) else min(known.due_us, self._index.clock.now_us()),
+                known.due_us if self._may_wait(cause) else min(known.due_us, self._clock.now_us()),
                 shreds,
                 erasure,
             )
@@ -276,7 +271,7 @@ class CopyEnds:
         asked = list(names)
         for name in asked:
             self.waiting.setdefault(name, None)
-        now_us, chosen = self._index.clock.now_us(), set(asked)
+        now_us, chosen = self._clock.now_us(), set(asked)
         others = (name for name in self.waiting if name not in chosen and self._locked.get(name, 0) <= now_us)
         asked += islice(others, _DELETES)
         self._has_more = False

@@ -31,6 +31,7 @@ class OthersCopies:
     def __init__(self, index: CopyIndex, ends: CopyEnds) -> None:
         self._index = index
         self._ends = ends
+        self._rows, self._clock, self._terms, self._shred = index.rows, index.clock, index.terms, index.shred
         self.sought = 0  # times that the store was asked what others stored
         self._death = self._death_before()
         self._deaths = self._deaths_of_others()
@@ -38,9 +39,9 @@ class OthersCopies:
     def seek(self, label: DomainLabel, spec: DomainSpec, keys: bytes, depth: int, end: int) -> bool:
         """Whether another worker stored an object that ends at `end`, which the index did not have (rule 8)."""
         name = self._index.namer(spec)(keys[KEY_BYTES * (end - 1) : KEY_BYTES * end])
-        now_us = self._index.clock.now_us()
+        now_us = self._clock.now_us()
         if (
-            self._index.rows.find(name) >= 0
+            self._rows.find(name) >= 0
             or name in self._ends.waiting
             or self._index.unfound_until.get(name, 0) > now_us
         ):
@@ -62,7 +63,7 @@ class OthersCopies:
         self, facts: ObjectFacts, label: DomainLabel, spec: DomainSpec, keys: bytes, depth: int, end: int
     ) -> bool:
         """Whether an object's facts are those of this chain's blocks that end at `end`, and it may be here still."""
-        begin, terms, now_us = facts.depth, self._index.terms, self._index.clock.now_us()
+        begin, terms, now_us = facts.depth, self._terms, self._clock.now_us()
         parent = keys[KEY_BYTES * (begin - 1) : KEY_BYTES * begin] if begin else bytes(KEY_BYTES)
         limit_us = terms.limit(label.tenant, label.classification).absolute_us
         return (
@@ -84,18 +85,16 @@ class OthersCopies:
                 facts.born_us <= at_us + _CLOCKS_DIFFER_US and may_hold(selector, label)
                 for selector, at_us in self._ends.erasures
             )
-            and all(
-                self._index.shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED
-            )
+            and all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
         )
 
     def _borrow(self, name: bytes, facts: ObjectFacts, domain: int) -> None:
         """Another worker's object can be found from now on; it gives way to nothing of ours."""
         if self._index.borrowed >= _BORROWED_MAX:
-            others = self._index.rows.column("number") == 0
-            self._ends.forget_rows(self._index.rows.least_used(_EVICTED, others), "evicted")
-        size = object_bytes(facts.blocks * self._index.terms.block_bytes, enclosed=True, checked=False)
-        self._index.rows.add(name, self._index.row_of(0, facts, size, domain))
+            others = self._rows.column("number") == 0
+            self._ends.forget_rows(self._rows.least_used(_EVICTED, others), "evicted")
+        size = object_bytes(facts.blocks * self._terms.block_bytes, enclosed=True, checked=False)
+        self._rows.add(name, self._index.row_of(0, facts, size, domain))
         self._index.borrowed += 1
         self._index.borrowed_bytes += size
         self._index.due_us = min(self._index.due_us, facts.due_us)
@@ -114,7 +113,7 @@ class OthersCopies:
 
     def _death_before(self) -> WorkerDeath | None:
         """Whether the process that had the tier before died."""
-        holder = self._index.terms.holder
+        holder = self._terms.holder
         read: Callable[[], bytes] | None = getattr(self._index.store, "holder", None)
         if holder is None or read is None or not self._index.store.outlives:
             return None
@@ -127,7 +126,7 @@ class OthersCopies:
 
     def _deaths_of_others(self) -> dict[bytes, WorkerDeath]:
         """Of workers whose heir this one is in a shared store, by the mark of what each left."""
-        holder = self._index.terms.holder
+        holder = self._terms.holder
         inherit: Callable[[Callable[[bytes], bool]], dict[bytes, bytes]] | None
         inherit = getattr(self._index.store, "inherit", None)
         if holder is None or inherit is None:
@@ -149,7 +148,7 @@ class OthersCopies:
         """
         if self._ends.waiting:
             return
-        holder = self._index.terms.holder
+        holder = self._terms.holder
         write: Callable[..., None] | None = getattr(self._index.store, "write_holder", None)
         if holder is None or write is None or not self._index.store.outlives:
             return
@@ -169,8 +168,8 @@ class OthersCopies:
         death = self._death if left_by is None else self._deaths.get(left_by(name), self._death)
         if death is None:
             return True
-        restores = death.is_heir and self._index.terms.limit(tenant, facts.classification).restores
-        due_us = self._index.clock.to_boot(facts.due_us)
+        restores = death.is_heir and self._terms.limit(tenant, facts.classification).restores
+        due_us = self._clock.to_boot(facts.due_us)
         event = CopyEvent(
             "inherited",
             name,
@@ -179,7 +178,7 @@ class OthersCopies:
             facts.classification,
             facts.blocks,
             size,
-            self._index.clock.boot_us(),
+            self._clock.boot_us(),
             due_us,
             RESTORED if restores else ENDED,
             heir_of=death.holder,
@@ -203,20 +202,18 @@ class OthersCopies:
 
     def _go_through(self) -> tuple[int, int]:
         found = 0
-        tenants = {self._index.pseudonym(name): name for name in self._index.terms.tenants}
+        tenants = {self._index.pseudonym(name): name for name in self._terms.tenants}
         for page in self._index.listed():
             for one in page:
                 facts = self._index.facts_of(one.name, one.size)
                 if facts is None or not self._adopt(one.name, one.size, facts, tenants):
-                    self._ends.waiting[one.name] = EndedCopy(
-                        0, "", "", 0, one.size, self._index.clock.now_us()
-                    )
+                    self._ends.waiting[one.name] = EndedCopy(0, "", "", 0, one.size, self._clock.now_us())
                 else:
                     found += 1
         return found, self._ends.delete_all()
 
     def _adopt(self, name: bytes, size: int, facts: ObjectFacts, tenants: Mapping[bytes, str]) -> bool:
-        terms, tenant, now_us = self._index.terms, tenants.get(facts.tenant), self._index.clock.now_us()
+        terms, tenant, now_us = self._terms, tenants.get(facts.tenant), self._clock.now_us()
         content = facts.blocks * terms.block_bytes
         if (
             tenant is None
@@ -224,9 +221,7 @@ class OthersCopies:
             or size != object_bytes(content, enclosed=True, checked=False)
             or not facts.born_us <= now_us < facts.due_us
             or facts.due_us > now_us + terms.limit(tenant, facts.classification).absolute_us
-            or not all(
-                self._index.shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED
-            )
+            or not all(self._shred.is_living(id_) for id_ in (facts.subject, facts.bucket) if id_ != NO_SHRED)
             or not self._inherits(name, size, facts, tenant)
         ):
             return False
