@@ -83,7 +83,7 @@ class MooncakeClient:
         """Rule 1. Mooncake has no expiry of its own, so `lives_us` is not told."""
         key, begins = self._key(name), min(len(data), _COMPARED_BYTES)
         self._checked(self._store.put(key, data), "a put failed")
-        return self._beginning(key, begins) == data[:begins]
+        return self._beginning(key, begins) == bytes(data[:begins])
 
     def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
         """The object in the library's own buffer, which lives as long as the view."""
