@@ -32,14 +32,14 @@ from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-from kvcustody.governance.tiers.copies.index import CopyLimit, TierTerms
+from kvcustody.governance.tiers.copies.index import CopyLimit, PublishedRun, TierTerms
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.tiers.tier_index import IndexRow, TierIndex
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))

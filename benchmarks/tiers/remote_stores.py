@@ -35,7 +35,7 @@ from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-from kvcustody.governance.tiers.copies.index import CopyLimit, TierTerms
+from kvcustody.governance.tiers.copies.index import CopyLimit, PublishedRun, TierTerms
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
@@ -45,7 +45,7 @@ from kvcustody.governance.tiers.stores.mooncake_client import MooncakeClient, Mo
 from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.tiers.tier import SealedTier
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "lib"))

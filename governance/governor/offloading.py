@@ -33,8 +33,9 @@ from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
+from kvcustody.governance.tiers.copies.index import PublishedRun
 from kvcustody.governance.tiers.run_transfers import CopyReader, RunTransfers, TierWay
-from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, SealedTier
+from kvcustody.governance.tiers.tier import Found, Restored, SealedTier
 
 _NO_KEY = bytes(KEY_BYTES)
 

@@ -35,7 +35,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare, TierTerms
+from kvcustody.governance.tiers.copies.index import CopyLimit, PublishedRun, TierShare, TierTerms
 from kvcustody.governance.tiers.open_tiers import remote_plan
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -45,7 +45,7 @@ from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
 from kvcustody.governance.tiers.stores.open_remote import open_remote
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.worker.plugins import open_root_key
 
 _CLASS = "offloaded"

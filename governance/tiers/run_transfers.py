@@ -30,9 +30,9 @@ from kvcustody.clock import Clock
 from kvcustody.governance.custody.books import CopyTiers
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.observability.prefill_cost import RecomputeCost
-from kvcustody.governance.tiers.copies.index import KEY_BYTES
+from kvcustody.governance.tiers.copies.index import KEY_BYTES, PublishedRun
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
-from kvcustody.governance.tiers.tier import Found, PublishedRun, Read, Restored, SealedTier, Write
+from kvcustody.governance.tiers.tier import Found, Read, Restored, SealedTier, Write
 from kvcustody.governance.tiers.tier_link import (
     NOTHING_MOVED,
     Moved,

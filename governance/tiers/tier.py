@@ -55,7 +55,7 @@ from kvcustody.governance.tiers.copies.index import (
     KEY_BYTES,
     CopyIndex,
     CopyOwner,
-    CopyPart,
+    PublishedRun,
     TierTerms,
 )
 from kvcustody.governance.tiers.copies.others import OthersCopies
@@ -76,21 +76,6 @@ _HAND_DOWN = 4  # objects, where another tier takes what leaves: nobody waits fo
 Read = Callable[[int, int, memoryview], None]
 Write = Callable[[int, int, int, memoryview], None]
 Staged = Callable[[int], memoryview | None]
-
-
-class PublishedRun(NamedTuple):
-    """Whole published blocks of one chain: their keys, the key before the first (zeros: none), the first's depth.
-
-    `due_us` is when what holds them lets them go, `ceiling_us` what nothing prolongs.
-    """
-
-    label: DomainLabel
-    keys: bytes
-    parent: bytes
-    depth: int
-    born_us: int
-    ceiling_us: int
-    due_us: int
 
 
 class Found(NamedTuple):
@@ -276,7 +261,7 @@ class SealedTier:
                     blocks = min(terms.object_blocks - depth % terms.object_blocks, count - at)
                     while before and not self._fits(sum(one.size for one in before), blocks, label.tenant):
                         stored += self._complete(before.popleft())  # what gives way does not wait behind it
-                    part = CopyPart(
+                    part = PublishedRun(
                         label,
                         run.keys[KEY_BYTES * at : KEY_BYTES * (at + blocks)],
                         run.keys[KEY_BYTES * (at - 1) : KEY_BYTES * at] if at else run.parent,
@@ -395,7 +380,7 @@ class SealedTier:
 
     def _seal_object(
         self,
-        part: CopyPart,
+        part: PublishedRun,
         spec: DomainSpec,
         bucket_us: int,
         read: Callable[[memoryview], None],
@@ -649,7 +634,7 @@ class SealedTier:
         assert spec is not None
         begin, blocks = known.depth, known.blocks
         subject, bucket = self._index.shreds[known.subject], self._index.shreds[known.bucket]
-        part = CopyPart(
+        part = PublishedRun(
             label,
             keys[KEY_BYTES * begin : KEY_BYTES * end],
             keys[KEY_BYTES * (begin - 1) : KEY_BYTES * begin] if begin else bytes(KEY_BYTES),
@@ -796,7 +781,7 @@ class _Sealed(NamedTuple):
     """An object in the store's memory that it has not completed."""
 
     name: bytes
-    part: CopyPart
+    part: PublishedRun
     size: int
     blocks: int
     subject: bytes

@@ -36,10 +36,11 @@ from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.release.startup_policy import startup_policy_of_file
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.tiers.copies.index import PublishedRun
 from kvcustody.governance.tiers.open_tiers import tier_names
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.guarding_thread import GuardingThread

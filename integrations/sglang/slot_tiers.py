@@ -33,9 +33,9 @@ from kvcustody.errors import NoKeyError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.decisions.segment_matcher import covered_blocks
 from kvcustody.governance.external.engine_port import EnginePort
-from kvcustody.governance.tiers.copies.index import KEY_BYTES
+from kvcustody.governance.tiers.copies.index import KEY_BYTES, PublishedRun
 from kvcustody.governance.tiers.run_transfers import CopyReader, RunTransfers
-from kvcustody.governance.tiers.tier import Found, PublishedRun, Restored, in_time
+from kvcustody.governance.tiers.tier import Found, Restored, in_time
 from kvcustody.integrations.sglang.page_tree import PageNode, Pages
 from kvcustody.integrations.sglang.slot_request import (
     ChainPlace,

@@ -32,8 +32,8 @@ from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.copies.index import KEY_BYTES, shred_name
-from kvcustody.governance.tiers.tier import PublishedRun, in_time
+from kvcustody.governance.tiers.copies.index import KEY_BYTES, PublishedRun, shred_name
+from kvcustody.governance.tiers.tier import in_time
 from kvcustody.integrations.lmcache.custody_thread import Chunks, CustodyThread
 from kvcustody.integrations.tensorrt_llm.derived_salt import DerivedSalts, Standing
 from kvcustody.logger import get_logger

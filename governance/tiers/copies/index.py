@@ -100,8 +100,12 @@ class EndedCopy(NamedTuple):
     is_destroyed: bool = False
 
 
-class CopyPart(NamedTuple):
-    """A run that becomes one object; times are the tier's."""
+class PublishedRun(NamedTuple):
+    """Whole published blocks of one chain: their keys, the key before the first (zeros: none), the first's depth.
+
+    `due_us` is when what holds them lets them go, `ceiling_us` what nothing prolongs. Times are boot time, or the tier's
+    own of a run that becomes one object.
+    """
 
     label: DomainLabel
     keys: bytes
@@ -188,7 +192,7 @@ class CopyIndex:
         """What names objects of a domain by the key of their last block."""
         return self.keys.namer(spec, shard=self.terms.shard, layout=self.terms.layout)
 
-    def facts(self, spec: DomainSpec, part: CopyPart, subject: bytes, bucket: bytes) -> ObjectFacts:
+    def facts(self, spec: DomainSpec, part: PublishedRun, subject: bytes, bucket: bytes) -> ObjectFacts:
         """What is sealed with an object that `part` becomes."""
         terms, blocks = self.terms, len(part.keys) // KEY_BYTES
         return ObjectFacts(

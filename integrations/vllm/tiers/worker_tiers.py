@@ -41,7 +41,7 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.orphans.finding import Finding, repair_all
 from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.copies.index import KEY_BYTES, CopyLimit, TierShare, TierTerms
+from kvcustody.governance.tiers.copies.index import KEY_BYTES, CopyLimit, PublishedRun, TierShare, TierTerms
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -51,7 +51,7 @@ from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.node_arenas import open_host_arena
 from kvcustody.governance.tiers.stores.open_remote import open_remote
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import GivenObjects, PublishedRun, Restored, SealedTier, in_time
+from kvcustody.governance.tiers.tier import GivenObjects, Restored, SealedTier, in_time
 from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.guarding_thread import GuardingThread

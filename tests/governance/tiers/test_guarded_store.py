@@ -12,11 +12,12 @@ import pytest
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import DeviceError, StoreError
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.tiers.copies.index import PublishedRun
 from kvcustody.governance.tiers.stores import file_store
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.tiers.tier import SealedTier
 from standins.governance.tier_place import Place, keys_of
 
 SECONDS = 0.2

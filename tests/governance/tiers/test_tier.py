@@ -12,10 +12,9 @@ import pytest
 from kvcustody.errors import DeviceError, StoreError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.orphans.scans import tier_findings
-from kvcustody.governance.tiers.copies.index import TierShare
+from kvcustody.governance.tiers.copies.index import PublishedRun, TierShare
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.stores.store_protocol import Deleted
-from kvcustody.governance.tiers.tier import PublishedRun
 from standins.governance.store_servers import KINDS, MOST, StoreServer
 from standins.governance.tier_place import ABSOLUTE_US, BLOCK, STEP, Place, content, keys_of
 

@@ -171,7 +171,9 @@ def test_a_segments_key_for_everybody_would_be_noticed(
     """The positive control of the 0 of a tenant that no rule names: named by what is in it alone, it is found."""
     own = ready(tmp_path, "host", 1, prompt(1, 72))  # whole units: others' chains end where these do
     label = next(
-        one.label for one in own.tiers[0]._index.owners if one.label is not None and one.label.grant_or_segment
+        one.label
+        for one in own.tiers[0]._index.owners
+        if one.label is not None and one.label.grant_or_segment
     )
     name = own.port.keyring.domains.state(label.spec).digest().hex()
     keys = SlotTiers._keys

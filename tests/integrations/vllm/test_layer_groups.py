@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kvcustody.governance.tiers.tier import PublishedRun
+from kvcustody.governance.tiers.copies.index import PublishedRun
 from kvcustody.integrations.vllm.tiers.copy_plans import PlannedLoad, PlannedPart
 from kvcustody.integrations.vllm.tiers.layer_groups import NO_KEY, CopiedGroup
 from standins.governance.tier_place import STEP, Place

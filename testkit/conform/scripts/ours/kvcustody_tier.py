@@ -25,12 +25,12 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import create_root_key, open_wrapping
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-from kvcustody.governance.tiers.copies.index import CopyLimit, TierTerms
+from kvcustody.governance.tiers.copies.index import CopyLimit, PublishedRun, TierTerms
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.tiers.tier import SealedTier
 
 HOUR_US = 3_600_000_000
 BLOCK = 4096

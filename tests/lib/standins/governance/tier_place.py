@@ -7,14 +7,14 @@ from pathlib import Path
 
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.orphans.scans import tier_findings
-from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare, TierTerms
+from kvcustody.governance.tiers.copies.index import CopyLimit, PublishedRun, TierShare, TierTerms
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
-from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
+from kvcustody.governance.tiers.tier import SealedTier
 from standins.governance.sealed_objects import World
 from standins.governance.store_servers import StoreServer
 
