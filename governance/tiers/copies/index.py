@@ -103,8 +103,8 @@ class EndedCopy(NamedTuple):
 class PublishedRun(NamedTuple):
     """Whole published blocks of one chain: their keys, the key before the first (zeros: none), the first's depth.
 
-    `due_us` is when what holds them lets them go, `ceiling_us` what nothing prolongs. Times are boot time, or the tier's
-    own of a run that becomes one object.
+    `due_us` is when what holds them lets them go, `ceiling_us` what nothing prolongs. Times are boot time; a run that
+    becomes one object has the tier's.
     """
 
     label: DomainLabel
