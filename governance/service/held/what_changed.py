@@ -28,7 +28,7 @@ from kvcustody.audit.store.schema.service import (
 )
 
 
-class Credentials(NamedTuple):
+class CredentialsSeen(NamedTuple):
     """What is another number where a key was added, revoked or given an earlier end, or a principal changed."""
 
     keys: int
@@ -50,7 +50,7 @@ class OrdersSeen(NamedTuple):
     oldest_epoch: int
     scan_orders: int
     newest_scan_order_us: int
-    credentials: Credentials
+    credentials: CredentialsSeen
     unlinkings: int  # of subjects
 
 
@@ -88,4 +88,6 @@ _SEEN = select(
 def read_orders_seen(connection: Connection) -> OrdersSeen:
     """As they are now, in one statement."""
     *orders, keys, revoked, ends_us, principals, unlinked = connection.execute(_SEEN).one()
-    return OrdersSeen._make((*orders, Credentials(keys, revoked, int(ends_us), int(principals)), unlinked))
+    return OrdersSeen._make(
+        (*orders, CredentialsSeen(keys, revoked, int(ends_us), int(principals)), unlinked)
+    )

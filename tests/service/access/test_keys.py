@@ -16,7 +16,7 @@ from kvcustody.governance.credentials.api_key import KeyHasher, prefix_of
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.rate_limiter import RateLimiter
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.held.what_changed import Credentials, read_orders_seen
+from kvcustody.governance.service.held.what_changed import CredentialsSeen, read_orders_seen
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from standins import builders
@@ -231,7 +231,7 @@ def test_a_look_sees_whatever_another_process_changes_of_credentials(service: Se
     book.enrol(name, [Role.WORKER], kind="machine", by="test")
     first = book.issue_key(name, days=1, by="test")
 
-    def look() -> Credentials:
+    def look() -> CredentialsSeen:
         with service.reading() as connection:
             return read_orders_seen(connection).credentials
 
