@@ -48,6 +48,7 @@ LEASED = {
     "governance/tiers/owned_copies.py": {"load": "`withholds`", "seek": "brings nothing back"},
     "integrations/lmcache/custody_thread.py": {
         "has": "`withholds`",
+        "store": "brings nothing back",
         "load": "`withholds`",
         "forget": "brings nothing back",
     },
@@ -57,6 +58,7 @@ LEASED = {
     "integrations/vllm/tiers/worker_tiers.py": {
         "_load_part": "ordered by a scheduler that asked `may_restore`",
         "_seek": "brings nothing back",
+        "ends": "of `_seek`: brings nothing back",
     },
     "integrations/sglang/slot_tiers.py": {"_chain": "`may_restore`"},
     # engines' adapters
