@@ -18,6 +18,7 @@ from kvcustody.console.main import app
 
 ANSWERS = {
     "simulate fleet": "isolation or doors cost more than the page on fleets says",
+    "doctor": "something is a problem: it does not work, or protects less than it says",
     "audit fsck": "the ledger is not sound",
     "audit push": "batches were given up, or a restore or a purge was met",
     "audit recompute": "tables and leaves differ",

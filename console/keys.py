@@ -12,6 +12,8 @@ from kvcustody.console.api.group import OperationGroup
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, say, stdout
 from kvcustody.errors import ConfigError, KeyringError
 from kvcustody.extensions import KEY_WRAPPING, PREFIX, load
+from kvcustody.files import private_folder, write_file
+from kvcustody.governance.keys.key_backups import KeyBackups
 from kvcustody.governance.keys.key_hierarchy import (
     BUCKET_ENDS,
     EPOCH_ENDS,
@@ -29,7 +31,7 @@ from kvcustody.governance.keys.root_key_wrapping import (
     create_root_key,
     read_root_key,
 )
-from kvcustody.governance.keys.shred_keys import rewrap_shred_keys
+from kvcustody.governance.keys.shred_keys import rewrap_shred_keys, whole_file
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
 from kvcustody.plurals import several
@@ -136,6 +138,9 @@ def rewrap(
             task = bar.add_task("rewrapping epochs", total=None)
             moved = len(keyring.rewrap(ports[1], lambda done, of: bar.update(task, completed=done, total=of)))
         pending_us = _end_old(keyring, ports[0]) if end_old else 0
+        if end_old and not pending_us:
+            for path in (store, shred) if shred else (store,):
+                KeyBackups(path).end_all()
     finally:
         keyring.close()
     pending = iso(pending_us) if pending_us else None
@@ -174,6 +179,62 @@ def _end_old(keyring: Keyring, port: WrappingPort) -> int:
             for epoch in keyring.epochs(owner):
                 until_us = max(until_us, port.end_epoch(owner, epoch).until_us)
     return max(until_us, port.destroy().until_us)
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody keys backup --days 30\n\n"
+    "    kvcustody keys backup --days 30 --to /backup/kvcustody-2026-12-01"
+)
+def backup(
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=3650, help="For how many days the backup is kept at most.")
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            help="A new folder for copies of both files; without it a backup by other means is told of.",
+        ),
+    ] = None,
+    keyring: Annotated[
+        Path | None,
+        typer.Option(
+            "--keyring", help="The store of wrapped epoch secrets; that of the settings if left out."
+        ),
+    ] = None,
+    shred: Annotated[
+        Path | None,
+        typer.Option("--shred-keys", help="The file of shred keys; that of the settings if left out."),
+    ] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Tell of a backup of the files of keys, and until when it is kept; with --to make it.
+
+    Until its date, or until `keys rewrap --end-old`, no erasure of what those keys open is complete, and no order to
+    destroy them. Tell of each snapshot and each volume's backup too: one that nobody told of is not known.
+    """
+    settings = load_settings()
+    reads = {keyring or settings.keyring_path: Path.read_bytes, shred or settings.shred_keys_path: whole_file}
+    files = {path: read for path, read in reads.items() if path.exists()}
+    if not files:
+        raise KeyringError("no file of keys is here to be backed up; name it", path=keyring)
+    now_us = SystemClock().utc_us()
+    until_us = now_us + days * 86_400_000_000
+    for path in files:
+        KeyBackups(path).add(now_us, until_us)
+    try:
+        if to is not None:
+            private_folder(to)
+            for path, read in files.items():
+                write_file(to / path.name, read(path), exclusive=True)
+    except OSError as error:
+        raise KeyringError(f"backup `{to}`: cannot be written ({error.strerror})", path=to) from None
+    made = [str(path) for path in files]
+    if as_json:
+        print_json({"files": made, "until": iso(until_us), "folder": None if to is None else str(to)})
+    else:
+        say(f"backup of {' and '.join(made)}{'' if to is None else f' in {to}'}, kept until {iso(until_us)}")
 
 
 @app.command(

@@ -159,6 +159,11 @@ COMMANDS = {
         "What workers and their control plane say to each other, for whoever writes or checks a worker.",
         below="",
     ),
+    "doctor": Lazy(
+        "kvcustody.console.doctor.command:doctor",
+        "Look for what would stop or weaken kvcustody on this machine, and say what to do about it.",
+        "EPILOG",
+    ),
     "clock": Lazy(
         "kvcustody.console.clock:app",
         "The time by which deadlines are compared: where it is, and confirming this machine's clock.",

@@ -315,6 +315,17 @@ class Settings(LayeredSettings):
         Path("kvcustody-handover.key"),
         description="This worker's own key for hand-overs, made at first start; its folder is the keyring's.",
     )
+    handover_certificate_path: Path | None = Field(
+        None,
+        description="PEM of this worker's certificate for hand-overs, which are made over TLS then; empty: names, "
+        "sizes and tickets go in clear.",
+    )
+    handover_certificate_key_path: Path | None = Field(
+        None, description="PEM of that certificate's key, mode 0600."
+    )
+    handover_ca_path: Path | None = Field(
+        None, description="PEM of the authority that signed every such worker's certificate."
+    )
     handover_lease_seconds: int = Field(
         30, ge=1, le=600, description="How long what is handed over may be fetched."
     )
@@ -398,6 +409,11 @@ class Settings(LayeredSettings):
         pattern=r"^[^\s=,]+=[^\s=,]+(, *[^\s=,]+=[^\s=,]+)*$|^$",
         description="Labels that the remote store has, as `region=eu, purpose=chat, purpose=files`: only domains whose "
         "labels agree go there, as the policy's `match` says.",
+    )
+    remote_tier_heir_of: str = Field(
+        "",
+        description="Names of workers that died and do not come back, separated by commas: this one takes over what "
+        "they left in the remote store, as the policy's `on_worker_death` says (docs/tiers/remote.md).",
     )
     remote_tier_timeout_ms: int = Field(
         1_000,
@@ -583,6 +599,9 @@ class Settings(LayeredSettings):
     def _handed_over(self) -> Settings:
         if self.handover_address and self.handover_peers_path is None:
             raise ValueError("handover_address: needs `handover_peers_path`, which says who may fetch")
+        tls = (self.handover_certificate_path, self.handover_certificate_key_path, self.handover_ca_path)
+        if None in tls and tls != (None, None, None):
+            raise ValueError("handover_certificate_path: certificate, key and authority belong together")
         return self
 
     @model_validator(mode="after")

@@ -484,7 +484,7 @@ class KeyEvent(WorkersGuardingEvent, frozen=True, tag="key-event"):
     """A key epoch was made, rotated, revoked or destroyed (class A). Never the key.
 
     `in_service`: what the key service does with the key that wraps the epoch alone: `owed`, `still-owed` by a process
-    before, `pending` until `ends_utc` (µs), `gone`.
+    before, `pending` until `ends_utc` (µs), `gone`. Without a service, the same of known backups of the key store.
     """
 
     tenant: MaybeServed

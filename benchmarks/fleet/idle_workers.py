@@ -7,6 +7,8 @@ Simulated: workers, in a process of their own. Each holds the three questions of
 policy, scans; ten seconds each, then again) and reports its status every ten seconds. `--ended` processes of these
 workers started and ended before.
 
+The control plane looks once at the sequences of every process that ever ended (`first_look_seconds`, from the second
+herd on). The idle time begins after that.
 CPU is that of the control plane and of all of PostgreSQL, the workers apart. `live_ms` is `/health/live` meanwhile, and
 `waits_ms` what an answer came later than its wait.
 In a herd the control plane has just been started anew, and every worker registers a new process and hands in its start,
@@ -60,6 +62,7 @@ _QUESTIONS = (
 )
 _REPORT = orjson.dumps({"policy_revision": 1, "status": {"ledger.backlog": 0.0}})
 _TOGETHER = 250
+_FIRST_LOOK_SECONDS_MAX = 600.0
 _OFFSET_US = time.time_ns() // 1000 - time.monotonic_ns() // 1000
 GOALS = {"idle_cores": 0.5, "live_ms_p99": 100, "refusals": 0}
 
@@ -229,8 +232,7 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
     engine.dispose()
     place = folder / str(count)
     place.mkdir()
-    settings = {"running_requests_max": str(8 * count + 400), "connections_max": str(8 * count + 400)}
-    settings["address_connections_max"] = settings["connections_max"]
+    settings = {"running_requests_max": str(8 * count + 400)}
     with psycopg.connect(uri.replace("postgresql+psycopg:", "postgresql:")) as connection:
         pid = connection.info.backend_pid
         postmaster = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
@@ -252,6 +254,9 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
                 "refusals": sum(number for status, number in statuses.items() if status != 200),
                 "statuses": {str(status): number for status, number in statuses.items()},
             }
+        began = time.perf_counter()
+        _await_first_look(uri, ended)
+        found["first_look_seconds"] = round(time.perf_counter() - began, 1)
         ours.send(("idle", 3 * _WAIT_SECONDS + seconds))
         time.sleep(1.5 * _WAIT_SECONDS)  # everybody has begun, and what the herd left is done
         before = [cpu_seconds([plane.pid]), cpu_seconds([postmaster])]
@@ -279,6 +284,18 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
         process.join(10)
         process.kill()
         plane.close()
+
+
+def _await_first_look(uri: str, ended: int) -> None:
+    """Until the sequences of all processes that the ledger was filled with are kept."""
+    with psycopg.connect(uri.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as connection:
+        until = time.monotonic() + _FIRST_LOOK_SECONDS_MAX
+        while time.monotonic() < until:
+            (kept,) = connection.execute("SELECT count(*) FROM sequence_spans").fetchone() or (0,)
+            if kept >= ended:
+                return
+            time.sleep(1)
+    raise SystemExit("the first look at the ended processes does not end")
 
 
 def _now_us() -> int:

@@ -41,7 +41,7 @@ from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.mooncake_client import MooncakeClient, MooncakePlace
-from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
+from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient
 from kvcustody.governance.tiers.tier import CopyLimit, PublishedRun, SealedTier, TierTerms
@@ -151,6 +151,10 @@ class Alone:
             memory[:] = self._run.content[at * self._size : (at + 1) * self._size]
             if isinstance(self._client, MooncakeClient):
                 assert self._client._store.put(self._client._key(self._names[at]), memoryview(memory)) == 0
+            elif isinstance(self._client, ValkeyClient):
+                assert self._client._client.set(
+                    self._client._key(self._names[at]), memoryview(memory), nx=True
+                )
             else:
                 assert self._client.put(self._names[at], memoryview(memory), 0)
             self._memory.append(memory)
@@ -166,12 +170,12 @@ class Alone:
         list(self._threads.map(get, range(self._run.objects)))
 
     def _get(self, name: bytes) -> Any:
-        """As the library gives it: not by our own receiving, and without our own look first."""
+        """As the library gives it, not by our own receiving."""
         if isinstance(self._client, MooncakeClient):
             return memoryview(self._client._store.get_buffer(self._client._key(name))).cast("B")
         if isinstance(self._client, ValkeyClient):
             return self._client._client.get(self._client._key(name))
-        return self._client.get(name, self._size)
+        return self._client.get(name, self._size, lambda size: memoryview(bytearray(size)))
 
     def clear(self) -> None:
         if self._names:
@@ -211,7 +215,7 @@ def point(folder: Path, clients: Callable[[], ObjectClient], mib: int, in_flight
     size = mib * MIB
     largest = object_bytes(size, enclosed=True, checked=False)
     store = RemoteStore(
-        clients(), owner=owner_of("w"), capacity_bytes=1 << 40, object_bytes_max=largest, in_flight=in_flight
+        clients(), worker="w", capacity_bytes=1 << 40, object_bytes_max=largest, in_flight=in_flight
     )
     run = RunInTier(folder, GuardedStore(store, seconds=60, clock=SystemClock()), size)
     alone = Alone(clients(), run, size, in_flight)

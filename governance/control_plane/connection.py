@@ -125,7 +125,7 @@ class ControlPlaneConnection:
             if refused is not None:
                 why = f"control plane `{self.server}`: no TLS connection ({refused})"
                 raise ServiceError(why, problem="tls") from None
-            why = f"control plane `{self.server}` cannot be reached ({type(error).__name__})"
+            why = f"control plane `{self.server}` cannot be reached: {_of_connection(error)}"
             raise ServiceError(why, problem="unreachable") from None
         except RuntimeError:
             if not self._client.is_closed:
@@ -150,6 +150,20 @@ class ControlPlaneConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _of_connection(error: BaseException) -> str:
+    """Why there was no answer, in words for people."""
+    import httpx
+
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror.lower()
+        found = found.__cause__ or found.__context__
+    if isinstance(error, httpx.TimeoutException):
+        return "it did not answer in time"
+    return "the connection was closed" if isinstance(error, httpx.ProtocolError) else "no connection"
 
 
 def _of_tls(error: BaseException) -> str | None:

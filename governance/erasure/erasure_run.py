@@ -1,8 +1,9 @@
 """Erasures of one process from their effect to their end: what is awaited, until when, and what goes on record.
 
 - An erasure takes effect in `begin`, before it returns: nothing that it covers is attached any more.
-- It is complete when every block that it ended is zero with receipts, every request that may finish has, and every
-  tier says so. Only then is it on record as complete, with what lawfully stays by count and reason.
+- It is complete when every block that it ended is zero with receipts, every request that may finish has, every tier
+  says so, and no known backup has the keys that it destroyed. Only then is it on record as complete, with what
+  lawfully stays by count and reason.
 - At its deadline, requests that may finish are ended. What is not done then is on record as partial, with the reason,
   and is awaited further.
 - The same erasure a second time changes nothing and says the same.
@@ -29,7 +30,7 @@ from kvcustody.audit.kinds import (
 )
 from kvcustody.audit.kinds.block_runs import FlatRuns
 from kvcustody.clock import Clock
-from kvcustody.errors import ReturnedKeysError
+from kvcustody.errors import KeyringError, ReturnedKeysError
 from kvcustody.governance.erasure.selector import Selector, check_selector
 from kvcustody.governance.erasure.tier_protocol import (
     CompletedErasure,
@@ -39,6 +40,7 @@ from kvcustody.governance.erasure.tier_protocol import (
 )
 from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import ErasureDuty, OnRunning
+from kvcustody.times import iso
 
 _log = get_logger(__name__)
 _REMEMBERED = 1000
@@ -128,10 +130,12 @@ class ErasureOrder(NamedTuple):
 class _Run:
     """One erasure on its way."""
 
-    __slots__ = ("effect", "finishing", "is_on_record", "order", "tiers")
+    __slots__ = ("began_utc", "effect", "finishing", "is_on_record", "may_wait", "order", "tiers")
 
-    def __init__(self, order: ErasureOrder, effect: ErasureEffect) -> None:
+    def __init__(self, order: ErasureOrder, effect: ErasureEffect, began_utc: int) -> None:
         self.order = order
+        self.began_utc = began_utc
+        self.may_wait = False  # for nothing that comes soon
         self.effect = effect
         self.finishing: list[object] = list(effect.finishing)
         self.tiers: dict[str, TierErased] = {}
@@ -158,6 +162,8 @@ class ErasureRunner:
         self._duty = duty
         self._record = record
         self._next_poll_us = 0
+        self.backed_up_until: Callable[[int, int], int] = lambda before_us, now_us: 0
+        """Until when (UTC) a known backup opens that has the shred keys from before a moment; 0: none does."""
         self.tiers: list[CopyStore] = []
         self.pending: dict[str, _Run] = {}
         self._known: OrderedDict[str, ErasureResult] = OrderedDict()
@@ -216,7 +222,8 @@ class ErasureRunner:
         if not on_record:
             self._record([_requested(order, now_us)])
         finish = duty.running is OnRunning.FINISH and now_us < deadline_us
-        run = _Run(order, self._custodian.take_effect(selector, before_us, finish=finish))
+        effect = self._custodian.take_effect(selector, before_us, finish=finish)
+        run = _Run(order, effect, self._clock.utc_us())
         for tier in self.tiers:
             run.tiers[tier.name] = tier.erase(erasure, selector, before_us)
         self._emit([_applied(run, now_us)])
@@ -235,7 +242,7 @@ class ErasureRunner:
             return
         for run in list(self.pending.values()):
             self._poll(run, now_us)
-        late = all(run.is_on_record for run in self.pending.values())
+        late = all(run.is_on_record or run.may_wait for run in self.pending.values())
         self._next_poll_us = now_us + (_LATE_POLL_US if late else _POLL_US)
 
     def next_due_us(self) -> int | None:
@@ -255,6 +262,8 @@ class ErasureRunner:
                 run.tiers[tier.name] = tier.erase(order.erasure, order.selector, order.before_us)
         unit_states = custodian.unit_states(run.effect.units)
         waiting = self._waiting_for(run, unit_states)
+        run.may_wait = not waiting
+        waiting = waiting or self._backups_of(run)
         if not waiting:
             self._complete(run, unit_states, now_us)
         elif now_us >= order.deadline_us and not run.is_on_record:
@@ -272,6 +281,16 @@ class ErasureRunner:
             (tiers, "objects wait in tiers"),
         )
         return "; ".join(f"{count} {what}" for count, what in parts if count)
+
+    def _backups_of(self, run: _Run) -> str:
+        """That backups have the keys that the erasure destroyed, in words; empty where none does that is known."""
+        if not (run.tiers and run.order.selector.ends_keys):
+            return ""
+        try:
+            until_us = self.backed_up_until(run.began_utc, self._clock.utc_us())
+        except KeyringError as error:
+            return error.message
+        return f"backups of its keys open until {iso(until_us)}" if until_us else ""
 
     def _complete(self, run: _Run, unit_states: UnitStates, now_us: int) -> None:
         order = run.order

@@ -37,6 +37,11 @@ class Selector(NamedTuple):
         return "session" if self.session else "subject" if self.subject else "tenant"
 
     @property
+    def ends_keys(self) -> bool:
+        """Whether an erasure of it destroys shred keys: a subject's, or those of all of a tenant's."""
+        return self.subject is not None or self == Selector(tenant=self.tenant)
+
+    @property
     def narrowing(self) -> dict[str, Any]:
         """The parts that are no person: what the ledger may say of them in clear."""
         parts: dict[str, Any] = {

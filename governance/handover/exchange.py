@@ -7,7 +7,8 @@
 2. A ticket is used up by the first fetch that is authentic, whatever becomes of it.
 3. The prefill worker signs names, sizes and sums, keyed by the ticket's nonce. Bytes of another exchange, torn, older
    or zeroed ones do not match, and count as not come.
-4. Objects are sealed. Names, sizes and the ticket are in clear on the wire.
+4. Objects are sealed. Names, sizes and the ticket are in clear on the wire, unless both sides have TLS (`tls`): then
+   who has no certificate of their authority is not answered.
 5. Every length is bounded before anything is read, every exchange ends by its deadline, and so many run at once.
 6. What the other side says of itself is put on record: it is of few characters, and whoever is not authentic is counted
    alone. A fetch whose answer broke off is on record as given.
@@ -19,6 +20,7 @@ import contextlib
 import hashlib
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -134,11 +136,12 @@ class HandoverServer:
         life: str,
         clock: Clock,
         seconds: float = 5.0,
+        tls: ssl.SSLContext | None = None,
         on_given: Callable[[AnsweredFetch], object] = lambda given: None,
     ) -> None:
         self._offers, self._key, self._peers = offers, key, peers
         self._worker, self._life, self._clock, self._seconds = worker, life, clock, seconds
-        self._on_given = on_given
+        self._tls, self._on_given = tls, on_given
         self._slots = threading.BoundedSemaphore(_AT_ONCE_MAX)
         self._answering = ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="kvcustody-handover")
         self._refused = _RefusedFetches()
@@ -183,13 +186,13 @@ class HandoverServer:
     def _serve(self, connection: socket.socket) -> None:
         given: AnsweredFetch | None = None
         try:
-            with connection:
-                deadline = time.monotonic() + self._seconds
-                asked = _receive(connection, _FETCH_BYTES_MAX, deadline)
+            deadline = time.monotonic() + self._seconds
+            with _wrapped(connection, self._tls, deadline, server_side=True) as peer:
+                asked = _receive(peer, _FETCH_BYTES_MAX, deadline)
                 answer, objects, given = self.answer(asked, deadline)
-                _send(connection, answer, deadline)
+                _send(peer, answer, deadline)
                 for one in objects:
-                    _send_all(connection, one.data, deadline)
+                    _send_all(peer, one.data, deadline)
         except (OSError, ValueError) as error:
             self._refused.note("", str(error) or type(error).__name__)
         finally:
@@ -258,6 +261,7 @@ def fetch_objects(
     clock: Clock,
     bytes_max: int,
     seconds: float = 2.0,
+    tls: ssl.SSLContext | None = None,
 ) -> Fetched:
     """Ask the ticket's worker for its objects; a failure of whatever kind is a reason, and nothing came.
 
@@ -270,7 +274,7 @@ def fetch_objects(
     asked = _Fetch(text, worker, life, clock.utc_us() // 1000)
     asked.signature = key.sign(asked.signed())
     try:
-        with socket.create_connection(address, seconds) as connection:
+        with _wrapped(socket.create_connection(address, seconds), tls, deadline) as connection:
             _send(connection, msgspec.msgpack.encode(asked), deadline)
             head = msgspec.msgpack.decode(_receive(connection, _HEAD_BYTES_MAX, deadline), type=_Answer)
             if not _verifies(peers.keys[ticket.worker], head.signature, head.signed(asked.signature)):
@@ -291,6 +295,20 @@ def fetch_objects(
     sums = [kept for _, _, kept in head.copies]
     matching = [one for one, kept in zip(objects, sums, strict=True) if kept == _sum(ticket.nonce, one.data)]
     return Fetched(tuple(matching), "" if len(matching) == len(objects) else "torn")
+
+
+def _wrapped(
+    connection: socket.socket, tls: ssl.SSLContext | None, deadline: float, *, server_side: bool = False
+) -> socket.socket:
+    """The connection, over TLS where there is any; closed where the other side's is not as it should be."""
+    if tls is None:
+        return connection
+    try:
+        connection.settimeout(_left(deadline))
+        return tls.wrap_socket(connection, server_side=server_side)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _verifies(key: VerifierKey, signature: bytes, signed: bytes) -> bool:

@@ -22,12 +22,20 @@ from typing import Literal, NamedTuple
 
 from kvcustody.audit.evidence.query.key_orders import CLOCKS_DIFFER_US
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError, KeyServiceUnavailable
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, NoKeyError
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.domain_key_cache import DomainKeys
+from kvcustody.governance.keys.key_backups import KeyBackups
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer, derive
-from kvcustody.governance.keys.root_key_wrapping import WrappingPort
-from kvcustody.governance.keys.wrapped_key_store import EndingKey, KeyDocument, KeyStore, WrappedEpoch
+from kvcustody.governance.keys.root_key_wrapping import KeyEnd, WrappingPort
+from kvcustody.governance.keys.wrapped_key_store import (
+    BACKED_UP,
+    EndingKey,
+    FileKeyStore,
+    KeyDocument,
+    KeyStore,
+    WrappedEpoch,
+)
 from kvcustody.logger import get_logger
 from kvcustody.plurals import several
 
@@ -41,7 +49,7 @@ class KeyFact(NamedTuple):
     """One durable change to the keyring. `in_service`: what a key service does with the epoch's own key, if it has one.
 
     `owed`: it is to be asked; `still-owed`: an earlier process was to ask, and may have died before it said so;
-    `pending`: it destroys the key at `ends_utc` (µs); `gone`.
+    `pending`: it destroys the key, or the last known backup of the key store goes, at `ends_utc` (µs); `gone`.
     """
 
     kind: Literal["created", "rotated", "destroyed", "rewrapped"]
@@ -179,10 +187,11 @@ class Keyring:
             del document.epochs[owner, epoch]
             at = self._clock.utc_us()
             document.destroyed[owner, epoch] = at
-            if self._port.ends_under:
-                document.ending[owner, epoch] = EndingKey(0, self._port.ends_under)
+            under = self._port.ends_under or (BACKED_UP if self._may_be_backed_up(at) else "")
+            if under:
+                document.ending[owner, epoch] = EndingKey(0, under)
             self._save(document)
-        fact = KeyFact("destroyed", owner, epoch, at, "owed" if self._port.ends_under else "")
+        fact = KeyFact("destroyed", owner, epoch, at, "owed" if under else "")
         return DestroyReceipt(fact, 1, buffers, states, "wrapped copy removed from the store, memory wiped")
 
     def take_left_owed(self) -> tuple[KeyFact, ...]:
@@ -197,6 +206,7 @@ class Keyring:
     def end_in_service(self) -> tuple[KeyFact, ...]:
         """Have the key service destroy the keys of destroyed epochs, and look again at those it had put off.
 
+        Without a service: look whether known backups of the key store still have them (`key_backups`).
         On any thread: the service is asked outside the lock. One that does not answer is asked again by the next call,
         and so is one that refuses to end a key, behind the others. A call asks for no longer than `_ENDS_SECONDS`: who
         makes it has other orders to hear.
@@ -206,9 +216,12 @@ class Keyring:
         for (owner, epoch), ending in sorted(
             document.ending.items(), key=lambda one: one[0] in self._not_ended
         ):
-            if ending.until_us > self._clock.utc_us() or (owner, epoch) in document.epochs:
+            if (owner, epoch) in document.epochs:
                 continue
-            if ending.under != self._port.ends_under:
+            is_backed_up = ending.under == BACKED_UP
+            if ending.until_us > self._clock.utc_us() and not is_backed_up:
+                continue
+            if ending.under != self._port.ends_under and not is_backed_up:
                 _log.error(
                     "a destroyed epoch's key is under another root in its key service; put back its wrapped root key",
                     under=ending.under,
@@ -217,10 +230,13 @@ class Keyring:
             if time.monotonic() - began > _ENDS_SECONDS:
                 break
             try:
-                end = self._port.end_epoch(owner, epoch)
-            except KeyringError as error:
+                if is_backed_up:
+                    end = KeyEnd(self._backed_up_until(document.destroyed[owner, epoch]))
+                else:
+                    end = self._port.end_epoch(owner, epoch)
+            except NoKeyError as error:
                 self._not_ended.add((owner, epoch))
-                _log.warning("a destroyed epoch's key is in its key service still", why=error.message)
+                _log.warning("a destroyed epoch's key may be had still", why=error.message)
                 if isinstance(error, KeyServiceUnavailable):
                     break
                 continue
@@ -237,6 +253,19 @@ class Keyring:
             state: Literal["pending", "gone"] = "pending" if end.until_us else "gone"
             facts.append(KeyFact("destroyed", owner, epoch, self._clock.utc_us(), state, end.until_us))
         return tuple(facts)
+
+    def _may_be_backed_up(self, destroyed_us: int) -> bool:
+        """Whether a known backup has what is destroyed now; of what cannot be read too, which is looked at again."""
+        try:
+            return bool(self._backed_up_until(destroyed_us))
+        except KeyringError:
+            return True
+
+    def _backed_up_until(self, destroyed_us: int) -> int:
+        """Until when a known backup of the key store from before a moment opens; 0: none does."""
+        if not isinstance(self._store, FileKeyStore):
+            return 0
+        return KeyBackups(self._store.path).open_until(destroyed_us, self._clock.utc_us())
 
     @property
     def may_seal(self) -> bool:
@@ -256,7 +285,7 @@ class Keyring:
         facts = []
         with self._lock, self._store.exclusive():
             document = self._reload()
-            if left := sum(one.under != port.ends_under for one in document.ending.values()):
+            if left := sum(one.under not in (port.ends_under, BACKED_UP) for one in document.ending.values()):
                 raise KeyringError(
                     f"{several(left, 'key')} of destroyed epochs are to go from the key service first; start a worker "
                     "until `kvcustody keys orders` shows none"
@@ -276,8 +305,6 @@ class Keyring:
         stored = document.epochs[owner, epoch]
         try:
             secret = self._port.unwrap(stored.wrapped, owner=owner, epoch=epoch)
-        except KeyServiceUnavailable:
-            raise
         except KeyringError:
             port.unwrap(stored.wrapped, owner=owner, epoch=epoch).wipe()
             return False

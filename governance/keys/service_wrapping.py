@@ -28,7 +28,7 @@ from typing import Protocol, TypeVar
 
 import orjson
 
-from kvcustody.errors import KeyringError, KeyServiceUnavailable
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, NoKeyError
 from kvcustody.files import sync_path, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
@@ -152,7 +152,7 @@ class ServiceWrapping:
     def _probe(self) -> None:
         try:
             self._ask(self._service.probe)
-        except KeyringError as error:
+        except NoKeyError as error:
             away = time.monotonic() - self._answered
             _log.warning("the key service does not answer", why=error.message, seconds=round(away))
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError, KeyServiceUnavailable, ReturnedKeysError
+from kvcustody.errors import KeyringError, ReturnedKeysError
 from kvcustody.files import discard_drafts, sync_path, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.locked_buffer import KeyBuffer, derive
@@ -399,7 +399,7 @@ class ShredKeys:
 
 def read_shred_keys(path: Path) -> list[ShredKey]:
     """The living keys that a file has, as `ShredKeys.living`. Raises `KeyringError`; the file is only read."""
-    content = _content(path)
+    content = whole_file(path)
     found = []
     for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
         kind, crc, id_, *others = _RECORD.unpack_from(content, _at(slot))
@@ -415,7 +415,7 @@ def rewrap_shred_keys(path: Path, old: WrappingPort, new: WrappingPort) -> int:
     What is under the new root key already stays as it is, so that a call that was cut short can be made again. Raises
     `KeyringError` for a key that neither opens: nothing was changed then.
     """
-    content = bytearray(_content(path))
+    content = bytearray(whole_file(path))
     moved = 0
     for slot in range((len(content) - _HEADER_BYTES) // _RECORD_BYTES):
         kind, crc, id_, whose, created_us, until_us, wrapped, label = _RECORD.unpack_from(content, _at(slot))
@@ -425,8 +425,6 @@ def rewrap_shred_keys(path: Path, old: WrappingPort, new: WrappingPort) -> int:
         owner = _owner(kind, whose)
         try:
             secret = old.unwrap(wrapped, owner=owner, epoch=1)
-        except KeyServiceUnavailable:
-            raise
         except KeyringError:
             new.unwrap(wrapped, owner=owner, epoch=1).wipe()
             continue
@@ -454,7 +452,8 @@ def _replace(path: Path, content: bytes) -> None:
         raise KeyringError(f"shred keys `{path}`: cannot be replaced ({error.strerror})", path=path) from None
 
 
-def _content(path: Path) -> bytes:
+def whole_file(path: Path) -> bytes:
+    """What the file has while nobody writes it. Raises `KeyringError`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

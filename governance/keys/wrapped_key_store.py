@@ -27,6 +27,9 @@ from kvcustody.files import discard_drafts, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
 
 SCHEMA = "kvcustody/keyring@1"
+BACKED_UP = (
+    "backups"  # in place of a root: no service wraps epochs, and known backups of the store have this one
+)
 
 
 class WrappedEpoch(NamedTuple):
@@ -40,6 +43,7 @@ class EndingKey(NamedTuple):
     """The key in a key service that wrapped a destroyed epoch: 0, or when the service destroys it (UTC µs).
 
     `under`: the root that its name is of (`WrappingPort.ends_under`). Under another root a key of that name never was.
+    `BACKED_UP`: until when known backups of the store open instead.
     """
 
     until_us: int

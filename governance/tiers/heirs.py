@@ -4,7 +4,8 @@
    Whoever comes next and reads no such stop takes it for dead, and so it does with what it cannot read. Whoever has the
    store writes there too: names go on record, so they are short and printable, or nobody's.
 2. An heir is the next process of the same worker, or of a worker in the same placement group (the one without a name is
-   none).
+   none). In a store that workers share it is the next of the same worker, or whoever names the dead one in its settings
+   (`remote_tier_heir_of`) and is the first to take over (`stores.remote_store`).
 3. Which copies an heir takes over is the policy's to say (`on_worker_death`); of a dead worker nobody else takes any.
 """
 

@@ -95,6 +95,11 @@ def remote_plan(settings: Settings) -> RemotePlan:
         raise ConfigError(
             "setting `worker_name`: give each worker of a remote tier a name of its own: its objects say whose they are"
         )
+    heir_of = tuple(name.strip() for name in settings.remote_tier_heir_of.split(",") if name.strip())
+    if settings.worker_name in heir_of:
+        raise ConfigError(
+            "setting `remote_tier_heir_of`: names this worker, which finds its own copies without it"
+        )
     said = [part.strip().partition("=") for part in settings.remote_tier_labels.split(",") if part.strip()]
     return RemotePlan(
         settings.remote_tier_url,
@@ -105,15 +110,8 @@ def remote_plan(settings: Settings) -> RemotePlan:
         settings.remote_tier_timeout_ms / 1000,
         settings.remote_tier_in_flight,
         tuple((name, value) for name, _, value in said),
+        heir_of,
     )
-
-
-def refuse_remote(settings: Settings, engine: str) -> None:
-    """Raises `ConfigError` beside an engine whose copies go to tiers of its own machine alone."""
-    if settings.remote_tier_url:
-        raise ConfigError(
-            f"setting `remote_tier_url`: beside {engine} copies go to `host` and `nvme` alone; unset it"
-        )
 
 
 def refuse_absent_store(policy: Policy, tiers: Collection[str]) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcustody.clock import MICROSECONDS, SystemClock
-from kvcustody.errors import ConfigError, KeyringError
+from kvcustody.errors import ConfigError, NoKeyError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
@@ -202,8 +202,8 @@ class OwnedCopies:
         self._stack.close()
 
     def _name(self, key: bytes) -> bytes | None:
-        """What the copy is called in the store; None once the owner's epoch is destroyed."""
-        with suppress(KeyringError):
+        """What the copy is called in the store; None where the owner's key cannot be had."""
+        with suppress(NoKeyError):
             return self._names.name(self._spec, _hashed(key), shard=0, layout=self._layout)
         return None
 

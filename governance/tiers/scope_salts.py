@@ -19,12 +19,13 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 
-from kvcustody.errors import ConfigError, IdentityError, KeyringError
+from kvcustody.errors import ConfigError, IdentityError, KeyringError, KeyServiceUnavailable, NoKeyError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.governance.tiers.seal.extended_nonce import NONCE_BYTES
@@ -124,9 +125,10 @@ class ScopeDirectory:
             )
 
     def label_of(self, salt: str) -> DomainLabel | None:
-        """Whose salt this is; what others appended since is read first."""
+        """Whose salt this is, as far as a key service lets it be known; what others appended since is read first."""
         if salt not in self._labels and len(salt) == SALT_DIGITS:
-            self._read()
+            with suppress(KeyServiceUnavailable):
+                self._read()
         return self._labels.get(salt)
 
     def labels(self) -> dict[str, DomainLabel]:
@@ -156,16 +158,19 @@ class ScopeDirectory:
         self._read()
 
     def _read(self) -> None:
-        """Records that were appended since the last call."""
+        """Records that were appended since the last call.
+
+        Raises `KeyServiceUnavailable` before one that cannot be opened now, which the next call reads again.
+        """
         while True:
             head = os.pread(self._file, _LENGTH_BYTES, self._read_bytes)
             size = int.from_bytes(head, "little")
             sealed = os.pread(self._file, size, self._read_bytes + _LENGTH_BYTES)
             if len(head) < _LENGTH_BYTES or size <= NONCE_BYTES or len(sealed) < size:
                 return
-            self._read_bytes += _LENGTH_BYTES + size
             self._look()  # behind the reading: whoever wrote the record had the owner's epoch on file by then
             self._learn(sealed)
+            self._read_bytes += _LENGTH_BYTES + size
 
     def _learn(self, sealed: bytes) -> None:
         cipher, short = self._keys.catalogue().of_message(sealed[:NONCE_BYTES])
@@ -199,7 +204,7 @@ class ScopeSalts:
             salt = self._keys.domain(label.spec).hex()
             if self._directory is not None:
                 self._directory.add(salt, label)
-        except (KeyringError, OSError) as error:
+        except (NoKeyError, OSError) as error:
             _log.error("domain has no salt", error=repr(error))
             return self.once()
         return salt

@@ -86,11 +86,6 @@ class SealKeys:
         """Whether the epoch of the domain's owner is not destroyed; of a key service that is away it says nothing."""
         return self._keyring.has_epoch(spec.owner, spec.key_epoch)
 
-    @property
-    def may_seal(self) -> bool:
-        """Whether the key service is not away for too long."""
-        return self._keyring.may_seal
-
     def name(self, spec: DomainSpec, last: bytes, *, shard: int, layout: bytes) -> bytes:
         """The name of the object of `spec` whose last block has the key `last`, of one shard and layout."""
         return self.namer(spec, shard=shard, layout=layout)(last)

@@ -18,7 +18,8 @@
 4. A store that fails, is full, or lies gives misses, and so does a key that is destroyed. What does not open is ended.
 5. Of what an earlier process left, the index is made again from facts that were sealed with it; what is overdue, is of
    another layout, or whose tenant is not known any more ends. Whose it is shows when its domain first asks. Where that
-   process died (`heirs`), only an heir takes copies over, and only those that policy lets it restore.
+   process died, or left it to this one as its heir (`heirs`), only an heir takes copies over, and only those that
+   policy lets it restore.
 6. A tenant never has more than its share's cap; where there is no room, whoever is furthest over its share gives way.
    What leaves for that goes to the tier below, where there is one, as it is sealed.
 7. `take_events` says what began and ended since the last call, each with its cause.
@@ -43,7 +44,7 @@ import numpy as np
 
 from kvcustody.audit.kinds import KEY_DESTROYED
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError, KeyServiceUnavailable, StoreError
+from kvcustody.errors import KeyringError, KeyServiceUnavailable, NoKeyError, StoreError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector, may_hold
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure, HeldCopy, TierEntry, TierErased
@@ -281,6 +282,7 @@ class SealedTier:
         self._keyless: set[int] = set()  # domains whose epoch is destroyed, with copies that are to be ended
         self._due_us, self._ask_again_us, self._shreds_seen = _NEVER_US, 0, shred.changes()
         self._death = self._death_before()
+        self._deaths = self._deaths_of_others()
         self.found_at_start, self.ended_at_start = self._find_what_is_there()
         self._write_holder(is_stopped=False)
 
@@ -369,7 +371,7 @@ class SealedTier:
             return False
         try:
             name = self._namer(spec)
-        except KeyringError:
+        except NoKeyError:
             return False
         return all(self._index.find(name(last)) >= 0 for last in lasts)
 
@@ -452,7 +454,7 @@ class SealedTier:
             if not self._is_known(label, spec) and not is_shared:
                 return found
             name = self._namer(spec)
-        except KeyringError:  # an epoch that was destroyed: nothing of it is found
+        except NoKeyError:  # an epoch that was destroyed, say: nothing of it is found
             return found
         step, count = self._terms.object_blocks, len(keys) // KEY_BYTES
         most, domain, now_us = (
@@ -462,7 +464,7 @@ class SealedTier:
         )
         while depth < most:
             first, last = depth, min(count, depth - depth % step + step)
-            with suppress(KeyringError):  # then nothing is sought, as where nobody has it
+            with suppress(NoKeyError):  # then nothing is sought, as where nobody has it
                 if is_shared and self._seek(label, spec, keys, depth, last):
                     domain = self._domains[spec]
             for end in self._ends(keys, depth, last):
@@ -556,7 +558,8 @@ class SealedTier:
         assert spec is not None
         index = self._index
         following: list[bytes] = []  # these are read while the one before them is opened
-        ahead = self._store.in_flight
+        lanes = self._store.in_flight
+        ahead = lanes + lanes // 2  # a lane that is done finds the next one waiting
         whole = self._terms.object_blocks * self._terms.block_bytes
         largest = min(whole, max((one.size for one in found), default=0))
         domain = self._domains.get(spec, -1)
@@ -603,7 +606,7 @@ class SealedTier:
         try:
             name = self._namer(spec)(part.keys[-KEY_BYTES:])
             known = self._is_known(label, spec)
-        except KeyringError:  # the epoch was destroyed
+        except NoKeyError:  # the epoch was destroyed, say
             return None
         row = self._index.find(name) if known else -1
         if row >= 0:
@@ -638,7 +641,7 @@ class SealedTier:
             seal_into(self._keys.of(spec, subject, bucket), name, facts, plain, into, facts_key=enclosing)
             into.release()
             self._store.start_store(name)
-        except (StoreError, KeyringError):
+        except (StoreError, NoKeyError):
             self._give_up(name)
             self._refused += 1
             return None
@@ -853,7 +856,7 @@ class SealedTier:
                     continue
                 if not self._is_of(facts, label, spec, keys, facts.depth, end):
                     continue
-            except KeyringError:
+            except NoKeyError:
                 continue
             row = self._row_of(0, facts, len(data), 0)
             owner = CopyOwner(label.tenant, label.classification, facts.subject, label)
@@ -904,8 +907,7 @@ class SealedTier:
             self._refused += 1
             return False
         except KeyringError:  # it does not open, or a key of it is destroyed
-            if self._keys.may_seal:  # else the key service is away, and the copy is as it was
-                self._end([row], "broken")
+            self._end([row], "broken")
             return False
         if known.due_us <= self._clock.now_us():  # its time ended while it was read
             return False
@@ -1052,7 +1054,7 @@ class SealedTier:
         self._ends_before.append((selector, self._clock.now_us()))
         ids = {self._owners[number].subject for number in chosen} if ids is None else ids
         self._forget_rows(rows, "erased", erasure)
-        if selector.subject is not None or selector == Selector(tenant=selector.tenant):
+        if selector.ends_keys:
             living = {id_ for id_ in ids if self._shred.is_living(id_)}
             for id_ in living:
                 self._shred.destroy(id_)
@@ -1312,16 +1314,39 @@ class SealedTier:
                 raise
             return None  # nothing of before will be found either
 
+    def _deaths_of_others(self) -> dict[bytes, WorkerDeath]:
+        """Of workers whose heir this one is in a shared store, by the mark of what each left."""
+        holder = self._terms.holder
+        inherit: Callable[[Callable[[bytes], bool]], dict[bytes, bytes]] | None
+        inherit = getattr(self._store, "inherit", None)
+        if holder is None or inherit is None:
+            return {}
+        deaths: dict[bytes, WorkerDeath] = {}
+        try:
+            for mark, written in inherit(lambda written: death_before(written, holder) is not None).items():
+                death = death_before(written, holder)
+                assert death is not None, "only of the dead"
+                deaths[mark] = death._replace(is_heir=True)
+        except StoreError as error:
+            _log.error("tier does not say what others left", tier=self.name, error=error.message)
+        return deaths
+
     def _write_holder(self, *, is_stopped: bool) -> None:
-        """Say who has the tier; while a copy that must end is still there, the mark stays the one before."""
+        """Say who has the tier, and of whom it took copies over that they have passed.
+
+        While a copy that must end is still there, the mark stays the one before.
+        """
         if self._waiting:
             return
         holder = self._terms.holder
-        write: Callable[[bytes], None] | None = getattr(self._store, "write_holder", None)
+        write: Callable[..., None] | None = getattr(self._store, "write_holder", None)
         if holder is None or write is None or not self._store.outlives:
             return
         try:
             write(holder.written(is_stopped=is_stopped))
+            for mark, death in self._deaths.items():
+                write(death.holder.written(is_stopped=True), mark)
+            self._deaths = {}
         except StoreError as error:
             if not self._store.is_shared:
                 raise
@@ -1329,7 +1354,8 @@ class SealedTier:
 
     def _inherits(self, name: bytes, size: int, facts: ObjectFacts, tenant: str) -> bool:
         """Whether a copy of a process that died is taken over; either way it is told."""
-        death = self._death
+        left_by: Callable[[bytes], bytes] | None = getattr(self._store, "left_by", None)
+        death = self._death if left_by is None else self._deaths.get(left_by(name), self._death)
         if death is None:
             return True
         restores = death.is_heir and self._terms.limit(tenant, facts.classification).restores
@@ -1361,6 +1387,7 @@ class SealedTier:
             if not self._store.is_shared:
                 raise
             _log.error("tier is away at the start", tier=self.name, error=error.message)
+            self._deaths = {}  # what others left passes with a start that finds it
             return 0, 0
 
     def _go_through(self) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from kvcustody.governance.custody_events import worker_stopped
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
+from kvcustody.governance.keys.key_backups import KeyBackups
 from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
@@ -187,6 +188,7 @@ def open_engine_worker(
         port.placement_group = settings.placement_group
         port.set_store(is_there=may_have_store or Tier.REMOTE in plan.tiers)
         port.erasures.tiers += plugins.open_tiers(settings)
+        port.erasures.backed_up_until = KeyBackups(settings.shred_keys_path).open_until
         follow_epochs(connection, port, clock, stack, lease_seconds=custody_lease(settings, standing.table))
         port.erasures.destroy_returned(inbox.completed)
         inbox.look(port)

@@ -25,6 +25,7 @@ from kvcustody.governance.custody_events import worker_stopped
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.keys.key_backups import KeyBackups
 from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow_release
@@ -156,6 +157,7 @@ def open_worker(
         )
         governor.set_store(is_there=bool(plugins.tiers) or Tier.REMOTE in tier_names(settings))
         governor.erasures.tiers += plugins.open_tiers(settings, tier_names(settings))
+        governor.erasures.backed_up_until = KeyBackups(settings.shred_keys_path).open_until
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
         worker.completed = inbox.completed

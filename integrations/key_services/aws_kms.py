@@ -100,8 +100,6 @@ class AwsKms:
     def _described(self, name: str) -> Any:
         try:
             return self._ask(lambda: self._kms.describe_key(KeyId=_alias(name)))["KeyMetadata"]
-        except KeyServiceUnavailable:
-            raise
         except KeyringError:
             return None
 

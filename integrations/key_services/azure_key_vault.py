@@ -75,8 +75,6 @@ class AzureKeyVault:
             self._ask(lambda: self._keys.begin_delete_key(name).result())
         try:
             deleted = self._ask(lambda: self._keys.get_deleted_key(name))
-        except KeyServiceUnavailable:
-            raise
         except KeyringError:
             return KeyEnd()
         if self._purges:
@@ -91,8 +89,6 @@ class AzureKeyVault:
     def _found(self, name: str) -> Any:
         try:
             return self._ask(lambda: self._keys.get_key(name))
-        except KeyServiceUnavailable:
-            raise
         except KeyringError:
             return None
 

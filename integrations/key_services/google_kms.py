@@ -71,9 +71,7 @@ class GoogleKms:
         until_us = 0
         try:
             versions = self._ask(self._kms.list_crypto_key_versions, {"parent": self._path(name)})
-        except KeyServiceUnavailable:
-            raise
-        except KeyringError:
+        except _AbsentKeyError:
             return KeyEnd()
         for version in versions:
             ended = version
@@ -95,7 +93,9 @@ class GoogleKms:
             return call(request=request, timeout=self._seconds)
         except failures.AlreadyExists:
             raise _KeyExistsError(f"{self.place}: is there already") from None
-        except (failures.NotFound, failures.InvalidArgument, failures.FailedPrecondition) as error:
+        except failures.NotFound as error:
+            raise _AbsentKeyError(f"{self.place}: {error}") from None
+        except (failures.InvalidArgument, failures.FailedPrecondition) as error:
             raise KeyringError(f"{self.place}: {error}") from None
         except failures.GoogleAPIError as error:
             raise KeyServiceUnavailable(f"{self.place}: {error}") from None
@@ -103,3 +103,7 @@ class GoogleKms:
 
 class _KeyExistsError(KeyringError):
     """A key of this name is there."""
+
+
+class _AbsentKeyError(KeyringError):
+    """No key of this name is there."""

@@ -94,8 +94,6 @@ class OpenBaoTransit:
             return False
         try:
             self._checked(status, answer)
-        except KeyServiceUnavailable:
-            raise
         except KeyringError as error:
             raise KeyServiceUnavailable(error.message) from None
         return True

@@ -84,6 +84,11 @@ class Pkcs11Token:
                 )
             except (pkcs11.EncryptedDataInvalid, pkcs11.EncryptedDataLenRange):
                 raise self._refused(name, "does not open this wrap") from None
+            except (
+                pkcs11.GeneralError
+            ):  # of SoftHSM for a tag that does not match, of any token that is broken
+                session.generate_random(128)
+                raise self._refused(name, "does not open this wrap") from None
             if len(opened) != KEY_BYTES:
                 raise self._refused(name, "opened no secret of ours")
             secret = KeyBuffer()

@@ -12,12 +12,14 @@
 3. A store that came from an engine is due when a block that was written then would be: LMCache's keys hold no time.
 4. A restart takes up where the last one ended, before anybody asks: what it left is closed, what is overdue ends.
 5. When the thread ends, in order, half open or by an error, every key that it had is wiped, and who asks is refused.
+6. In a store that workers share, what another stored is found and loaded like a copy of its own, and ended by its owner
+   alone. Of a prompt the store is asked no further than to the first chunk that nobody has.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,7 +36,7 @@ from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.release.startup_policy import startup_policy_of_file
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.open_tiers import refuse_remote, tier_names
+from kvcustody.governance.tiers.open_tiers import tier_names
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from kvcustody.governance.tiers.tier import PublishedRun, SealedTier
@@ -103,7 +105,7 @@ class Chunks:
         return self.worker.governor
 
     def store(self, key: ObjectKey, content: memoryview) -> bool:
-        """Whether a copy is there now."""
+        """Whether a copy is there now, in a shared store whoever stored it."""
         label = self.directory.label_of(key.cache_salt)
         if label is None or len(content) != self.chunk_bytes:
             return False
@@ -118,12 +120,30 @@ class Chunks:
         def read(first: int, count: int, into: memoryview) -> None:
             into[:] = content
 
-        return any(tier.has(label, last) or tier.store(run, read) == 1 for tier in self.tiers)
+        return any(
+            tier.has(label, last)
+            or tier.store(run, read) == 1
+            or (tier.is_shared and bool(tier.lookup(label, last, 0)))
+            for tier in self.tiers
+        )
 
-    def has(self, key: ObjectKey) -> bool:
-        """Whether a copy can be found now."""
+    def has(self, key: ObjectKey, *, seeks: bool = True) -> bool:
+        """Whether a copy can be found now. `seeks`: whether a shared store is asked for what others stored."""
         label = self.directory.label_of(key.cache_salt)
-        return label is not None and any(tier.lookup(label, chunk_key(key), 0) for tier in self.tiers)
+        return label is not None and any(
+            tier.lookup(label, chunk_key(key), 0, seeks=seeks) for tier in self.tiers
+        )
+
+    def has_each(self, keys: Sequence[ObjectKey]) -> list[bool]:
+        """Which of these can be found; those of one model part are in the order of the prompt (rule 6)."""
+        ended = set[tuple[str, str, int, int]]()
+        found = []
+        for key in keys:
+            part = (key.cache_salt, key.model_name, key.kv_rank, key.object_group_id)
+            found.append(self.has(key, seeks=part not in ended))
+            if not found[-1]:
+                ended.add(part)
+        return found
 
     def load(self, key: ObjectKey, into: memoryview) -> bool:
         """Whether the copy was brought into memory of a chunk's size; zeros where it does not open."""
@@ -142,12 +162,17 @@ class Chunks:
         return False
 
     def forget(self, key: ObjectKey) -> bool:
-        """End a copy; whether there was one."""
+        """End a copy; whether there was one. What another worker stored is looked up again by who asks for it next."""
         label = self.directory.label_of(key.cache_salt)
         if label is None:
             return False
-        found = [(tier, one) for tier in self.tiers for one in tier.lookup(label, chunk_key(key), 0)]
-        return sum(tier.destroy([one.name]) for tier, one in found) > 0
+        ended = 0
+        for tier in self.tiers:
+            for found in tier.lookup(label, chunk_key(key), 0, seeks=False):
+                copy = tier.copy(found.name)
+                is_own = copy is not None and copy.number > 0
+                ended += tier.destroy([found.name]) if is_own else tier.forget([found.name])
+        return ended > 0
 
 
 class CustodyThread:
@@ -159,10 +184,10 @@ class CustodyThread:
             raise ConfigError(
                 "setting `scope_salts_path`: name the file in which governed engines tell their salts"
             )
-        refuse_remote(settings, "LMCache")
         if not tier_names(settings):
             raise ConfigError(
-                "setting `nvme_tier_path`: LMCache's second tier needs a tier, a folder or `host_tier_bytes`"
+                "setting `nvme_tier_path`: LMCache's second tier needs a tier: a folder, `host_tier_bytes` or "
+                "`remote_tier_url`"
             )
         self._settings = settings
         self._path: Path = settings.scope_salts_path
@@ -173,6 +198,11 @@ class CustodyThread:
         self._begun = threading.Event()  # it is open, or why it is not is known
         self._is_closed = False
         self.failure: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether copies go to a store that other workers share."""
+        return bool(self._settings.remote_tier_url)
 
     @property
     def is_open(self) -> bool:
@@ -193,7 +223,7 @@ class CustodyThread:
         if shape.chunk_tokens != chunk_tokens:
             raise ConfigError(
                 f"what the last start left has {shape.chunk_tokens} tokens a chunk, not {chunk_tokens}: start it so, "
-                "or with another `nvme_tier_path`"
+                "or under another worker name with folders of its own"
             )
         self.open(shape.chunk_bytes, chunk_tokens)
         self._begun.wait()

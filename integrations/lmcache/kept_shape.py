@@ -3,7 +3,8 @@
     keep_shape(settings, ChunkShape(chunk_bytes, chunk_tokens))      # before the first object is stored
     shape = kept_shape(settings)                                     # at the next start; None: nothing was begun
 
-1. It stands in the folder of the `nvme` tier; without one, in the spill's, for a start that closes what the last left.
+1. It stands in the folder of the `nvme` tier; without one, in the spill's, for a start that closes what the last left,
+   and finds what it has in a store that workers share.
 2. It is its owner's alone, written whole or not at all, and believed only where it says what a shape can be.
 3. A folder that has objects and no shape is refused: their ends would wait for somebody who stores.
 """
@@ -54,7 +55,7 @@ def kept_shape(settings: Settings) -> ChunkShape | None:
         shape = msgspec.json.decode(content, type=ChunkShape)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"`{path}`: is no shape of chunks ({error}); {_REMEDY}", path=path) from None
-    room = max(settings.host_tier_bytes, settings.nvme_tier_bytes)
+    room = max(settings.host_tier_bytes, settings.nvme_tier_bytes, settings.remote_tier_bytes)
     if shape.chunk_bytes > room:
         raise ConfigError(
             f"`{path}`: says {shape.chunk_bytes} bytes a chunk, and the largest tier has {room}; give it more, or "

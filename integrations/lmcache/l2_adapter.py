@@ -4,7 +4,7 @@
                                     "class_name": "CustodyL2Adapter", "adapter_params": {"chunk_tokens": 256}}'
 
 Policy, keys, ledger and the tier are those of the settings (`KVCUSTODY_…`), with `scope_salts_path` as the governed
-engine has it.
+engine has it. With `remote_tier_url` servers of one deployment share what they keep.
 
 1. An object is whose its salt says, as a governed engine told of it. Under any other salt nothing is kept or found.
 2. Objects of one size are kept, of the first one that this tier's folder ever had; others, and what policy does not let
@@ -101,7 +101,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             why = "another size"
             if not self._refused[why]:
                 _log.error(
-                    "objects of another size are not kept: another model needs another `nvme_tier_path`",
+                    "objects of another size are not kept: give another model a worker and folders of its own",
                     bytes=size,
                     kept_bytes=chunks.chunk_bytes,
                 )
@@ -123,7 +123,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self.custody.open(sizes.pop(), self._tokens)
 
         def look(chunks: Chunks) -> Bitmap:
-            return _bitmap([chunks.has(key) for key in keys])
+            return _bitmap(chunks.has_each(keys))
 
         return self._submit(1, look, Bitmap(len(keys)))
 
@@ -180,17 +180,20 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if monotonic() < self._look_at:
             return
         self._look_at = monotonic() + _LOOK_SECONDS
-        ended = [(name, *one) for name, one in self._known.items() if not chunks.has(one[0])]
+        ended = [(name, *one) for name, one in self._known.items() if not chunks.has(one[0], seeks=False)]
         if ended:
             self._notify_keys_deleted([key for _, key, _ in ended], [size for _, _, size in ended])
             for name, *_ in ended:
                 del self._known[name]
 
     def get_memory_tags(self) -> MemoryTags:
-        """Where the bytes are, for LMCache 0.5.7 and later: storage of this host."""
+        """Where the bytes are, for LMCache 0.5.7 and later: storage of this host, unless others share a part of it."""
         from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags  # 0.5.6 has none
 
-        return MemoryTags(MemorySegment.STORAGE, MemoryResidency.LOCAL)
+        is_shared = self.custody.is_shared
+        return MemoryTags(
+            MemorySegment.STORAGE, MemoryResidency.REMOTE if is_shared else MemoryResidency.LOCAL
+        )
 
     # -- the rest -------------------------------------------------------------------------------------------------
 

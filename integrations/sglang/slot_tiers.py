@@ -29,7 +29,7 @@ from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.allocator.prefix.key_chain import HashState, keys_of
 from kvcustody.allocator.prefix.longest_prefix import ENDLESS
 from kvcustody.allocator.prefix.node import Offered
-from kvcustody.errors import KeyringError
+from kvcustody.errors import NoKeyError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.decisions.segment_matcher import covered_blocks
 from kvcustody.governance.external.engine_port import EnginePort
@@ -302,7 +302,7 @@ class SlotTiers:
             return None
         try:
             state: HashState = self._port.keyring.domains.state(label.spec).copy()
-        except KeyringError:
+        except NoKeyError:
             return None
         namespace, _, narrowed_by = place.name.partition("/")
         if namespace != state.digest().hex():

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvcustody.errors import ConfigError
-
-OLDEST = (0, 28)
-BELOW = (0, 34)
+from kvcustody.governance.worker.known_engines import VLLM_BELOW, VLLM_OLDEST
 
 
 class VllmVersion(NamedTuple):
@@ -88,10 +86,10 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
 def check_version(installed: str | None = None) -> VllmVersion:
     """The running vLLM's version. Raises `ConfigError` outside the range and where a method differs."""
     version = read_version(installed if installed is not None else _installed())
-    if not OLDEST <= (version.major, version.minor) < BELOW:
+    if not VLLM_OLDEST <= (version.major, version.minor) < VLLM_BELOW:
         raise ConfigError(
-            f"vllm `{version.text}` is not governed by this kvcustody: it knows {_text(OLDEST)} up to, but not, "
-            f"{_text(BELOW)}; install a vllm in that range, or a kvcustody that knows this one",
+            f"vllm `{version.text}` is not governed by this kvcustody: it knows {_text(VLLM_OLDEST)} up to, but not, "
+            f"{_text(VLLM_BELOW)}; install a vllm in that range, or a kvcustody that knows this one",
             version=version.text,
         )
     if installed is None:

@@ -1,7 +1,7 @@
 """kvcustody: isolation, retention and zeroization of LLM key/value caches, with evidence.
 
-The names in `__all__` are the front door: documented, tested and stable; every other module is private by convention, though
-nothing hides it. A name is imported when it is first used, so that `import kvcustody` costs nothing and needs no torch.
+The names in `__all__` are the front door: documented, tested and stable. Every other module is private by convention,
+though nothing hides it. A name is imported when it is first used: `import kvcustody` costs nothing and needs no torch.
 
     from kvcustody import MemoryPlan, TensorMemory, TensorSpec, load_settings, open_worker
 

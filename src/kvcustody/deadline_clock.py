@@ -24,11 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-
-from kvcustody.logger import get_logger
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
 from kvcustody.errors import ConfigError
 from kvcustody.files import write_file
+from kvcustody.logger import get_logger
 
 JUMP_SECONDS = 3_600
 AWAY_SECONDS = 30 * 86_400
@@ -71,7 +70,7 @@ class DeadlineClock:
         jump_seconds: int = JUMP_SECONDS,
         away_seconds: int = AWAY_SECONDS,
     ) -> None:
-        """Raises `ConfigError` for a file that cannot be kept, or is no floor: without it, a step back would go unseen."""
+        """Raises `ConfigError` for a file that cannot be kept or is no floor: a step back would go unseen."""
         self._wall = wall
         self.boot = wall.boot
         self.now_us: Callable[[], int] = wall.now_us  # boot time in microseconds
@@ -84,7 +83,7 @@ class DeadlineClock:
         kept = None
         if path is not None:
             with _locked(path):
-                kept = _read(path)
+                kept = read_floor(path)
         self.offset_us, self._limit_us, self._is_anchored = self._begin(kept)
         self.look()
         self.keep()
@@ -95,7 +94,7 @@ class DeadlineClock:
         return self.now_us() + self.offset_us
 
     def look(self) -> None:
-        """Take the wall clock's time over as far as the rules let it; who adds `offset_us` itself looks now and then."""
+        """Take over the wall clock's time as far as the rules let it. Who adds `offset_us` itself looks at times."""
         wall_us = (
             self._wall.utc_us()
         )  # before the boot clock: what comes between makes it look early, never late
@@ -136,7 +135,7 @@ class DeadlineClock:
         if self._path is None:
             return
         with _locked(self._path):
-            kept = _read(self._path)
+            kept = read_floor(self._path)
             with self._lock:
                 if kept is not None and kept.boot == self.boot and kept.boot_us <= self.now_us():
                     self.offset_us = max(self.offset_us, kept.utc_us - kept.boot_us)
@@ -235,7 +234,8 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read(path: Path) -> TimeFloor | None:
+def read_floor(path: Path) -> TimeFloor | None:
+    """What is kept in a file; None where there is none. Raises `ConfigError` for one that is damaged."""
     try:
         data = json.loads(path.read_bytes())
         floor = TimeFloor(**data)

@@ -5,9 +5,11 @@ CustodyError
 │   ├── PolicyError        a policy document was rejected (carries every problem with file:line:column)
 │   └── TraceError         a trace line was rejected (carries file and line)
 ├── IdentityError          no tenant, a malformed tenant, or a claim that cannot be verified
-├── KeyringError           a root secret, wrapped key or epoch is missing, unreadable or refused
-│   ├── SealError          a sealed object does not open: it is not what it should be, or a key of it is gone
-│   └── ReturnedKeysError  keys that were destroyed are in their file again
+├── NoKeyError             a key cannot be had: for good, or now
+│   ├── KeyringError       a root secret, wrapped key or epoch is missing, unreadable or refused
+│   │   ├── SealError          a sealed object does not open: it is not what it should be, or a key of it is gone
+│   │   └── ReturnedKeysError  keys that were destroyed are in their file again
+│   └── KeyServiceUnavailable  the key service does not answer, or refuses this process
 ├── HandleError            a (block, generation) handle is stale, or a request id is unknown
 ├── CapacityError          blocks, residencies or quota are exhausted for good (not merely deferred)
 ├── AdmissionError         a cache was refused by policy, or has to wait (`is_deferred`)
@@ -67,7 +69,13 @@ class IdentityError(CustodyError):
     code = "KVC200"
 
 
-class KeyringError(CustodyError):
+class NoKeyError(CustodyError):
+    """A key cannot be had: `KeyringError` where waiting does not help, `KeyServiceUnavailable` where it may."""
+
+    code = "KVC340"
+
+
+class KeyringError(NoKeyError):
     """A root secret, wrapped key or epoch is missing, unreadable or refused."""
 
     code = "KVC300"
@@ -93,7 +101,7 @@ class ReturnedKeysError(KeyringError):
         )
 
 
-class KeyServiceUnavailable(KeyringError):
+class KeyServiceUnavailable(NoKeyError):  # noqa: N818 - a state, as the standard library's `StopIteration`
     """The key service does not answer, or refuses this process: nothing that needs it can be opened now."""
 
     code = "KVC330"
@@ -123,7 +131,7 @@ class LedgerError(CustodyError):
     code = "KVC600"
 
 
-class LedgerUnavailable(LedgerError):
+class LedgerUnavailable(LedgerError):  # noqa: N818 - as above
     """A class-A event could not be made durable; the act that it guards must not happen."""
 
     code = "KVC610"

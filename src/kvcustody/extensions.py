@@ -1,8 +1,8 @@
 """Where other distributions plug in: every extension point of kvcustody, an entry-point group each.
 
-An extension is a factory behind an entry point of one of the groups in `POINTS`. It is loaded when a setting or an option
-names it, as `plugin:NAME`, and never because it is installed. `load` returns it with its distribution and version, which
-go on record with the worker that uses it:
+An extension is a factory behind an entry point of one of the groups in `POINTS`. It is loaded when a setting or an
+option names it, as `plugin:NAME`, and never because it is installed. `load` returns it with its distribution and
+version, which go on record with the worker that uses it:
 
     [project.entry-points."kvcustody.eviction_policies"]
     two-queue = "acme_kv.eviction:TwoQueue"
@@ -10,7 +10,8 @@ go on record with the worker that uses it:
     KVCUSTODY_EVICTION_POLICY=plugin:two-queue
 
 A name that is not installed, that two distributions claim, that cannot be imported or that does not give what its
-contract asks for is a `ConfigError` that names the extension and its distribution. docs/build/extending.md has an example of each.
+contract asks for is a `ConfigError` that names the extension and its distribution. docs/build/extending.md has an
+example of each.
 """
 
 from __future__ import annotations

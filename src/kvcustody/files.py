@@ -10,7 +10,7 @@
 4. Whatever fails, the draft goes. A killed process may leave one; it is never read, and `discard_drafts` removes it.
 5. A device, pipe or socket (`/dev/stdout`) has no content to replace and is written to.
 6. A file that SQLite writes by itself is claimed first, and taken back from others where it was open to them.
-7. A folder of many files is written as a draft folder and put there by `publish_folder`, every part of it fsynced first.
+7. A folder of many files is written as a draft folder and put there by `publish_folder`, every part fsynced first.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def write_file(path: Path, data: bytes | memoryview, *, mode: int = PRIVATE, exc
 @contextmanager
 def fresh_file(path: Path, *, mode: int = PRIVATE, exclusive: bool = False) -> Iterator[BinaryIO]:
     """A file to write into that appears under `path`, durable, when the block ends without an error."""
-    with _fresh(path, mode, exclusive) as descriptor, open(descriptor, "wb", closefd=False) as file:  # noqa: PTH123
+    with _fresh(path, mode, exclusive) as descriptor, open(descriptor, "wb", closefd=False) as file:
         yield file
 
 

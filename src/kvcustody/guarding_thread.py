@@ -1,11 +1,12 @@
 """Threads that guard something: whatever is raised in them they go on, and whether they still do is known.
 
 1. After any `Exception` the work begins anew, after a pause that grows up to `PAUSE_SECONDS_MAX`.
-2. A thread that ended though its work had not, and one whose work failed `FAILURES_MAX` times in close succession, guards
-   no more: `not_guarding` names it. The ledger's writer then admits nothing, and health shows the name.
+2. A thread that ended though its work had not guards no more, nor does one whose work failed `FAILURES_MAX` times in
+   close succession: `not_guarding` names it. The ledger's writer then admits nothing, and health shows the name.
 3. Work that returns has ended in order. So has that of an owner that is gone.
 4. A question that another machine holds open ends no sooner because its asker wants to end: `end` does not wait for it.
-5. `goes_on=False` is for work that cannot begin anew, because it released what it worked with: its first failure ends it.
+5. `goes_on=False` is for work that cannot begin anew, because it released what it worked with: its first failure is
+   its end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What other servers answer: read up to a bound, within a deadline, whatever the other side does.
 
-1. A timeout of a socket begins anew with every byte, so a server that trickles could be waited for for ever: the deadline
-   is of the whole exchange, be it in the handshake, the headers or the body.
-2. Of an answer no more than so many bytes are read. Redirects are not followed, and no proxy of the environment is used.
+1. A timeout of a socket begins anew with every byte, so a server that trickles could be waited for for ever. The
+   deadline is of the whole exchange, be it in the handshake, the headers or the body.
+2. Of an answer no more than so many bytes are read. Redirects are not followed; no proxy of the environment is used.
 3. No answer is unpacked: its few bytes could become any number. We ask for none that is packed, and refuse one that is.
 """
 

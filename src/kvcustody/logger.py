@@ -21,7 +21,7 @@ def configure_logging(configure: Callable[[], None], level: str = "debug") -> No
 
     What is below `level` is dropped by `configure`, and until then here.
     """
-    global _configure, _unheard
+    global _configure, _unheard  # noqa: PLW0603 - structlog's own configuration is a process's too
     if "structlog" in sys.modules:
         _configure = None
         configure()

@@ -1,4 +1,4 @@
-"""Moments and spans as text: UTC microseconds out and in, exact, and the same wherever a person or a file reads them."""
+"""Moments and spans as text: UTC microseconds out and in, exact, the same wherever a person or a file reads them."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.console.main import app
 from kvcustody.errors import KeyringError
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.keys.key_backups import KeyBackups
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, open_wrapping, read_root_key
 from kvcustody.governance.keys.shred_keys import ShredKeys, read_shred_keys
@@ -176,3 +177,37 @@ def test_rewrap_moves_shred_keys_too(deployment: Deployment, tmp_path: Path) -> 
     moved = ShredKeys.open(deployment.shred, RootKeyWrapping(read_root_key(new)), SystemClock())
     assert bytes(moved.secret(deployment.bob.id).view()) == secret
     moved.close()
+
+
+def test_a_backup_is_made_with_its_date_and_forgotten_with_the_key_that_opens_it(tmp_path: Path) -> None:
+    files = Deployment(tmp_path)
+    named = ("--keyring", files.keyring, "--shred-keys", files.shred)
+    now_us, folder = SystemClock().utc_us(), tmp_path / "backup"
+    code, said = cli("keys", "backup", "--days", "30", "--to", folder, *named, "--json")
+    assert code == 0 and json.loads(said)["folder"] == str(folder)
+    for path in (files.keyring, files.shred):
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+        assert (folder / path.name).stat().st_mode & 0o777 == 0o600
+        until_us = KeyBackups(path).open_until(now_us, now_us)
+        assert 0 <= until_us - now_us - 30 * 24 * HOUR < HOUR
+    assert cli("keys", "backup", "--days", "30", "--to", folder, *named)[0] != 0, "no backup is written over"
+    assert cli("keys", "backup", "--days", "60", *named)[0] == 0
+    assert KeyBackups(files.shred).open_until(now_us, now_us + 40 * 24 * HOUR) > 0
+    new = tmp_path / "new.key"
+    assert cli("keys", "init", new)[0] == 0
+    moved = (
+        "keys",
+        "rewrap",
+        files.keyring,
+        "--from",
+        tmp_path / "root.key",
+        "--to",
+        new,
+        "--shred-keys",
+        files.shred,
+    )
+    assert cli(*moved)[0] == 0 and KeyBackups(files.keyring).open_until(now_us, now_us), (
+        "the old root key is there"
+    )
+    assert cli(*moved, "--end-old")[0] == 0
+    assert [KeyBackups(path).open_until(now_us, now_us) for path in (files.keyring, files.shred)] == [0, 0]

@@ -4,7 +4,8 @@
    the same keys, does nothing more. What a worker did with its keys is on record by itself (`KeyEvent`).
 2. Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
 3. An order to destroy is complete when every process that was at work at its moment has said that it holds nothing of
-   it any more (`keys-dropped`) or has ended, and every key that a key service was to destroy is gone.
+   it any more (`keys-dropped`) or has ended, and every key that a key service was to destroy, or that a known backup
+   has, is gone.
 4. An answer names the moment of an order on record: of this one, or of a later one on the same tenant. Nobody answers
    an order that has not been given.
 5. Clocks differ by `CLOCKS_DIFFER_US` at most: who seems to have begun so much later may have been at work.
@@ -51,8 +52,9 @@ def key_orders(connection: Connection) -> list[KeyOrder]:
 class KeyOrderStanding(NamedTuple):
     """An order and how far it is (rule 3). Times are UTC µs.
 
-    `state`: `given` (a rotation), `open`, `pending` (a key service destroys keys at `pending_until_us`), `complete`.
-    `waiting`: workers of which a process has not answered. `in_service`: keys that a key service has not answered for.
+    `state`: `given` (a rotation), `open`, `pending` (a key service destroys keys, or the last known backup is gone, at
+    `pending_until_us`), `complete`. `waiting`: workers of which a process has not answered. `in_service`: keys that
+    a key service has not answered for.
     """
 
     order: int

@@ -101,7 +101,8 @@ def orders(
     """Orders on tenants' keys, newest first, and how far each is; workers' acts are in the tenant's log.
 
     An order to destroy is complete when every process that was at work then holds nothing of it any more, and every key
-    that a key service was to destroy is gone. Where no service wraps epochs, backups of key stores are not known here.
+    that a key service was to destroy is gone. Without a service, the last backup has to be gone that somebody told of
+    (`keys backup`).
     """
     items = [order._asdict() for order in reversed(custody.orders(service))]
     return page(service, CursorBinding("listKeyOrders", caller.name, {}), items, cursor, limit)

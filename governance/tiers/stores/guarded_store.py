@@ -167,16 +167,27 @@ class GuardedStore:
         told: Callable[[bytes], bool] | None = getattr(self._store, "is_own", None)
         return told is None or told(name)
 
+    def left_by(self, name: bytes) -> bytes:
+        """As the store's, which knows it without asking; nothing of one that nobody shares."""
+        told: Callable[[bytes], bytes] | None = getattr(self._store, "left_by", None)
+        return b"" if told is None else told(name)
+
+    def inherit(self, died: Callable[[bytes], bool]) -> dict[bytes, bytes]:
+        """As the store's; nothing of one that nobody shares. Asked once, at a start, with time for several requests."""
+        take: Callable[[Callable[[bytes], bool]], dict[bytes, bytes]] | None
+        take = getattr(self._store, "inherit", None)
+        return {} if take is None else self._ask(lambda: take(died), times=_PAGE_REQUESTS)
+
     def holder(self) -> bytes:
         """As the store's; nothing of one that keeps none. Asked once, at a start."""
         read: Callable[[], bytes] | None = getattr(self._store, "holder", None)
         return b"" if read is None else self._ask(read)
 
-    def write_holder(self, written: bytes) -> None:
+    def write_holder(self, written: bytes, *mark: bytes) -> None:
         """As the store's."""
-        write: Callable[[bytes], None] | None = getattr(self._store, "write_holder", None)
+        write: Callable[..., None] | None = getattr(self._store, "write_holder", None)
         if write is not None:
-            self._ask(lambda: write(written), even_closed=True)
+            self._ask(lambda: write(written, *mark), even_closed=True)
 
     def close(self) -> None:
         """Close the store, unless it does not answer: then it is left to the end of the process."""

@@ -3,8 +3,8 @@
     place = MooncakePlace("master.example:50051", "http://master.example:9003", "fleet-1")
     client = MooncakeClient(place, buffer_bytes=1 << 30, seconds=2.0)
 
-1. Mooncake says 0 to a put whose name is taken, and keeps what was there. So the name is looked for before, and what
-   lies there is compared with what was put: its beginning has a nonce that is never drawn twice.
+1. Mooncake says 0 to a put whose name is taken, and keeps what was there. So what lies there then is compared with
+   what was put: its beginning has a nonce that is never drawn twice.
 2. `remove` is forced: leases of readers would hold an erasure up, and a reader whose bytes are replaced opens nothing.
 3. A removed object's bytes stay in its segment until another's are written there. A delete proves nothing: only the end
    of a key ends a copy.
@@ -19,7 +19,7 @@ import ctypes
 import socket
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvcustody.errors import ConfigError, StoreError
@@ -27,7 +27,7 @@ from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted
 from kvcustody.http_exchange import exchange, host_and_port, is_loopback
 
 _ABSENT = -704  # OBJECT_NOT_FOUND of its error codes
-_PEEK_BYTES = 4096
+_PEEK_BYTES, _COMPARED_BYTES = 4096, 128  # of an object's beginning: at most, and with its nonce
 _LISTING_BYTES_MAX = 256 << 20
 
 
@@ -81,22 +81,19 @@ class MooncakeClient:
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
         """Rule 1. Mooncake has no expiry of its own, so `lives_us` is not told."""
-        key = self._key(name)
-        if self._size(key) is not None:
-            return False
+        key, begins = self._key(name), min(len(data), _COMPARED_BYTES)
         self._checked(self._store.put(key, data), "a put failed")
-        begins = min(len(data), _PEEK_BYTES)
-        return self.peek(name, begins) == bytes(data[:begins])
+        return self._beginning(key, begins) == bytes(data[:begins])
 
-    def get(self, name: bytes, size_max: int) -> memoryview | None:
+    def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
         """The object in the library's own buffer, which lives as long as the view."""
         key = self._key(name)
+        found = self._store.get_buffer(key)
+        if found is not None:
+            return memoryview(found).cast("B")[:size_max]
         if self._size(key) is None:
             return None
-        found = self._store.get_buffer(key)
-        if found is None:
-            raise StoreError(f"{self.place}: an object cannot be read")
-        return memoryview(found).cast("B")[:size_max]
+        raise StoreError(f"{self.place}: an object cannot be read")
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """A range of it."""
@@ -104,11 +101,14 @@ class MooncakeClient:
         length = self._size(key)
         if length is None:
             return None
-        wanted = min(size, length, _PEEK_BYTES)
+        return self._beginning(key, min(size, length, _PEEK_BYTES))
+
+    def _beginning(self, key: str, size: int) -> bytes | None:
+        """Of an object that has so many bytes."""
         with self._lock:
-            [[[read]]] = self._store.get_into_ranges([self._address], [[key]], [[[0]]], [[[0]]], [[[wanted]]])
-            if read == wanted:
-                return bytes(self._begins[:wanted])
+            [[[read]]] = self._store.get_into_ranges([self._address], [[key]], [[[0]]], [[[0]]], [[[size]]])
+            if read == size:
+                return bytes(self._begins[:size])
         if read == _ABSENT:
             return None
         raise StoreError(f"{self.place}: an object's beginning cannot be read (error {read})")
@@ -152,6 +152,14 @@ class MooncakeClient:
         key = self._notes + name
         self._store.remove(key, True)
         self._checked(self._store.put(key, data), "a note is not written")
+
+    def write_first_note(self, name: str, data: bytes) -> bool:
+        """As an object: what was there stays, and what is there then says whose it is (rule 1)."""
+        key = self._notes + name
+        if self._size(key) is not None:
+            return False
+        self._checked(self._store.put(key, data), "a note is not written")
+        return self.read_note(name) == data
 
     def close(self) -> None:
         """Leave the store."""

@@ -24,7 +24,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.mooncake_client import MooncakeClient, MooncakePlace
-from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
+from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore
 from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place
 from kvcustody.governance.tiers.stores.s3_requests import S3Key
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient, ValkeyPlace
@@ -38,7 +38,10 @@ _AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 class RemotePlan(NamedTuple):
-    """What to open. `labels`: the values of labels that the place has, by name, as the policy's `match` asks."""
+    """What to open. `labels`: the values of labels that the place has, by name, as the policy's `match` asks.
+
+    `heir_of`: workers whose objects there are taken over where they died.
+    """
 
     url: str
     capacity_bytes: int
@@ -48,6 +51,7 @@ class RemotePlan(NamedTuple):
     timeout_seconds: float = 1.0
     in_flight: int = 8
     labels: tuple[tuple[str, str], ...] = ()
+    heir_of: tuple[str, ...] = ()
 
     @property
     def place(self) -> dict[str, tuple[str, ...]]:
@@ -65,10 +69,11 @@ def open_remote(
     client = _client(plan, shard, object_bytes_max)
     store = RemoteStore(
         client,
-        owner=owner_of(worker),
+        worker=worker,
         capacity_bytes=plan.capacity_bytes,
         object_bytes_max=object_bytes_max,
         in_flight=plan.in_flight,
+        heir_of=plan.heir_of,
         utc_us=clock.utc_us,
     )
     return GuardedStore(store, seconds=plan.timeout_seconds, clock=clock)

@@ -1,18 +1,22 @@
 """Sealed objects in a store on other machines, which several workers share: the part that is alike for every store.
 
-    store = RemoteStore(client, owner=owner_of("gpu-1"), capacity_bytes=quota, object_bytes_max=largest)
+    store = RemoteStore(client, worker="gpu-1", capacity_bytes=quota, object_bytes_max=largest)
     guarded = GuardedStore(store, seconds=1.0, clock=clock)      # deadlines, a breaker, and `in_flight` lanes
 
 1. What lies in the store is 24 bytes (owner 16, due 8) and the sealed object. The 24 bytes say who ends it; a store
    that changes them has bytes deleted sooner or later, and nothing opened.
 2. The first writer of a name wins. A put that finds the name taken reads who took it: where that is this very put,
    whose answer was lost, it is kept; else it is another's.
-3. `page` lists what this owner stored, and what is overdue by `OVERDUE_US` by whoever stored it: whoever finds that may
+3. `page` lists what this owner has, and what is overdue by `OVERDUE_US` by whoever stored it: whoever finds that may
    end it. Whose an object is is read once for each name.
 4. A request that fails is made once more, as long as no more than a tenth of the last ones were. A put or a delete that
    is made twice does what it did.
-5. In memory are at most `in_flight` objects that are being stored, and twice as many that are being loaded.
-6. The quota counts what this owner stored, by its own books; the store's own room is the store's.
+5. In memory are at most `in_flight` objects that are being stored, and twice as many that are being loaded. Memory of
+   `_SPARES` times `in_flight` of them is kept: what is fetched into fresh memory waits for its pages.
+6. The quota counts what this owner has, by its own books; the store's own room is the store's.
+7. What stands for a worker in its objects is its *mark*, until another worker says beside the objects that it is its
+   heir: the first that says so is. From then on that mark's objects are the heir's, and those of its own heir after it;
+   who comes back under the dead worker's name begins with another mark. An heir is told of a death by its caller.
 
 Safe for threads; with more than one lane calls overlap.
 """
@@ -24,7 +28,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -39,6 +43,9 @@ ENVELOPE_BYTES = _ENVELOPE.size
 _PAGES_MAX = 100_000  # of a listing, in which nothing is this owner's
 _OTHERS_MAX = 100_000  # names of other owners whose owner is not read again
 _AGAIN_SHARE, _AGAIN_MAX = 0.1, 10.0
+_HEIR, _MARKS = "-heir", "-marks"  # notes beside a mark's own: who took its objects over, and whose it has
+_LIVES_MAX, _MARKS_MAX = 256, 255
+_SPARES = 2
 Answer = TypeVar("Answer")
 
 
@@ -63,8 +70,11 @@ class ObjectClient(Protocol):
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
         """Store where nothing has this name; whether that was so. `lives_us`: when it may go by itself; 0: never."""
 
-    def get(self, name: bytes, size_max: int) -> memoryview | None:
-        """The object, of one that is longer the first `size_max` bytes; None where there is none."""
+    def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
+        """The object, of one that is longer the first `size_max` bytes; None where there is none.
+
+        It may be received into `room(size)`, which is at least as long.
+        """
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """At most the first `size` bytes; None where there is none."""
@@ -81,6 +91,9 @@ class ObjectClient(Protocol):
     def write_note(self, name: str, data: bytes) -> None:
         """Put them there, in place of what was."""
 
+    def write_first_note(self, name: str, data: bytes) -> bool:
+        """Put them there where nothing was; whether that was so."""
+
     def close(self) -> None:
         """Let connections go."""
 
@@ -88,6 +101,12 @@ class ObjectClient(Protocol):
 def owner_of(*parts: str) -> bytes:
     """What stands for a worker in its objects: it tells nobody the worker's name who cannot guess it."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=OWNER_BYTES, person=b"kvc owner").digest()
+
+
+def _lives(worker: str) -> Iterator[bytes]:
+    """The marks of a worker of this name, one behind the other: each follows one that an heir took over."""
+    yield owner_of(worker)
+    yield from (owner_of(worker, str(life)) for life in range(1, _LIVES_MAX))
 
 
 class _Prepared(NamedTuple):
@@ -108,15 +127,21 @@ class RemoteStore:
         self,
         client: ObjectClient,
         *,
-        owner: bytes,
+        worker: str,
         capacity_bytes: int,
         object_bytes_max: int,
         in_flight: int = 8,
+        heir_of: Sequence[str] = (),
         utc_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        """`object_bytes_max`: no sealed object is longer; `utc_us`: what is overdue is by this clock."""
-        assert len(owner) == OWNER_BYTES, "an owner is a digest"
-        self.owner, self.capacity_bytes, self.in_flight = owner, capacity_bytes, in_flight
+        """`object_bytes_max`: no sealed object is longer; `utc_us`: what is overdue is by this clock.
+
+        `heir_of`: workers whose objects this one takes over where they died (`inherit`).
+        """
+        self._worker, self._heir_of = worker, tuple(heir_of)
+        self._own_marks: list[bytes] = []  # this owner's own first; none before the store was asked
+        self._left: dict[bytes, bytes] = {}  # of what is this owner's, whose mark is another's
+        self.capacity_bytes, self.in_flight = capacity_bytes, in_flight
         self._client, self._utc_us, self.ends_by = client, utc_us, client.ends_by
         self._object_bytes_max = object_bytes_max
         self._lock = threading.Lock()
@@ -125,7 +150,7 @@ class RemoteStore:
         self._others: OrderedDict[bytes, int] = OrderedDict()  # when an object of another owner is due
         self._prepared: dict[bytes, _Prepared] = {}
         self._spares: list[bytearray] = []
-        self._loading: dict[bytes, list[memoryview]] = {}
+        self._loading: dict[bytes, list[bytearray | None]] = {}  # what each was received into
         self._again = _AGAIN_MAX  # requests that may be made once more
         self._readers = ThreadPoolExecutor(in_flight, thread_name_prefix="kvcustody-owners")
 
@@ -147,14 +172,18 @@ class RemoteStore:
             if self._used + self._preparing + size > self.capacity_bytes:
                 return None
             self._preparing += size
-            whole = ENVELOPE_BYTES + size
-            memory = next((spare for spare in self._spares if len(spare) >= whole), None)
-            if memory is not None:
-                self._spares = [spare for spare in self._spares if spare is not memory]
-        memory = bytearray(whole) if memory is None else memory
-        _ENVELOPE.pack_into(memory, 0, self.owner, until_us)
+        whole = ENVELOPE_BYTES + size
+        memory = self._memory(whole)
         self._prepared[name] = _Prepared(memory, size, until_us)
         return memoryview(memory)[ENVELOPE_BYTES:whole]
+
+    def _memory(self, size: int) -> bytearray:
+        """Memory for an object and its envelope, used before where there is any."""
+        with self._lock:
+            for at, spare in enumerate(self._spares):
+                if len(spare) >= size:
+                    return self._spares.pop(at)
+        return bytearray(size)
 
     def start_store(self, name: bytes) -> None:
         """Nothing: lanes are `GuardedStore`'s."""
@@ -168,6 +197,7 @@ class RemoteStore:
         view = memoryview(memory)[: ENVELOPE_BYTES + size]
         lives_us = max(1000, until_us - self._utc_us()) if until_us else 0
         try:
+            _ENVELOPE.pack_into(memory, 0, self._marks()[0], until_us)
             is_kept = self._ask(lambda: self._client.put(name, view, lives_us)) or self._is_this(name, view)
         finally:
             view.release()
@@ -193,8 +223,11 @@ class RemoteStore:
     def _spare(self, prepared: _Prepared) -> None:
         with self._lock:
             self._preparing -= prepared.size
-            if len(self._spares) < self.in_flight:
-                self._spares.append(prepared.memory)
+            self._give_back(prepared.memory)
+
+    def _give_back(self, memory: bytearray) -> None:
+        if len(self._spares) < _SPARES * self.in_flight:
+            self._spares.append(memory)
 
     # -- back -----------------------------------------------------------------------------------------------------
 
@@ -207,21 +240,31 @@ class RemoteStore:
     def prepare_load(self, name: bytes) -> memoryview | None:
         """The object's bytes, in memory until `complete_load`; of one that grew no more than shows it."""
         most = ENVELOPE_BYTES + self._sizes.get(name, self._object_bytes_max) + 1
-        found = self._ask(lambda: self._client.get(name, most))
+        memory: bytearray | None = None
+
+        def room(size: int) -> memoryview:
+            nonlocal memory
+            memory = self._memory(size)
+            return memoryview(memory)
+
+        found = self._ask(lambda: self._client.get(name, most, room))
         if found is None:
             return None
-        sealed = found[ENVELOPE_BYTES:].toreadonly()
         with self._lock:
-            self._loading.setdefault(name, []).append(sealed)
-        return sealed
+            self._loading.setdefault(name, []).append(memory)
+        return found[ENVELOPE_BYTES:].toreadonly()
 
     def complete_load(self, name: bytes) -> None:
-        """Their memory is free."""
+        """Their memory is free. What is loaded twice at a time is not used again: whose is which is not known."""
         with self._lock:
             loading = self._loading[name]
-            loading.pop()
-            if not loading:
-                del self._loading[name]
+            memory = loading.pop()
+            if loading:
+                loading[:] = [None] * len(loading)
+                return
+            del self._loading[name]
+            if memory is not None:
+                self._give_back(memory)
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """Its beginning, behind the envelope; whose it is is known then."""
@@ -245,6 +288,7 @@ class RemoteStore:
                 with self._lock:
                     self._used -= self._sizes.pop(name, 0)
                 self._others.pop(name, None)
+                self._left.pop(name, None)
         return gone._replace(size=max(0, size), failed=gone.failed + later)
 
     def page(self, after: bytes, limit: int) -> list[Listed]:
@@ -282,8 +326,11 @@ class RemoteStore:
         """Whose it is by its envelope. What has none is nobody's: this owner ends it."""
         if len(begins) < ENVELOPE_BYTES:
             return
-        owner, due_us = _ENVELOPE.unpack_from(begins)
-        if owner == self.owner:
+        mark, due_us = _ENVELOPE.unpack_from(begins)
+        own, *inherited = self._marks()
+        if mark in inherited:
+            self._left[name] = mark
+        if mark == own or mark in inherited:
             return
         with self._lock:
             self._others[name] = due_us
@@ -291,8 +338,12 @@ class RemoteStore:
                 self._others.popitem(last=False)
 
     def is_own(self, name: bytes) -> bool:
-        """Whether this owner stored it, as far as was read."""
+        """Whether this owner has custody of it, as far as was read."""
         return name not in self._others
+
+    def left_by(self, name: bytes) -> bytes:
+        """The mark of what this owner has, where that is another's whose heir it is; else nothing."""
+        return self._left.get(name, b"")
 
     def _note_own(self, name: bytes, size: int) -> None:
         with self._lock:
@@ -301,13 +352,67 @@ class RemoteStore:
 
     # -- the owner ------------------------------------------------------------------------------------------------
 
-    def holder(self) -> bytes:
-        """What this owner wrote of itself last (`tiers.heirs`)."""
-        return self._client.read_note(self.owner.hex())
+    def _marks(self) -> list[bytes]:
+        """This owner's mark, and those of workers whose heir it is (rule 7); the store is asked once."""
+        if not self._own_marks:
+            own = next((mark for mark in _lives(self._worker) if not self._note(mark, _HEIR)), None)
+            if own is None:
+                raise StoreError(f"{self._client.place}: says that this worker has died too often")
+            self._own_marks = [own, *self._inherited(own)]
+        return self._own_marks
 
-    def write_holder(self, written: bytes) -> None:
-        """Put down who holds this owner's objects."""
-        self._client.write_note(self.owner.hex(), written)
+    def _note(self, mark: bytes, kind: str = "") -> bytes:
+        return self._ask(lambda: self._client.read_note(mark.hex() + kind))
+
+    def _inherited(self, mark: bytes) -> list[bytes]:
+        """The marks whose objects belong to this one."""
+        said = self._note(mark, _MARKS)
+        return [said[at : at + OWNER_BYTES] for at in range(0, len(said) - OWNER_BYTES + 1, OWNER_BYTES)]
+
+    def holder(self, mark: bytes | None = None) -> bytes:
+        """What this owner, or who has this mark, wrote of itself last (`tiers.heirs`)."""
+        return self._note(self._marks()[0] if mark is None else mark)
+
+    def write_holder(self, written: bytes, mark: bytes | None = None) -> None:
+        """Put down who holds the objects of this owner's mark, or of another that it has taken over."""
+        self._client.write_note((self._marks()[0] if mark is None else mark).hex(), written)
+
+    def inherit(self, died: Callable[[bytes], bool]) -> dict[bytes, bytes]:
+        """Take over what workers left that died: what each wrote of itself, by the mark of its objects (rule 7).
+
+        `died`: whether what one wrote says so. A mark that was taken over before is given again until `write_holder`
+        has put another end to it.
+        """
+        own, left = self._marks()[0], dict[bytes, bytes]()
+        for worker in self._heir_of:
+            for mark in _lives(worker):
+                written, heir = self._note(mark), self._note(mark, _HEIR)
+                is_newest = not heir
+                if is_newest and written and died(written):
+                    heir = self._claimed(mark)
+                if heir == own:
+                    marks = [mark, *self._inherited(mark)]
+                    self._take(marks)
+                    if written and died(written):
+                        left |= dict.fromkeys(marks, written)
+                if is_newest:
+                    break
+        return left
+
+    def _claimed(self, mark: bytes) -> bytes:
+        """Whose a dead worker's objects are: this owner's, where nobody said so before."""
+        own = self._marks()[0]
+        is_first = self._ask(lambda: self._client.write_first_note(mark.hex() + _HEIR, own))
+        return own if is_first else self._note(mark, _HEIR)
+
+    def _take(self, marks: Iterable[bytes]) -> None:
+        """Have these marks too, and say so to the next process and to the next heir."""
+        own, *inherited = self._marks()
+        inherited = list(dict.fromkeys([*inherited, *marks]))
+        if len(inherited) > _MARKS_MAX:
+            raise StoreError(f"{self._client.place}: this worker has taken over from too many others")
+        self._client.write_note(own.hex() + _MARKS, b"".join(inherited))
+        self._own_marks = [own, *inherited]
 
     def close(self) -> None:
         """Let the store go, with what is in it."""

@@ -90,18 +90,18 @@ class S3Client:
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
         """One request. A bucket's lifecycle rule knows no object's own time, so `lives_us` is not told."""
+        return self._put_first(self._key(name), data)
+
+    def _put_first(self, key: str, data: memoryview | bytes) -> bool:
+        """Rule 1."""
         try:
-            self._call(
-                partial(
-                    self._obstore.put, self._store, self._key(name), data, mode="create", use_multipart=False
-                )
-            )
+            self._call(partial(self._obstore.put, self._store, key, data, mode="create", use_multipart=False))
         except self._taken:
             return False
         return True
 
-    def get(self, name: bytes, size_max: int) -> memoryview | None:
-        """One request; a second where the object is longer than it may be."""
+    def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
+        """One request; a second where the object is longer than it may be. The library has memory of its own."""
 
         def read() -> memoryview:
             found = self._obstore.get(self._store, self._key(name))
@@ -176,6 +176,10 @@ class S3Client:
     def write_note(self, name: str, data: bytes) -> None:
         """One request."""
         self._call(partial(self._obstore.put, self._store, self._notes + name, data, use_multipart=False))
+
+    def write_first_note(self, name: str, data: bytes) -> bool:
+        """One request."""
+        return self._put_first(self._notes + name, data)
 
     def close(self) -> None:
         """Threads and connections."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -75,26 +76,41 @@ class ValkeyClient:
         self._names: list[bytes] = []  # as the last listing found them
 
     def put(self, name: bytes, data: memoryview, lives_us: int) -> bool:
-        """One request."""
-        expires = {"px": max(1, lives_us // 1000)} if lives_us else {}
-        return self._call(lambda: bool(self._client.set(self._key(name), data, nx=True, **expires)))
+        """One request, in one piece: the library sends it in three."""
+        key, expiry = self._key(name), b"%d" % max(1, lives_us // 1000)
+        expires = b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry) if lives_us else b""
+        words = 6 if lives_us else 4
+        head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(key), key, len(data))
 
-    def get(self, name: bytes, size_max: int) -> memoryview | None:
+        def ask(connection: Any) -> bool:
+            _send(connection._sock, (head, data, b"\r\n$2\r\nNX\r\n" + expires))
+            return connection.read_response() is not None
+
+        return self._call(lambda: self._over("SET", ask))
+
+    def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
         """One request. Its answer is received into one buffer: the library's parser copies a large one three times."""
-        return self._call(lambda: self._receive(self._key(name), size_max))
+        key = self._key(name)
 
-    def _receive(self, key: bytes, size_max: int) -> memoryview | None:
-        connection = self._client.connection_pool.get_connection("GETRANGE")
+        def ask(connection: Any) -> memoryview:
+            connection.send_command("GETRANGE", key, 0, size_max - 1)
+            return _bulk(connection._sock, size_max, room)
+
+        found = self._call(lambda: self._over("GETRANGE", ask))
+        return found if len(found) else None  # an absent key reads as empty, and no object is
+
+    def _over(self, command: str, ask: Callable[[Any], Answer]) -> Answer:
+        """What one connection answers."""
+        connection = self._client.connection_pool.get_connection(command)
         is_whole = False
         try:
-            connection.send_command("GETRANGE", key, 0, size_max - 1)
-            found = _bulk(connection._sock, size_max)
+            answer = ask(connection)
             is_whole = True
+            return answer
         finally:
             if not is_whole:  # what is left of an answer would be taken for the next one
                 connection.disconnect()
             self._client.connection_pool.release(connection)
-        return found if len(found) else None  # an absent key reads as empty, and no object is
 
     def peek(self, name: bytes, size: int) -> bytes | None:
         """One request."""
@@ -139,6 +155,10 @@ class ValkeyClient:
         """One request."""
         self._call(lambda: self._client.set(self._note(name), data))
 
+    def write_first_note(self, name: str, data: bytes) -> bool:
+        """One request."""
+        return self._call(lambda: bool(self._client.set(self._note(name), data, nx=True)))
+
     def close(self) -> None:
         """Connections."""
         self._client.connection_pool.disconnect()
@@ -175,7 +195,16 @@ class ValkeyClient:
             raise StoreError(f"{self.place}: request failed ({type(error).__name__})") from None
 
 
-def _bulk(connected: socket.socket, size_max: int) -> memoryview:
+def _send(connected: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
+    """All of these, with one call as far as the socket takes them."""
+    sent = 0 if isinstance(connected, ssl.SSLSocket) else connected.sendmsg(parts)
+    for part in parts:
+        if sent < len(part):
+            connected.sendall(part[sent:])
+        sent = max(0, sent - len(part))
+
+
+def _bulk(connected: socket.socket, size_max: int, room: Callable[[int], memoryview]) -> memoryview:
     """One string of an answer, received in place. Raises `OSError` for anything else, and for more than was asked."""
     head = b""
     while b"\r\n" not in head:
@@ -188,12 +217,12 @@ def _bulk(connected: socket.socket, size_max: int) -> memoryview:
         raise OSError("the answer is no string")
     if int(length[1:]) > size_max:
         raise OSError("the answer is longer than was asked for")
-    whole = bytearray(int(length[1:]) + 2)
-    view, at = memoryview(whole), len(begun)
-    if at > len(whole):
+    size, at = int(length[1:]) + 2, len(begun)
+    if at > size:
         raise OSError("the answer is longer than it says")
+    view = room(size)[:size]
     view[:at] = begun
-    while at < len(whole):
+    while at < size:
         count = connected.recv_into(view[at:])
         if not count:
             raise OSError("the answer ends before its end")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.audit.kinds import BlocksHandedOver
 from kvcustody.clock import MICROSECONDS
-from kvcustody.errors import ConfigError, KeyringError
+from kvcustody.errors import ConfigError, KeyringError, NoKeyError
 from kvcustody.governance.decisions.access_plan import label_of
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.handover.exchange import AnsweredFetch
@@ -142,7 +142,7 @@ class SchedulerHandover:
         now_ms = self._port.clock.utc_us() // 1000
         try:
             domain = self._domain(residency)
-        except KeyringError:
+        except NoKeyError:
             return None
         ticket = Ticket(
             self._worker,
@@ -237,7 +237,7 @@ class SchedulerHandover:
                 ticket.domain,
             ):
                 reason = "other-blocks"
-        except KeyringError:
+        except NoKeyError:
             reason = "other-blocks"
         if reason:
             self._record(

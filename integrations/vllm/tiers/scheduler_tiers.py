@@ -22,8 +22,8 @@
    request in a hurry tries nothing: a worker reads an object for nobody instead, once in a while.
 5. Nothing comes back behind a hole. Where a tier gets a run of a chain, the runs before it that were not stored leave
    for it too, as long as their blocks are in the pool.
-6. What another worker stored in a store that both share is looked up before the first load (`shared_lookups`), of a
-   model with one layer group. Where the store's labels do not agree with a domain, nothing of it leaves or comes back.
+6. What another worker stored in a store that both share is looked up before the first load (`shared_lookups`). Where
+   the store's labels do not agree with a domain, nothing of it leaves or comes back.
 7. A change of policy or keys reaches the workers with the next step; until then nothing of what it ends is looked up
    that the policy does not permit.
 """
@@ -41,7 +41,7 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.audit.evidence.coverage.conservation import TierCounts
 from kvcustody.clock import MICROSECONDS
-from kvcustody.errors import ConfigError, IsolationError, KeyringError
+from kvcustody.errors import ConfigError, IsolationError, NoKeyError
 from kvcustody.governance.decisions.access_plan import DomainLabel, label_of
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.block_keys import LazyKeys
@@ -88,6 +88,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     OpenTier,
     ProbeCopy,
     Rules,
+    SoughtChain,
     StoreCopy,
 )
 from kvcustody.policies.document.model import Tier
@@ -222,7 +223,7 @@ class SchedulerTiers:
         }
         self._remote = remote
         self._lookups: SharedLookups | None = None
-        if remote is not None and len(groups) == 1:
+        if remote is not None:
             shared = Tier.REMOTE.value
             self._lookups = SharedLookups(
                 shared,
@@ -542,11 +543,10 @@ class SchedulerTiers:
         runs = self._runs_behind(known_until, tier, spans, keys) if missing > 0 else []
         if not runs:
             return [], ""
-        size, recompute_us = (
-            missing * self._block_bytes // self._shards,
-            self._recompute_us(missing, known_until),
-        )
-        now_us = self._port.clock.now_us()
+        last = spans[-1].last
+        blocks = sum(last - group.first_needed(known_until, last) for group in self._groups)
+        size = blocks * self._block_bytes // self._shards
+        recompute_us, now_us = self._recompute_us(missing, known_until), self._port.clock.now_us()
         reason = self._links[tier].choose_look(size, recompute_us, now_us, governed.hints.latency)
         return (runs if reason else []), reason
 
@@ -557,21 +557,26 @@ class SchedulerTiers:
         runs: list[SoughtRun] = []
         for span in spans:
             label, at = label_of(span.domain), max(known_until, span.first)
+            if (
+                len(self._groups) > 1
+            ):  # what is known of one group may be of use with another worker's of the others
+                at = span.first
             rule = self._rule(tier, label.tenant, label.classification)
             whole = min(len(keys), span.whole)
-            if at >= span.last or label.spec is None or not rule.limit.absolute_us:
+            if max(known_until, at) >= span.last or label.spec is None or not rule.limit.absolute_us:
                 continue
             if not self._agrees(tier, label):
                 break
             first = max(0, at - at % self._step - 1)  # an object may begin before
             next_end = min(whole, at - at % self._step + self._step)
+            name_at = self._names_by_group(tier, label, keys)
+            asked_first = next(group.number for group in self._groups if group.window_blocks is None)
             try:
-                name_at = self._names(tier, label, keys, self._groups[0])
-                next_name = name_at(next_end)
-            except KeyringError:  # the epoch was destroyed
+                next_name = name_at(asked_first, next_end)
+            except NoKeyError:  # the epoch was destroyed, say
                 break
-            chain = self._groups[0].keys(keys[first:whole])
-            runs.append(SoughtRun(label, rule, first, at, chain, name_at, next_name))
+            chains = tuple(SoughtChain(group, group.keys(keys[first:whole])) for group in self._groups)
+            runs.append(SoughtRun(label, rule, first, at, span.last, chains, name_at, next_name))
         return runs
 
     def _readable(self, governed: GovernedRequest, depth: int) -> list[_Span]:
@@ -589,7 +594,7 @@ class SchedulerTiers:
         for tier in self.directories:
             try:
                 found = self._find(tier, spans, keys)
-            except KeyringError:  # the epoch was destroyed
+            except NoKeyError:  # the epoch was destroyed, say
                 return None
             if found is not None and (best is None or found.until > best.until):
                 best = found
@@ -975,7 +980,7 @@ class SchedulerTiers:
             return None
         try:
             return self._keys.name(label.spec, last, shard=0, layout=layout)
-        except KeyringError:
+        except NoKeyError:
             return None
 
     def _names(
@@ -988,6 +993,12 @@ class SchedulerTiers:
             return naming(spec, group.key(keys[end - 1]), shard=0, layout=layout)
 
         return name_at
+
+    def _names_by_group(
+        self, tier: str, label: DomainLabel, keys: Sequence[bytes]
+    ) -> Callable[[int, int], bytes]:
+        names = {group.number: self._names(tier, label, keys, group) for group in self._groups}
+        return lambda group, end: names[group](end)
 
     def _send(self, job: CopyJob, label: DomainLabel | None = None) -> int:
         """Have every worker do a job, which is given a number; returns it. `label`: whose copies it makes."""

@@ -9,7 +9,7 @@
 2. A request waits for it no longer than `wait_us`; an answer that comes later serves the next request.
 3. What every shard found is put into the directory as borrowed, and is found and loaded from there like a copy of its
    own. An answer that an erasure or another policy overtook is dropped.
-4. What was not found is not asked for again for a second.
+4. What was not found, of any layer group, is not asked for again for a second.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcustody.clock import Clock
-from kvcustody.errors import KeyringError
+from kvcustody.errors import NoKeyError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory, KnownCopy
 from kvcustody.integrations.vllm.tiers.copy_plans import SharedLookup
-from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, CopyRule, SeekCopies, SoughtCopy
+from kvcustody.integrations.vllm.tiers.tier_messages import (
+    CopyJob,
+    CopyRule,
+    SeekCopies,
+    SoughtChain,
+    SoughtCopy,
+)
 
 if TYPE_CHECKING:
     from kvcustody.governance.tiers.tier_link import TierLink
@@ -35,18 +41,20 @@ _ABSENT_MAX = 4096
 
 
 class SoughtRun(NamedTuple):
-    """Blocks `depth` to the end of `keys` of one domain's chain, of which no tier here is known to have the first.
+    """Blocks from `depth` on of one domain's chain, of which no tier here is known to have all; a hit ends by `last`.
 
-    `keys`: of the chain, from block `first` on. `name_at`: what an object that ends there is called; it raises
-    `KeyringError` once the domain's epoch is destroyed. `next_name`: of the next whole object, which is sought first.
+    `chains`: by layer group, from block `first` on. `name_at`: what the object of a group is called that ends there; it
+    raises `NoKeyError` where the domain's key cannot be had. `next_name`: of the next whole object, which is sought
+    first.
     """
 
     label: DomainLabel
     rule: CopyRule
     first: int
     depth: int
-    keys: bytes
-    name_at: Callable[[int], bytes]
+    last: int
+    chains: tuple[SoughtChain, ...]
+    name_at: Callable[[int, int], bytes]
     next_name: bytes
 
 
@@ -97,7 +105,7 @@ class SharedLookups:
         expected_us = int(self._link.look_us)
         lookup = governed.looking = SharedLookup(reason, now_us, now_us + self._wait_us, expected_us)
         for run in runs:
-            job = SeekCopies(0, self.tier, run.label, run.first, run.keys, run.depth, run.rule)
+            job = SeekCopies(0, self.tier, run.label, run.first, run.chains, run.depth, run.last, run.rule)
             number = self._send(job)
             lookup.jobs.add(number)
             self._asked[number] = _Asked(lookup, run, self._directory.ends, [])
@@ -122,12 +130,12 @@ class SharedLookups:
         found = _of_all(by_shard)
         if ends != self._directory.ends:
             return
-        with suppress(KeyringError):  # the epoch was destroyed meanwhile: nobody finds them
+        with suppress(NoKeyError):  # the epoch was destroyed meanwhile, say: nobody finds them
             for one in found:
                 whose = (run.label.tenant, run.label.classification)
                 copy = KnownCopy(0, *whose, one.blocks, one.size, one.since_us, one.due_us, run.label)
-                self._directory.borrow(run.name_at(one.end), copy)
-        if not found:
+                self._directory.borrow(run.name_at(one.group, one.end), copy)
+        if {one.group for one in found} < {chain.group.number for chain in run.chains}:
             self._note_absent(run.next_name, now_us + _AGAIN_US)
 
     def _note_absent(self, name: bytes, until_us: int) -> None:
@@ -138,13 +146,15 @@ class SharedLookups:
 
 
 def _of_all(by_shard: Sequence[tuple[SoughtCopy, ...]]) -> list[SoughtCopy]:
-    """What every shard found, as short, as old and due as soon as any says; up to the first that one lacks."""
+    """What every shard found, as short, as old and due as soon as any says."""
+    places = [{(one.group, one.end): one for one in sought} for sought in by_shard]
     found: list[SoughtCopy] = []
-    for alike in zip(*by_shard, strict=False):
-        if len({one.end for one in alike}) > 1:
-            break
+    for place in places[0] if places else ():
+        if not all(place in shard for shard in places):
+            continue
+        alike = [shard[place] for shard in places]
         blocks = min(one.blocks for one in alike)
         size = max(one.size for one in alike)
         since_us = min(one.since_us for one in alike)
-        found.append(SoughtCopy(alike[0].end, blocks, size, since_us, min(one.due_us for one in alike)))
+        found.append(SoughtCopy(*place, blocks, size, since_us, min(one.due_us for one in alike)))
     return found

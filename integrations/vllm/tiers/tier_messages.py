@@ -22,6 +22,7 @@ from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.tier import CopyCounts, CopyLimit, Restored, TierShare
+from kvcustody.integrations.vllm.tiers.layer_groups import CopiedGroup
 
 
 class CopyRule(NamedTuple):
@@ -95,18 +96,26 @@ class LoadCopies(NamedTuple):
     together: bool = False
 
 
+class SoughtChain(NamedTuple):
+    """The keys of one layer group's part of a chain."""
+
+    group: CopiedGroup
+    keys: bytes
+
+
 class SeekCopies(NamedTuple):
     """Ask the store that workers share for copies that go on from `depth` of a chain, whoever stored them.
 
-    `keys`: of the chain, from block `first` on.
+    `chains`: by layer group, from block `first` of the chain on. A hit may end at `last` or before.
     """
 
     number: int
     tier: str
     label: DomainLabel
     first: int
-    keys: bytes
+    chains: tuple[SoughtChain, ...]
     depth: int
+    last: int
     rule: CopyRule
 
 
@@ -235,11 +244,13 @@ class FetchedCopies(NamedTuple):
 
 
 class SoughtCopy(NamedTuple):
-    """A copy that a look-up in the shared store found: where it ends in its chain, its blocks and sealed bytes.
+    """A copy that a look-up in the shared store found: of which layer group, where in the chain it ends, its blocks
+    and sealed bytes.
 
     Times are boot times.
     """
 
+    group: int
     end: int
     blocks: int
     size: int

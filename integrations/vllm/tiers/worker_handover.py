@@ -20,6 +20,7 @@ from kvcustody.governance.handover.exchange import AnsweredFetch, Fetched, Hando
 from kvcustody.governance.handover.offers import OfferedPart, OfferTable
 from kvcustody.governance.handover.peers import PeerKey, watch_peers
 from kvcustody.governance.handover.ticket import Ticket
+from kvcustody.governance.handover.tls import handover_tls
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.stores.store_protocol import TierStore
@@ -84,6 +85,7 @@ class WorkerHandover:
         self._worker, self._address, self._stack = settings.worker_name, settings.handover_address, stack
         self._key = PeerKey.open(settings.handover_key_file, settings.worker_name)
         self._peers = watch_peers(settings.handover_peers_path, clock)
+        self._tls = handover_tls(settings)
         self._offers = OfferTable(lambda part: thread.give(part, _GIVE_SECONDS), clock)
         self._life = ""
         self._fetching: dict[str, Future[Fetched]] = {}  # by ticket, in this step
@@ -107,6 +109,7 @@ class WorkerHandover:
                 worker=self._worker,
                 life=life,
                 clock=self._clock,
+                tls=None if self._tls is None else self._tls.server,
                 on_given=self._note,
             )
         except (OSError, OverflowError) as error:  # the last shards' ports may be beyond the last there is
@@ -150,6 +153,7 @@ class WorkerHandover:
                 clock=self._clock,
                 bytes_max=min(self._thread.store.capacity_bytes, ticket.blocks * sealed),
                 seconds=FETCH_SECONDS,
+                tls=None if self._tls is None else self._tls.client,
             )
         except Exception as error:  # whatever it was: nothing came, and the request computes
             return Fetched(reason=f"unreachable: {type(error).__name__}")

@@ -87,6 +87,7 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     ProbeCopy,
     Rules,
     SeekCopies,
+    SoughtChain,
     SoughtCopy,
     StoreCopy,
     received,
@@ -96,6 +97,7 @@ from kvcustody.logger import get_logger
 
 _LOOK_SECONDS = 0.25  # between looks at what is due
 _END_SECONDS = 10.0  # that a thread may take to end
+_ENDS_SOUGHT = 4  # of a hit of several layer groups, in a store that workers share
 _RULES_MAX = 65_536  # beyond it, those of who does not ask are forgotten until it asks again
 _NO_SHARE = TierShare(0.0, 0.0)
 _log = get_logger(__name__)
@@ -493,15 +495,31 @@ class TierThread:
         tier.store(run, read)
 
     def _seek(self, tier: SealedTier, job: SeekCopies) -> tuple[SoughtCopy, ...]:
-        label, sought, depth = received(job.label), list[SoughtCopy](), job.depth
+        """Of full attention all that goes on; of windows what a hit needs that ends at the last place it may."""
+        label = received(job.label)
         self._learn((label.tenant, label.classification), job.rule)
-        for found in tier.lookup(label, bytes(KEY_BYTES * job.first) + job.keys, depth):
-            copy = tier.copy(found.name)
-            if copy is None:
+        sought: dict[tuple[int, int], SoughtCopy] = {}
+
+        def ends(chain: SoughtChain, depth: int, until: int | None = None) -> list[int]:
+            keys = bytes(KEY_BYTES * job.first) + chain.keys
+            reached = []
+            for found in tier.lookup(label, keys if until is None else keys[: KEY_BYTES * until], depth):
+                copy = tier.copy(found.name)
+                if copy is None:
+                    break
+                depth += found.blocks
+                reached.append(depth)
+                place = (chain.group.number, depth)
+                sought[place] = SoughtCopy(*place, copy.blocks, copy.size, copy.since_us, copy.due_us)
+            return reached
+
+        windows = [chain for chain in job.chains if chain.group.window_blocks is not None]
+        whole = [set(ends(chain, job.depth)) for chain in job.chains if chain not in windows]
+        common = [end for end in sorted(set.intersection(*whole), reverse=True) if end <= job.last]
+        for until in common[:_ENDS_SOUGHT] if windows else ():
+            if all(until in ends(one, one.group.first_needed(job.depth, until), until) for one in windows):
                 break
-            depth += found.blocks
-            sought.append(SoughtCopy(depth, copy.blocks, copy.size, copy.since_us, copy.due_us))
-        return tuple(sought)
+        return tuple(sought.values())
 
     def _load(self, tier: SealedTier, job: LoadCopies) -> tuple[Restored, ...]:
         come: list[Restored] = []

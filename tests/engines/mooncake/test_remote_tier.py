@@ -10,9 +10,10 @@ import pytest
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.stores.guarded_store import GuardedStore
 from kvcustody.governance.tiers.stores.mooncake_client import MooncakeClient, MooncakePlace
-from kvcustody.governance.tiers.stores.remote_store import ENVELOPE_BYTES, RemoteStore, owner_of
+from kvcustody.governance.tiers.stores.remote_store import ENVELOPE_BYTES, RemoteStore
 from standins.engines.mooncake.store_world import Client, Master
 from standins.governance.tier_place import ABSOLUTE_US, Place
 
@@ -30,19 +31,21 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
 class InMooncake(Place):
     """A worker's tier in the store."""
 
-    def __init__(self, folder: Path, master: Master, worker: str, prefix: str) -> None:
+    def __init__(self, folder: Path, master: Master, worker: str, prefix: str, *heir_of: str) -> None:
         self.master = master
-        super().__init__(folder, "remote", worker=worker, prefix=prefix)
+        holder = TierHolder(worker, "default", f"{worker}-1")
+        super().__init__(folder, "remote", worker=worker, prefix=prefix, holder=holder, heir_of=heir_of)
 
     def made(self) -> RemoteStore:
         where = MooncakePlace(self.master.address, self.master.http, self.prefix)
         client = MooncakeClient(where, buffer_bytes=16 << 20, seconds=5)
         return RemoteStore(
             client,
-            owner=owner_of(self.worker),
+            worker=self.worker,
             capacity_bytes=self.capacity,
             object_bytes_max=1 << 20,
             in_flight=2,
+            heir_of=self.heir_of,
             utc_us=self.world.clock.utc_us,
         )
 
@@ -101,6 +104,23 @@ def test_another_worker_has_own_hits_and_nobody_else(
     assert stranger.bring(stranger.label("acme"), "p", 8) == 0
     stranger.close()
     place.tier.erase("e", Selector("acme"), 0)
+
+
+def test_the_first_heir_of_a_dead_worker_has_its_copies(
+    place: InMooncake, tmp_path: Path, master: Master
+) -> None:
+    acme = place.label("acme")
+    assert place.keep(acme, "p", 8) == 8
+    place.store.close()  # as one that is killed: it does not say that it stopped
+    heir, late = (InMooncake(tmp_path, master, worker, place.prefix, "a") for worker in ("b", "c"))
+    assert (heir.tier.found_at_start, late.tier.found_at_start) == (2, 0)
+    assert heir.bring(acme, "p", 8) == 8 == late.bring(acme, "p", 8)
+    place.open()
+    assert place.tier.found_at_start == 0 and place.bring(acme, "p", 8) == 8, "it begins anew"
+    heir.tier.erase("e", Selector("acme"), 0)
+    assert len(heir.tier.objects()) == 0 == late.bring(acme, "p", 8)
+    for one in (heir, late):
+        one.close()
 
 
 def test_a_removal_proves_nothing_and_a_key_s_end_does(place: InMooncake) -> None:

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lib"))
 
+from kvcustody.governance.worker.known_engines import VLLM_BELOW, VLLM_OLDEST
 from kvcustody.integrations.sglang.check_engine import VERSIONS as SGLANG
 from kvcustody.integrations.transformers.batching.check_engine import BEYOND, FIRST
-from kvcustody.integrations.vllm.versions import BELOW, OLDEST
 from standins.engines.releases.tried_release import TRIED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,7 +63,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 ENGINES = (
     GovernedEngine(
-        "vLLM", "vllm", ("0.33.0", "0.32.0"), OLDEST, BELOW, ("tests/engines/run.sh", "--version", "VERSION", "--core"),
+        "vLLM", "vllm", ("0.33.0", "0.32.0"), VLLM_OLDEST, VLLM_BELOW,
+        ("tests/engines/run.sh", "--version", "VERSION", "--core"),
         "refused at start, and so is one whose classes or signatures differ",
     ),
     GovernedEngine(

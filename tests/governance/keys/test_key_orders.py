@@ -10,13 +10,14 @@ from typing import NamedTuple, Self
 import pytest
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.audit.evidence.query.key_orders import KeyOrderStanding, order_standings
+from kvcustody.audit.evidence.query.key_orders import CLOCKS_DIFFER_US, KeyOrderStanding, order_standings
 from kvcustody.audit.kinds import KeysOrdered
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.write.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import KeyOwner, group_owner, tenant_owner
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders, newest
+from kvcustody.governance.keys.key_backups import KeyBackups
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
@@ -253,6 +254,21 @@ def test_a_service_that_destroys_later_leaves_the_order_pending_until_its_date(t
         assert (last.state, last.pending_until_us) == ("pending", until_us)
         governor._record_key_facts({ORG: [KeyFact("destroyed", ORG, 1, 0, "gone")]})
         assert fleet.standing().state == "complete"
+
+
+def test_a_known_backup_of_the_key_store_leaves_the_order_pending_until_its_date(tmp_path: Path) -> None:
+    """Or until nothing from before opens any more; one from after the order counts for nothing."""
+    fleet, now_us = Fleet.create(tmp_path), SystemClock().utc_us()
+    until_us, backups = now_us + 30 * 86_400_000_000, KeyBackups(fleet.settings.keyring_path)
+    with fleet.worker("one") as one:
+        one.governor._keyring.ensure([ORG])
+        backups.add(now_us, until_us)
+        backups.add(now_us + 2 * CLOCKS_DIFFER_US, 2 * until_us)
+        fleet.order("destroy")
+        last = fleet.until("pending", one)
+        assert (last.pending_until_us, last.waiting, last.in_service) == (until_us, (), 0)
+        backups.end_all()
+        assert fleet.until("complete", one).pending_until_us is None
 
 
 @pytest.mark.parametrize("when", ["before the process began", "while it runs"])

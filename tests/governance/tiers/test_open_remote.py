@@ -11,7 +11,7 @@ import pytest
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.governance.tiers.open_tiers import refuse_remote, tier_names, tier_plan
+from kvcustody.governance.tiers.open_tiers import tier_names, tier_plan
 from kvcustody.governance.tiers.stores.open_remote import RemotePlan, open_remote
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
@@ -44,12 +44,6 @@ def test_what_is_set_is_what_is_opened(tmp_path: Path) -> None:
 def test_half_of_it_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         tier_plan(settings(tmp_path, **(S3 | changes)))
-
-
-def test_beside_an_engine_with_tiers_of_its_own_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="setting `remote_tier_url`: beside LMCache"):
-        refuse_remote(settings(tmp_path, **S3), "LMCache")
-    refuse_remote(settings(tmp_path), "LMCache")
 
 
 URLS = [

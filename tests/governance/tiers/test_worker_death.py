@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.committer import closing_committer
 from kvcustody.audit.write.crash_recovery import Closing, close_process
 from kvcustody.clock import SystemClock
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.tiers.heirs import UNKNOWN, TierHolder, WorkerDeath, death_before
 from standins.governance.offload_world import POLICY, TOKENS, World, prompt
+from standins.governance.store_servers import VALKEY, StoreServer, ValkeyServer
 
 GROUPED = {"placement_group": "east-1"}
 STORED = prompt(1, 8)
@@ -33,10 +36,12 @@ class Fleet(World):
 
     def __init__(self, folder: Path, death: str, **said: object) -> None:
         self.death, self.said = death, said
-        super().__init__(folder, "nvme")
+        super().__init__(folder, "" if "remote_tier_url" in said else "nvme")
 
     def open(self) -> None:
         self.policy = POLICY + (f"on_worker_death: {{default: {self.death}}}\n" if self.death else "")
+        if "remote_tier_url" in self.said:
+            self.policy = self.policy.replace("tiers: [host, nvme]", "tiers: [remote]")
         self.set |= self.said
         super().open()
 
@@ -148,6 +153,45 @@ def put_on_record(folder: Path, incarnation: str) -> None:
     with closing_committer(engine, clock) as committer:
         why = Closing(DECLARED, 90, 0, "ops", "dpo", "host destroyed")
         assert close_process(committer, engine, clock, incarnation, why, "ops:closing")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("heir_of", ["gpu-1", "gpu-7"])
+def test_in_a_shared_store_the_heir_that_settings_name_takes_them_over(
+    tmp_path: Path, server: Callable[[str], StoreServer], heir_of: str
+) -> None:
+    """The ledger has it from whom, and that what became of all of them is proved; a stranger takes nothing over."""
+    there = server(VALKEY)
+    assert isinstance(there, ValkeyServer)
+    said = {
+        "remote_tier_url": f"valkey://127.0.0.1:{there.port}/0/{tmp_path.name}",
+        "remote_tier_bytes": 1 << 20,
+    }
+    left_behind(tmp_path, "restore", is_killed=True, worker_name="gpu-1", **said)
+    world = Fleet(tmp_path, "restore", worker_name="gpu-2", remote_tier_heir_of=heir_of, **said)
+    is_heir = heir_of == "gpu-1"
+    with world.worker as worker:
+        found = world.tiers[0].found_at_start
+        assert (found > 0) is is_heir
+        assert world.serve("acme", STORED) >= 4 * TOKENS, "also a stranger finds what another stored"
+        for tenant in ("acme", "beta") if is_heir else ():
+            assert worker.governor.erase(Selector(tenant)).erasure
+        worker.governor.step()
+        assert worker.governor.check() == []
+        worker.writer.flush()
+    told = leaves(tmp_path)
+    assert {(leaf["outcome"], leaf["left_by_worker"]) for leaf in told} == (
+        {("restored", "gpu-1")} if is_heir else set()
+    )
+    assert sum(len(leaf["copies"]) for leaf in told) == found
+    if is_heir:
+        put_on_record(tmp_path, told[0]["left_by_process"])
+        rows = coverage(tmp_path, world.clock.utc_us() + 3 * 3_600_000_000)
+        assert [(row.due, row.open) for row in rows] == [(row.covered, 0) for row in rows]
+        assert sum(row.due for row in rows) >= 2 * found, "of the dead one's process, and of its heir's"
+    engine = open_store(tmp_path / "ledger.db")
+    with engine.connect() as connection:
+        assert fsck(connection).problems == []
     engine.dispose()
 
 

@@ -15,8 +15,9 @@ from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.tier import CopyLimit, TierShare
 from kvcustody.governance.tiers.tier_link import TierLink
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory
+from kvcustody.integrations.vllm.tiers.layer_groups import ONE_GROUP, CopiedGroup
 from kvcustody.integrations.vllm.tiers.shared_lookups import SharedLookups, SoughtRun
-from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, CopyRule, SoughtCopy
+from kvcustody.integrations.vllm.tiers.tier_messages import CopyJob, CopyRule, SoughtChain, SoughtCopy
 
 LABEL = DomainLabel("acme", "internal", 1, "tenant", None, None, None)
 RULE = CopyRule(CopyLimit(1 << 40, 1), TierShare())
@@ -30,7 +31,8 @@ def name_at(end: int) -> bytes:
 class Asking:
     """Requests of one engine whose workers answer when a test says so."""
 
-    def __init__(self, shards: int = 1) -> None:
+    def __init__(self, shards: int = 1, groups: tuple[CopiedGroup, ...] = ONE_GROUP) -> None:
+        self.groups = groups
         self.jobs: list[CopyJob] = []
         self.clock, self.link = VirtualClock(), TierLink()
         self.directory = CopyDirectory("remote", shards, self._send)
@@ -45,7 +47,8 @@ class Asking:
     def ask(self, name: Any = name_at) -> Any:
         """A request that looks all of its chain up."""
         request = SimpleNamespace(looking=None)
-        run = SoughtRun(LABEL, RULE, 0, 0, bytes(32 * CHAIN), name, name_at(STEP))
+        chains = tuple(SoughtChain(group, bytes(32 * CHAIN)) for group in self.groups)
+        run = SoughtRun(LABEL, RULE, 0, 0, CHAIN, chains, lambda group, end: name(end), name_at(STEP))
         self.lookups.begin(request, [run], "faster")
         return request
 
@@ -53,7 +56,7 @@ class Asking:
         """What each shard found, by where it ends, to the newest look-up."""
         number = len(self.jobs)
         for ends in by_shard:
-            sought = tuple(SoughtCopy(end, STEP, 400 + end, 1, DUE_US) for end in ends)
+            sought = tuple(SoughtCopy(0, end, STEP, 400 + end, 1, DUE_US) for end in ends)
             self.lookups.answered(number, sought)
         self.lookups.is_over(number)
 
@@ -90,6 +93,16 @@ def test_what_was_not_there_is_asked_for_again_after_a_second() -> None:
     assert asking.ask().looking is not None and len(asking.jobs) == 2
 
 
+def test_a_group_of_which_nothing_was_found_is_asked_for_again_after_a_second() -> None:
+    """What was found of the others is of no use alone."""
+    asking = Asking(groups=(CopiedGroup(), CopiedGroup(1, 2)))
+    asking.ask()
+    asking.answer([4, 8])
+    assert asking.found() == 8 and asking.ask().looking is None
+    asking.clock.advance(1_000_000)
+    assert asking.ask().looking is not None
+
+
 def test_a_copy_that_one_shard_lacks_is_not_found() -> None:
     asking = Asking(shards=2)
     asking.ask()
@@ -109,7 +122,7 @@ def test_an_answer_that_an_erasure_overtook_is_dropped(overtaken: bool) -> None:
     number = len(asking.jobs)
     if overtaken:
         asking.directory.erase("e", Selector("acme"), 1)
-    asking.lookups.answered(number, (SoughtCopy(4, STEP, 400, 1, DUE_US),))
+    asking.lookups.answered(number, (SoughtCopy(0, 4, STEP, 400, 1, DUE_US),))
     asking.lookups.is_over(number)
     assert asking.found() == (0 if overtaken else 4)
 

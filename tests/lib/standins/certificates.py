@@ -34,13 +34,15 @@ class Authority:
         self.pem = folder / f"{name}.pem"
         self.pem.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, server: bool = False, ended: bool = False) -> Pair:
+    def issue(self, name: str, *, server: bool = False, ended: bool = False, both: bool = False) -> Pair:
+        """`both`: of a server and of a client."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH] if server or both else []
+        uses += [] if server else [ExtendedKeyUsageOID.CLIENT_AUTH]
         here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         builder = self._builder(subject, key.public_key(), ended=ended)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         builder = builder.add_extension(here, critical=False)
         made = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.tls")
         signed = builder.sign(self._key, hashes.SHA256())

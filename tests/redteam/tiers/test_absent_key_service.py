@@ -15,6 +15,7 @@ from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.tiers.scope_salts import ScopeDirectory, ScopeSalts
 from kvcustody.governance.tiers.seal_keys import SealKeys
 from standins.governance.sealed_objects import World
 from standins.governance.tier_place import ABSOLUTE_US, Place
@@ -55,6 +56,21 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.tier.close()
     made.staging.close()
     made.world.close()
+
+
+def test_a_salt_that_is_read_while_the_service_is_away_is_known_when_it_is_back(place: Place) -> None:
+    """And what an engine appends meanwhile cuts nothing off."""
+    world, path = place.world, place.world.folder / "salts"
+    first, second = place.label("acme", "ann"), place.label("acme", "bob")
+    told = ScopeSalts(world.keys, ScopeDirectory(path, world.keys))
+    salt = told.of(first)
+    reads = ScopeDirectory(path, SealKeys(world.keyring, world.shred))
+    service_of(place).is_away_too_long = True
+    assert reads.label_of(salt) is None
+    assert told.of(second) != told.of(second), "a salt that nobody has again"
+    service_of(place).is_away_too_long = False
+    assert reads.label_of(salt) == first
+    assert reads.label_of(told.of(second)) == second
 
 
 def service_of(place: Place) -> Service:

@@ -146,7 +146,7 @@ class Inventing:
 
 
 def remote(client: Inventing) -> RemoteStore:
-    return RemoteStore(client, owner=owner_of("w1"), capacity_bytes=1 << 20, object_bytes_max=1 << 16)  # type: ignore[arg-type]
+    return RemoteStore(client, worker="w1", capacity_bytes=1 << 20, object_bytes_max=1 << 16)  # type: ignore[arg-type]
 
 
 class InventedPlace(Place):

@@ -227,6 +227,25 @@ def test_several_are_on_their_way_at_a_time(worker: Made) -> None:
     assert guarded.used_bytes == 0 and not a.store._loading and not a.store._prepared  # type: ignore[attr-defined]
 
 
+def test_memory_that_somebody_reads_is_not_received_into(worker: Made) -> None:
+    """Of one object that is loaded twice at a time neither; else what was read is used again."""
+    a = worker("a")
+    store, acme = a.store, a.label("acme")
+    assert isinstance(store, RemoteStore) and a.keep(acme, "p", 8) == 8
+    one, other = sorted(name for name in a.tier.index())
+    spares = len(store._spares)
+    first, second = store.prepare_load(one), store.prepare_load(one)
+    assert first is not None and second is not None
+    before = bytes(first)
+    store.complete_load(one)
+    for _ in range(4):
+        assert store.prepare_load(other) is not None
+        store.complete_load(other)
+    assert bytes(first) == bytes(second) == before
+    store.complete_load(one)
+    assert not store._loading and spares <= len(store._spares) <= spares + 1
+
+
 def test_a_store_that_does_not_pay_is_not_even_asked(worker: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is faster again; what is known of it already is found all the same."""
     a, b = worker("a"), worker("b")

@@ -128,6 +128,46 @@ def test_what_is_whole_is_not_looked_at_again(any_store: Engine, make_writer: An
         event.remove(any_store, "before_cursor_execute", note)
 
 
+@pytest.mark.parametrize("short", [1 << 10, 0], ids=["many to a transaction", "control: each by itself"])
+def test_short_processes_are_kept_many_to_a_transaction(
+    any_store: Engine,
+    make_writer: Any,
+    unguarded: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    short: int,
+) -> None:
+    """Of one that lacks a sequence only what is there is kept."""
+    monkeypatch.setattr(sequence_gaps, "_SHORT", short)
+    for number in range(5):
+        writer = make_writer(any_store, worker=f"w{number}", spill_directory=tmp_path / str(number))
+        writer.submit([WorkerStarted(at, f"w{number}", 8, 1, 4096, "cpu", "test") for at in (1, 2, 3)])
+        assert writer.flush()
+    lacking = writer.incarnation
+    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
+        unguarded(connection)
+        of = select(incarnations.c.id).where(incarnations.c.uuid == lacking).scalar_subquery()
+        connection.execute(delete(events).where(events.c.incarnation == of, events.c.sequence == 2))
+    begun: list[Any] = []
+
+    def note(connection: Any) -> None:
+        begun.append(connection)
+
+    event.listen(any_store, "begin", note)
+    try:
+        assert keep_spans(any_store) == 5
+    finally:
+        event.remove(any_store, "begin", note)
+    assert (len(begun) <= 3) == bool(
+        short
+    )  # a look at all, a transaction of the whole ones, one of the lacking one
+    with any_store.connect() as connection:
+        lives = connection.execute(select(incarnations.c.id, incarnations.c.uuid)).all()
+        kept = {uuid: kept_spans(connection, life) for life, uuid in lives}
+    assert kept.pop(lacking) == [(1, 1), (3, 3)]
+    assert len(kept) == 4 and all(len(spans) == 1 and spans[0][0] == 1 for spans in kept.values())
+
+
 def test_what_is_missing_before_a_leaf_is_asked_of_what_is_not_kept_alone(
     any_store: Engine, make_writer: Any, world: Any, unguarded: Any
 ) -> None:

@@ -64,13 +64,15 @@ def offered(page: Any, text: str) -> list[str]:
     page.get_by_role("listbox").wait_for()
     found: dict[str, None] = {}
     chosen = page.locator("[role=option][aria-selected]")
-    last = ""
-    while last != (last := chosen.inner_text()):  # the list shows what is around the choice
+    while True:  # the list shows what is around the choice
+        last = chosen.inner_text()
         found |= dict.fromkeys(page.locator("[role=option] .cm-completionLabel").all_inner_texts())
         page.wait_for_timeout(100)  # an early key is not taken for a choice
         page.keyboard.press("PageDown")
-        page.wait_for_timeout(50)
-    return list(found)
+        try:
+            expect(chosen).not_to_have_text(last, timeout=1000)
+        except AssertionError:
+            return list(found)  # it was the last
 
 
 def source(page: Any) -> str:

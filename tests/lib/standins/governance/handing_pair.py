@@ -13,6 +13,7 @@ from kvcustody.governance.handover.exchange import AnsweredFetch, Fetched, Hando
 from kvcustody.governance.handover.offers import Offer, OfferedPart, OfferTable
 from kvcustody.governance.handover.peers import PeerKey, Peers
 from kvcustody.governance.handover.ticket import Ticket, chain_digest, issue, read_ticket
+from kvcustody.governance.handover.tls import HandoverTls
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.tier import GivenObjects, SealedObject, SealedTier
 from standins.governance.sealed_objects import World
@@ -38,8 +39,8 @@ class HandedPlace(Place):
 class Pair:
     """A prefill and a decode worker, and what goes between them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.clock = VirtualClock()
+    def __init__(self, folder: Path, tls: HandoverTls | None = None) -> None:
+        self.clock, self.tls = VirtualClock(), tls
         (folder / "p").mkdir()
         (folder / "d").mkdir()
         world = World(folder)
@@ -56,6 +57,7 @@ class Pair:
         self.server = HandoverServer(
             ("127.0.0.1", 0), self.offers, self.keys["prefill"], lambda: self.peers,
             worker="prefill", life=LIFE, clock=self.clock, on_given=self.given.append,
+            tls=None if tls is None else tls.server,
         )  # fmt: skip
         self.peers.addresses["prefill"] = self.server.address
 
@@ -85,6 +87,7 @@ class Pair:
         return fetch_objects(
             self.read(text), text, self.keys[signer or worker], self.peers,
             worker=worker, life=PEER_LIFE, clock=self.clock, bytes_max=1 << 20, seconds=seconds,
+            tls=None if self.tls is None else self.tls.client,
         )  # fmt: skip
 
     def close(self) -> None:

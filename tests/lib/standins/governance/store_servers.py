@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore, owner_of
+from kvcustody.governance.tiers.stores.remote_store import ObjectClient, RemoteStore
 from kvcustody.governance.tiers.stores.s3_client import S3Client, S3Place
 from kvcustody.governance.tiers.stores.s3_requests import S3Answer, S3Key, S3Requests
 from kvcustody.governance.tiers.stores.valkey_client import ValkeyClient, ValkeyPlace
@@ -95,7 +95,7 @@ class StoreServer:
 
     def store(self, prefix: str, worker: str = "w1", capacity: int = 1 << 20, **said: Any) -> RemoteStore:
         said = {"object_bytes_max": LARGEST, "in_flight": 4, **said}
-        return RemoteStore(self.client(prefix), owner=owner_of(worker), capacity_bytes=capacity, **said)
+        return RemoteStore(self.client(prefix), worker=worker, capacity_bytes=capacity, **said)
 
     def raw(self, prefix: str, name: bytes, data: bytes | None = None) -> bytes:
         """What lies under a name, as whoever has the store reads it; with `data` it is that from then on."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.tiers.copy_event import CopyEvent
+from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.staging import Staging
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
@@ -38,11 +39,17 @@ class Place:
         worker: str = "w1",
         world: World | None = None,
         prefix: str = "",
+        holder: TierHolder | None = None,
+        heir_of: tuple[str, ...] = (),
     ) -> None:
-        """`server`: where the store is that workers of one `prefix` share, else of the folder's name."""
+        """`server`: where the store is that workers of one `prefix` share, else of the folder's name.
+
+        `holder`: the process that has the tier; with none nobody asks who had it before.
+        """
         self.world = World(folder) if world is None else world
         self.folder, self.kind, self.capacity = folder, kind, capacity
         self.server, self.worker, self.prefix = server, worker, prefix or folder.name
+        self.holder, self.heir_of, self.restores = holder, heir_of, True
         self.allowed = {"internal": ABSOLUTE_US}
         self.shares: dict[str, TierShare] = {}
         self.staging = Staging(2, STEP * BLOCK)
@@ -60,6 +67,7 @@ class Place:
             lambda tenant: self.shares.get(tenant, TierShare()),
             ("acme", "beta"),
             STEP,
+            holder=self.holder,
         )
         self.store = store
         self.tier = SealedTier(
@@ -70,14 +78,15 @@ class Place:
         """The store of this kind."""
         if self.server is not None:
             utc_us = self.world.clock.utc_us
-            return self.server.store(self.prefix, self.worker, self.capacity, utc_us=utc_us)
+            said = {"utc_us": utc_us, "heir_of": self.heir_of}
+            return self.server.store(self.prefix, self.worker, self.capacity, **said)
         if self.kind == "host":
             return HostArena(self.capacity)
         return FileStore(self.folder / "tier", self.capacity)
 
     def limit(self, tenant: str, classification: str) -> CopyLimit:
         absolute_us = self.allowed.get(classification, 0)
-        return CopyLimit(absolute_us, max(1, absolute_us // 16))
+        return CopyLimit(absolute_us, max(1, absolute_us // 16), restores=self.restores)
 
     def label(self, tenant: str, subject: str | None = None) -> DomainLabel:
         spec = self.world.spec(tenant, subject)

@@ -64,17 +64,32 @@ audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
 
 
 class ChunkSite:
-    """Its settings are in the environment. `folder` may be an earlier one's: then it is a restart."""
+    """Its settings are in the environment. `folder` may be an earlier one's: then it is a restart.
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
-        self.deployment = Deployment(folder, policy=POLICY)
+    `url`: copies go to this remote store in place of files. `worker`: one of several on the same keys and salts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        url: str = "",
+        worker: str = WORKER,
+        **settings: str,
+    ) -> None:
+        policy = POLICY.replace("tiers: [host, nvme]", "tiers: [remote]") if url else POLICY
+        self.deployment = Deployment(folder, policy=policy)
         self.tier = folder / "tier"
+        place = {"NVME_TIER_PATH": str(self.tier), "NVME_TIER_BYTES": str(256 << 20)}
+        if url:
+            place = {"REMOTE_TIER_URL": url, "REMOTE_TIER_BYTES": str(256 << 20)}
+            place |= {"REMOTE_TIER_TIMEOUT_MS": "2000", "SPILL_PATH": str(folder / f"{worker}.spill")}
         self.environment = {
-            **self.deployment.environment(WORKER),
+            **self.deployment.environment(worker),
             "KVCUSTODY_SCOPE_SALTS_PATH": str(folder / "salts"),
-            "KVCUSTODY_NVME_TIER_PATH": str(self.tier),
-            "KVCUSTODY_NVME_TIER_BYTES": str(256 << 20),
             "KVCUSTODY_TIER_TIMEOUT_MS": "5000",
+            **{f"KVCUSTODY_{name}": value for name, value in place.items()},
             **settings,
         }
         for name, value in self.environment.items():
@@ -87,15 +102,21 @@ class ChunkSite:
         self.directory = ScopeDirectory(folder / "salts", keys)
         self.salts = ScopeSalts(keys, self.directory)
 
-    def salt(self, tenant: str, subject: str = "s", classification: str = "internal") -> str:
-        """As the governed engine tells it."""
+    def salt(
+        self,
+        tenant: str,
+        subject: str = "s",
+        classification: str = "internal",
+        model: bytes = bytes(32),
+    ) -> str:
+        """As the governed engine tells it. `model`: the digest of its weights."""
         owner = tenant_owner("api-keys", tenant)
         self.keyring.ensure([owner])
         epoch = self.keyring.current(owner)
         assert epoch is not None
         spec = DomainSpec(
             scope=ScopeKind.SUBJECT, issuer="api-keys", tenant=tenant, subject=subject,
-            classification=classification, model=bytes(32), key_epoch=epoch,
+            classification=classification, model=model, key_epoch=epoch,
         )  # fmt: skip
         level = ("internal", "brief", "restricted").index(classification)
         return self.salts.of(DomainLabel(tenant, classification, level, "subject", subject, None, spec))

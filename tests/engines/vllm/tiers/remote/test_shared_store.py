@@ -11,7 +11,7 @@ import pytest
 from kvcustody.audit.evidence.copies.transfers import RecordedTransfer, TransferFilter, transfers
 from kvcustody.audit.store.database.engine import open_store
 from standins.engines.vllm.local_engine import BLOCK
-from standins.engines.vllm.tier_engines import PREFIX, TIER_POLICY, displace, options, prompt
+from standins.engines.vllm.tier_engines import PREFIX, TIER_POLICY, displace, options, prompt, tier
 from standins.governance.store_servers import StoreServer, ValkeyServer, servers
 from standins.waiting import until
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Start = Callable[..., "LocalEngine"]
 POLICY = TIER_POLICY.replace("tiers: [host, nvme]", "tiers: [remote]")
 assert POLICY != TIER_POLICY
+WINDOW = 2  # blocks of a sliding window that a hit needs
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,51 @@ def decided(engine: LocalEngine) -> list[RecordedTransfer]:
         found = transfers(connection, TransferFilter(action="restore"), limit=1000)
     store.dispose()
     return list(reversed(found.transfers))
+
+
+def drop_windows(server: ValkeyServer, prefix: str) -> None:
+    """What of this prefix is shorter than a whole object: windows are."""
+    import valkey
+
+    client: Any = valkey.Valkey(port=server.port)
+    sizes = {key: client.strlen(key) for key in client.scan_iter(match=f"{prefix}:*:o:*")}
+    assert client.delete(*[key for key, size in sizes.items() if size < max(sizes.values())])
+    client.close()
+
+
+def test_of_a_model_of_two_layer_groups_another_worker_brings_back_both(
+    start: Start, windowed_model: Path, valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    """Full attention whole, of the sliding window what a hit needs; where a window is gone nothing comes."""
+    site, there = tmp_path / "site", remote(valkey, tmp_path.name)
+    there["prefix_cache_retention_interval"] = 0  # a window's blocks are kept at the ends of prompts
+    mine, other = prompt(1), prompt(2)
+    plain = start(windowed_model)
+    expected, of_other = (plain.ask(one, max_tokens=16).tokens for one in (mine, other))
+    first = start(windowed_model, deployment=deployment(site, "gpu-1"), **there)
+    second = start(windowed_model, deployment=deployment(site, "gpu-2"), **there)
+    for tokens in (mine, other):
+        first.ask(tokens, tenant="beta", max_tokens=16)
+        displace(first, rounds=1)
+    until(lambda: first.probe("tier_copies", "remote").get("beta", 0) >= 2 * (PREFIX + WINDOW))
+    foreign = second.ask(mine, tenant="gamma", max_tokens=16)
+    assert (foreign.cached_tokens, foreign.tokens) == (0, expected)
+    displace(second, rounds=1)
+    before = tier(second)["restored_blocks"]
+    answer = second.ask(mine, tenant="beta", max_tokens=16)
+    assert (answer.cached_tokens, answer.tokens) == (PREFIX * BLOCK, expected)
+    assert tier(second)["restored_blocks"] - before == PREFIX + WINDOW
+    assert second.probe("tier_copies", "remote").get("beta", 0) < PREFIX, "its owner alone has custody"
+    longer = [*mine[:-1], *prompt(4, 2)]
+    displace(second)
+    again = second.ask(longer, tenant="beta", max_tokens=16)
+    assert again.cached_tokens == PREFIX * BLOCK
+    assert again.tokens == plain.ask(longer, max_tokens=16).tokens
+    drop_windows(valkey, tmp_path.name)
+    answer = second.ask(other, tenant="beta", max_tokens=16)
+    assert (answer.cached_tokens, answer.tokens) == (0, of_other)
+    for engine in (first, second):
+        assert engine.governance("check") == []
 
 
 def test_another_worker_brings_back_what_one_stored_and_nobody_else_does(

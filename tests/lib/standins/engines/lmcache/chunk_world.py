@@ -13,16 +13,24 @@ from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
 from kvcustody.integrations.lmcache.l2_adapter import CustodyL2Adapter
-from standins.integrations.chunk_site import CHUNK_TOKENS, ChunkSite
+from standins.integrations.chunk_site import CHUNK_TOKENS, WORKER, ChunkSite
 
 SHAPE = (2, 4, 64, 32)
 
 
 class ChunkWorld(ChunkSite):
-    """Close it. `folder` may be an earlier world's: then it is a restart."""
+    """Close it. `folder`, `url`, `worker` as of `ChunkSite`."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
-        super().__init__(folder, monkeypatch, **settings)
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        url: str = "",
+        worker: str = WORKER,
+        **settings: str,
+    ) -> None:
+        super().__init__(folder, monkeypatch, url=url, worker=worker, **settings)
         try:
             self.adapter = CustodyL2Adapter({"chunk_tokens": CHUNK_TOKENS}, l1_memory_desc=None)
         except BaseException:
@@ -72,9 +80,9 @@ class ChunkWorld(ChunkSite):
         super().close()
 
 
-def key(number: int, salt: str, *, model: str = "tiny", rank: int = 0) -> ObjectKey:
+def key(number: int, salt: str, *, model: str = "tiny", rank: int = 0, group: int = 0) -> ObjectKey:
     """A key as LMCache makes it."""
-    return ObjectKey(number.to_bytes(32, "big"), model, rank, 0, salt)
+    return ObjectKey(number.to_bytes(32, "big"), model, rank, group, salt)
 
 
 def chunk(seed: int) -> TensorMemoryObj:

@@ -26,8 +26,8 @@ def widen(distribution: str) -> None:
     if distribution == "vllm":
         from kvcustody.integrations.vllm import versions
 
-        versions.OLDEST = min(versions.OLDEST, (major, minor))
-        versions.BELOW = max(versions.BELOW, (major, minor + 1))
+        versions.VLLM_OLDEST = min(versions.VLLM_OLDEST, (major, minor))
+        versions.VLLM_BELOW = max(versions.VLLM_BELOW, (major, minor + 1))
     elif distribution == "sglang":
         from kvcustody.integrations.sglang import check_engine as sglang
 

@@ -1,0 +1,206 @@
+"""Checks of this machine and installation: limits, memory, time, packages, variables."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import resource
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvcustody.console.doctor.findings import Diagnosis, Examined, check, problem, skipped, warning
+from kvcustody.console.lazy import Needs
+from kvcustody.governance.keys.core_dumps import switched_on
+from kvcustody.governance.service.open_files import files_needed
+from kvcustody.governance.settings import unknown_variables
+from kvcustody.governance.worker.known_engines import VLLM_BELOW, VLLM_OLDEST
+
+_FILES_OF_WORKER = 1024
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_ENGINES = ("transformers", "sglang", "lmcache")
+_NOT_OF_USERS = ("all", "test", "dev", "docs")
+_OPTIONAL = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?(?P<bounds>[^;]*);.*extra == ['\"](?P<extra>[^'\"]+)['\"]"
+)
+
+_SERVICE = Needs(("fastapi", "uvicorn", "prometheus_client"), "service")
+
+
+@check("files", "enough files may be open")
+def files(subject: Examined) -> Iterator[Diagnosis]:
+    """A service needs a file for each connection that it accepts."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_OF_WORKER if subject.service is None else files_needed(subject.service)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        where = "`LimitNOFILE=` of systemd, `ulimits.nofile` of Compose, or `ulimit -Hn`"
+        yield problem(f"{hard} files may be open at most, and {needed} are needed", f"raise it by {where}")
+
+
+@check("core-dumps", "no crash writes memory to a disk")
+def core_dumps(subject: Examined) -> Iterator[Diagnosis]:
+    """A core dump holds tenants' blocks and keys."""
+    switches = switched_on(subject.environment)
+    if switches:
+        yield problem(
+            f"`{'`, `'.join(switches)}` would write device memory to a file when a kernel fails",
+            "unset it where tenants are served",
+        )
+    soft, _ = resource.getrlimit(resource.RLIMIT_CORE)
+    if soft:
+        yield warning(
+            "a crash writes this process's memory to a file",
+            "set `LimitCORE=0`, or `ulimit -c 0`; the strict profile sets it by itself",
+        )
+
+
+@check("locked-memory", "keys and plaintext of tiers are kept out of swap")
+def locked_memory(subject: Examined) -> Iterator[Diagnosis]:
+    """Keys and staging buffers are locked in memory."""
+    worker = subject.worker
+    if worker is None:
+        yield skipped("no worker's settings were given (`--worker`)")
+        return
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    tiers = worker.host_tier_bytes or worker.nvme_tier_path or worker.remote_tier_url
+    needed = (64 << 20) if tiers else (1 << 20)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        yield problem(
+            f"{soft >> 10} KiB may be locked in memory, and {needed >> 10} KiB are needed",
+            "raise it by `LimitMEMLOCK=` or `ulimit -l`, or run without swap",
+        )
+
+
+@check("time", "the machine's clock is synchronised")
+def synchronised_clock(_subject: Examined) -> Iterator[Diagnosis]:
+    """Deadlines are compared by this machine's clock."""
+    if clock_status() == _TIME_ERROR:
+        yield warning("the machine's clock is not synchronised", "start chrony, ntpd or systemd-timesyncd")
+
+
+def clock_status() -> int:
+    """What adjtimex(2) returns; -1 where it is not allowed."""
+    buffer = ctypes.create_string_buffer(512)  # struct timex, with room: all zero asks and changes nothing
+    return int(ctypes.CDLL(None).adjtimex(buffer))
+
+
+@check("variables", "every variable that begins with KVCUSTODY_ is a setting")
+def variables(subject: Examined) -> Iterator[Diagnosis]:
+    """A misspelt variable does nothing."""
+    for name in unknown_variables(subject.environment):
+        yield warning(f"variable `{name}` is no setting, and does nothing", "correct its name, or unset it")
+
+
+@check("packages", "every package that the settings need is installed")
+def packages(subject: Examined) -> Iterator[Diagnosis]:
+    """What the given settings use must be there."""
+    needed = [Needs(("torch",), "engine")] if subject.worker is not None else []
+    if subject.service is not None:
+        needed.append(_SERVICE)
+        if subject.service.tracing == "otlp":
+            needed.append(Needs(("opentelemetry.sdk",), "otel"))
+    if subject.ledger is not None and subject.ledger.startswith("postgresql"):
+        needed.append(Needs(("psycopg",), "postgres"))
+    if subject.worker is not None:
+        url = subject.worker.remote_tier_url
+        by_scheme = {"s3": "obstore", "valkey": "valkey", "valkeys": "valkey", "mooncake": "mooncake"}
+        scheme = url.partition(":")[0]
+        if scheme in by_scheme:
+            needed.append(Needs((by_scheme[scheme],), scheme.removesuffix("s") if scheme != "s3" else scheme))
+        if subject.worker.nats:
+            needed.append(Needs(("nats",), "nats"))
+        if subject.worker.kv_events_endpoint:
+            needed.append(Needs(("zmq",), "events"))
+    for each in needed:
+        for module in _absent(each.modules):
+            yield problem(f"`{module}` is not installed", f"pip install 'kvcustody[{each.extra}]'")
+
+
+@check("extras", "every optional part is installed")
+def extras(_subject: Examined) -> Iterator[Diagnosis]:
+    """Which extras lack what; none of them is needed by itself."""
+    absent: dict[str, list[str]] = {}
+    for name, extra, _ in _optional():
+        if extra not in _NOT_OF_USERS and _version(name) is None:
+            absent.setdefault(extra, []).append(name)
+    for extra, names in absent.items():
+        yield skipped(f"extra `{extra}` lacks {', '.join(names)}: `pip install 'kvcustody[{extra}]'`")
+
+
+@check("engines", "every engine that is installed is a known release")
+def engines(_subject: Examined) -> Iterator[Diagnosis]:
+    """Each adapter knows some releases of its engine."""
+    known: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"vllm": (VLLM_OLDEST, VLLM_BELOW)}
+    for name, _, bounds in _optional():
+        least, below = re.search(">=([0-9.]+)", bounds), re.search("<([0-9.]+)", bounds)
+        if name in _ENGINES and least is not None and below is not None:
+            known[name] = _numbers(least[1]), _numbers(below[1])
+    versions = {name: version for name in known if (version := _version(name)) is not None}
+    for name, version in versions.items():
+        oldest, first_unknown = known[name]
+        if not oldest <= _numbers(version) < first_unknown:
+            bounds = f"{name}>={_text(oldest)},<{_text(first_unknown)}"
+            yield problem(
+                f"{name} {version} is installed, which this kvcustody does not know",
+                f"install `{bounds}`, or a kvcustody that knows this release",
+            )
+    if not versions:
+        yield skipped("no engine is installed here")
+
+
+def _optional() -> Iterator[tuple[str, str, str]]:
+    """Each optional package: its name, the extra that it is in, and what is asked of its version."""
+    for text in metadata.requires("kvcustody") or ():
+        found = _OPTIONAL.fullmatch(text)
+        if found is not None:
+            yield found["name"], found["extra"], found["bounds"]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:2])
+
+
+def _text(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def _absent(modules: tuple[str, ...]) -> list[str]:
+    absent = []
+    for module in modules:
+        try:
+            there = find_spec(module) is not None
+        except ModuleNotFoundError:  # the package above it
+            there = False
+        if not there:
+            absent.append(module)
+    return absent
+
+
+@check("scrub-tuning", "the file of scrub tuning can be read")
+def scrub_tuning(subject: Examined) -> Iterator[Diagnosis]:
+    """Without it a device is measured again at each start."""
+    if subject.worker is None:
+        yield skipped("no worker's settings were given (`--worker`)")
+        return
+    path: Path = subject.worker.scrub_tuning_path
+    if not path.exists():
+        yield skipped("there is none: it is made on a machine with a GPU")
+        return
+    if find_spec("torch") is None:
+        yield skipped("torch is not installed")
+        return
+    from kvcustody.kernels.tuning import load
+
+    if not load(path):
+        yield warning(
+            f"`{path}` holds no tuning of this version",
+            "remove it: the next start measures this device again",
+        )

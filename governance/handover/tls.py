@@ -1,0 +1,43 @@
+"""TLS of hand-overs: both sides show a certificate of the fleet's own authority, so that no other reads the wire.
+
+    tls = handover_tls(settings)              # None: names, sizes and tickets go in clear
+    connection = tls.client.wrap_socket(connection)
+
+Who a peer is, the keys of tickets say, not the names in certificates: addresses are those of the peers' document. Files
+are read once, at the start.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import NamedTuple
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.settings import Settings
+
+
+class HandoverTls(NamedTuple):
+    """How this worker answers, and how it asks."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def handover_tls(settings: Settings) -> HandoverTls | None:
+    """What the settings name; None: no TLS. Raises `ConfigError` for files that cannot be used."""
+    certificate, key = settings.handover_certificate_path, settings.handover_certificate_key_path
+    if certificate is None:
+        return None
+    made = HandoverTls(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    try:
+        for context in made:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.load_verify_locations(settings.handover_ca_path)
+            context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"setting `handover_certificate_path`: TLS files cannot be used ({error.strerror or type(error).__name__})"
+        ) from None
+    return made
