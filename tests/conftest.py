@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -42,7 +43,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries look for what they left
+    atexit.register(gc.unfreeze)  # libraries look for what they left, when pytest has collected ten times
 
 
 def _leave_twins_to_the_system_tests(items: list[pytest.Item]) -> None:

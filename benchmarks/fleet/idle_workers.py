@@ -232,8 +232,7 @@ def measured(folder: Path, server: Any, count: int, ended: int, seconds: float) 
     engine.dispose()
     place = folder / str(count)
     place.mkdir()
-    settings = {"running_requests_max": str(8 * count + 400), "connections_max": str(8 * count + 400)}
-    settings["address_connections_max"] = settings["connections_max"]
+    settings = {"running_requests_max": str(8 * count + 400)}
     with psycopg.connect(uri.replace("postgresql+psycopg:", "postgresql:")) as connection:
         pid = connection.info.backend_pid
         postmaster = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])

@@ -13,10 +13,10 @@ from pathlib import Path
 from kvcustody.console.doctor.findings import Diagnosis, Examined, check, problem, skipped, warning
 from kvcustody.console.lazy import Needs
 from kvcustody.governance.keys.core_dumps import switched_on
+from kvcustody.governance.service.open_files import files_needed
 from kvcustody.governance.settings import unknown_variables
 from kvcustody.governance.worker.known_engines import VLLM_BELOW, VLLM_OLDEST
 
-_FILES_BESIDE = 512  # of a service, beside its connections: databases, jobs, logs
 _FILES_OF_WORKER = 1024
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _ENGINES = ("transformers", "sglang", "lmcache")
@@ -31,16 +31,11 @@ _SERVICE = Needs(("fastapi", "uvicorn", "prometheus_client"), "service")
 @check("files", "enough files may be open")
 def files(subject: Examined) -> Iterator[Diagnosis]:
     """A service needs a file for each connection that it accepts."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FILES_OF_WORKER
-    if subject.service is not None:
-        listeners = 2 if subject.service.workers_listen else 1
-        needed = listeners * subject.service.connections_max + _FILES_BESIDE
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        where = "`LimitNOFILE=` of systemd, `ulimits.nofile` of Compose, or `ulimit -n`"
-        yield problem(
-            f"{soft} files may be open (at most {hard}), and {needed} are needed", f"raise it by {where}"
-        )
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_OF_WORKER if subject.service is None else files_needed(subject.service)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        where = "`LimitNOFILE=` of systemd, `ulimits.nofile` of Compose, or `ulimit -Hn`"
+        yield problem(f"{hard} files may be open at most, and {needed} are needed", f"raise it by {where}")
 
 
 @check("core-dumps", "no crash writes memory to a disk")

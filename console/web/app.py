@@ -33,6 +33,7 @@ from kvcustody.console.web.pages.erasures import listed as erasures_listed
 from kvcustody.console.web.pages.erasures import preview as erasures_preview
 from kvcustody.console.web.pages.erasures import request as erasures_request
 from kvcustody.console.web.pages.erasures import show as erasures_show
+from kvcustody.console.web.pages.fleet.fleet import show as fleet_show
 from kvcustody.console.web.pages.fleet.routes import show as routes_show
 from kvcustody.console.web.pages.grants import show as grants_show
 from kvcustody.console.web.pages.health import scan as health_scan
@@ -93,6 +94,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/custody", custody_live),
     ("GET", "/custody/subject", custody_subject),
     ("GET", "/tiers", tiers_show),
+    ("GET", "/fleet", fleet_show),
     ("GET", "/routes", routes_show),
     ("GET", "/erasures", erasures_listed),
     ("POST", "/erasures", erasures_request),

@@ -147,6 +147,7 @@ PLACES = (
     Place("/console/decisions", "Decisions", (Permission.READ_CUSTODY, Permission.WRITE_POLICY)),
     Place("/console/custody", "Custody", _CUSTODY),
     Place("/console/tiers", "Tiers", (Permission.READ_CUSTODY, Permission.READ_OPERATIONS)),
+    Place("/console/fleet", "Fleet", (Permission.READ_OPERATIONS,)),
     Place("/console/routes", "Routes", (Permission.READ_OPERATIONS,)),
     Place("/console/erasures", "Erasures", _CUSTODY),
     Place("/console/cases", "Cases", _CUSTODY),

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Body = dict[str, Any]
+KINDS = ("route-sent", "route-found")
 GRACE_US, DOOR_GRACE_US, CLOCKS_APART_US = 300_000_000, 3_900_000_000, 1_000_000
+HALVES_MAX = 1_000_000  # of either kind that a report counts: the newest
 SUMS = ("requests", "prompt_tokens", "found_tokens", "promises", "stale_misses")
 
 
@@ -18,12 +20,12 @@ def routes(
     leaves: Iterable[Body], names: Mapping[str, str], now_us: int, since_us: int, until_us: int
 ) -> Body:
     """The chapter; `names`: of workers, by incarnation. `now_us`: when the newest leaf was written."""
+    mine = [body for body in leaves if body["kind"] in KINDS]
+    since_us = max(_newest_since(mine, kind, since_us, until_us) for kind in KINDS)
     halves: dict[tuple[str, str], tuple[list[Body], list[Body]]] = defaultdict(lambda: ([], []))
-    for body in leaves:
-        if body["kind"] in ("route-sent", "route-found"):
-            is_near = since_us - DOOR_GRACE_US <= int(body["at_us"]) < until_us + DOOR_GRACE_US
-            if is_near:
-                halves[body["log"], body["receipt"]][body["kind"] == "route-found"].append(body)
+    for body in mine:
+        if since_us - DOOR_GRACE_US <= int(body["at_us"]) < until_us + DOOR_GRACE_US:
+            halves[body["log"], body["receipt"]][body["kind"] == "route-found"].append(body)
     receipts = awaited = 0
     whole, problems = Counter[str](), Counter[str]()
     by: tuple[dict[str, Counter[str]], ...] = (defaultdict(Counter), defaultdict(Counter))
@@ -49,6 +51,7 @@ def routes(
         by[1][log.removeprefix("tenant/")].update(figures)
         problems["promise-not-found"] += figures["stale_misses"]
     return {
+        "since_us": since_us,
         "receipts": receipts,
         "awaited": awaited,
         "measured": whole["requests"],
@@ -58,6 +61,13 @@ def routes(
         "tenants": _rows(by[1]),
         "problems": [{"problem": name, "findings": problems[name]} for name in _ORDER if problems[name]],
     }
+
+
+def _newest_since(leaves: list[Body], kind: str, since_us: int, until_us: int) -> int:
+    """From when on a period has no more halves of a kind than are counted."""
+    times = (int(body["at_us"]) for body in leaves if body["kind"] == kind)
+    newest = sorted((at_us for at_us in times if since_us <= at_us < until_us), reverse=True)
+    return newest[HALVES_MAX] + 1 if len(newest) > HALVES_MAX else since_us
 
 
 _ORDER = (

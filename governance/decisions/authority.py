@@ -125,6 +125,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._ledger = ledger
         self._keyring = keyring
         self.block_tokens = block_tokens
+        self.event_figures: Callable[[], dict[str, float]] = dict  # of the adapter's KV events
         self._domains: WeakValueDictionary[tuple[DomainSpec, int], Domain] = WeakValueDictionary()
         self._commands: deque[Callable[[], None]] = deque()
         self.on_command = _stays_asleep

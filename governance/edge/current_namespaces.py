@@ -11,7 +11,7 @@ lease on erase epochs each name is one of its own: nothing is found, nothing bre
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvcustody.clock import Clock
@@ -58,6 +58,12 @@ class CurrentNamespaces:
             days = self._days if known.namespace_days is None else known.namespace_days
         age = NamespaceAge(epochs, self._clock.utc_us(), days)
         return self._namespaces.of(issuer, tenant, subject, session, age)
+
+    def block_hash(
+        self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None
+    ) -> bytes:
+        """As `RouterNamespaces.block_hash`."""
+        return self._namespaces.block_hash(namespace, before, tokens, lora_name)
 
 
 class Named(NamedTuple):

@@ -1,14 +1,18 @@
-"""What routers and their indexers know a requester by: a name that only the deployment's own processes can make.
+"""What routers and their indexers know a requester and its blocks by: only the deployment's own processes can make it.
 
 1. The door puts it where a router takes its namespace from, and the engine into the events that the router's index is
    made of. It is equal in every process with the scope token secret; nobody else can make one, or tell whose it is.
 2. It is a place to look in, never an authority: what an engine may reuse, the engine decides.
 3. It ends with each erase epoch of its scope (`erase_epochs`), and after `days`, so that no name lives on. Names of
    one deployment change on different days.
+4. Where an index takes equal blocks to have one hash at every worker, a block has a hash under its name: equal in every
+   process with the secret for equal tokens behind equal blocks, and another under each name, and so after each epoch.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvcustody.governance.credentials.scope_token_secret import keyed_state
@@ -18,6 +22,7 @@ from kvcustody.times import DAY_US
 
 NAMESPACE_HEADER: Final = "x-tenant-id"
 _NAMESPACE_BYTES: Final = 16
+_HASH_BYTES: Final = 32
 
 
 class NamespaceAge(NamedTuple):
@@ -36,6 +41,7 @@ class RouterNamespaces:
 
     def __init__(self, secret: KeyBuffer) -> None:
         self._state = keyed_state(secret, "router-namespace", _NAMESPACE_BYTES)
+        self._blocks = keyed_state(secret, "told-block", _HASH_BYTES)
 
     def of(
         self,
@@ -60,3 +66,14 @@ class RouterNamespaces:
         if any(age.epochs):
             state.update(tlv.encode("epochs", 1, dict(enumerate(age.epochs, 1))))
         return state.hexdigest()
+
+    def block_hash(
+        self, namespace: str, before: bytes, tokens: Sequence[int], lora_name: str | None = None
+    ) -> bytes:
+        """What every worker calls a block in a namespace, behind the block that is called `before` (rule 4)."""
+        content = struct.pack(f"<{len(tokens)}q", *tokens)
+        state = self._blocks.copy()
+        state.update(
+            tlv.encode("kvcustody/told-block", 1, {1: namespace, 2: before, 3: lora_name, 4: content})
+        )
+        return state.digest()

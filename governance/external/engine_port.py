@@ -1245,6 +1245,7 @@ class EnginePort(Authority[ExternalPool]):
             room=room,
             tenant_tokens=tokens or {},
             leases=self.lease_seconds(),
+            events=self.event_figures(),
         )
 
     def _tenant_tokens(self, running: Iterable[ExternalResidency]) -> dict[str, int] | None:

@@ -1013,6 +1013,7 @@ class Governor(Authority[BlockManager]):
             room=room,
             tenant_tokens=self._tenant_tokens(),
             leases=self.lease_seconds(),
+            events=self.event_figures(),
         )
 
     def _tenant_tokens(self) -> dict[str, int]:

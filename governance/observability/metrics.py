@@ -35,6 +35,7 @@ _WORKER = ("worker",)
 _ROUTED = ("routed_to",)  # a worker, by receipts: it may have ended since
 _SINK = ("sink",)
 _TIER = ("worker", "tier")
+_PLACE = ("worker", "place")  # where KV events are told
 MEASURES: tuple[Measure, ...] = (
     # paged allocation (PAG-4)
     Measure("kv_cache_blocks", "gauge", "Blocks of a worker by state.", ("worker", "state"), "blocks.{state}"),
@@ -236,6 +237,15 @@ MEASURES: tuple[Measure, ...] = (
     Measure("route_promised_found_tokens", "gauge", "Of these, those that were found."),
     Measure("route_queue_delta", "gauge", "Queue at the worker chosen less the shortest elsewhere, on average."),
     Measure("route_imbalance", "gauge", "Requests of the busiest worker over the mean of those that answered any."),
+    # KV events: `socket`, the worker's own; `nats`, the fleet's stream; `dynamo`, its own publisher
+    Measure("kv_events_told_blocks", "gauge", "Blocks that a worker told routers of and did not take back, by place.",
+            _PLACE, "events_told_blocks.{place}"),
+    Measure("kv_events_sent_total", "counter", "Batches, or messages of the stream, that were sent, by place.", _PLACE,
+            "events_sent.{place}"),
+    Measure("kv_events_lost_total", "counter", "Of these, those that were not sent: indexes ask for a snapshot, or "
+            "forget.", _PLACE, "events_lost.{place}"),
+    Measure("kv_events_connected", "gauge", "1 while a worker can tell: at its own socket, always.", _PLACE,
+            "events_connected.{place}"),
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),
     Measure("worker_lease_seconds", "gauge", "How long a worker may reuse without further word, by lease: `policy` for "
@@ -418,6 +428,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
     found |= {f"lease.{name}": seconds for name, seconds in stats.leases.items()}
     found["monitors"] = float(stats.monitors)
     found |= stats.tiers
+    found |= stats.events
     found |= {name: value for name, value in stats.serving.items() if value or name != "look_up_seconds"}
     _count_tenants(stats, block_tokens, add)
     for reason, count in stats.attempts.items():

@@ -73,6 +73,7 @@ class Stats(NamedTuple):
         {}
     )  # of running requests, by tenant, where they are known
     leases: Mapping[str, float] = MappingProxyType({})  # seconds left of each that this process needs
+    events: Mapping[str, float] = MappingProxyType({})  # `BlockEventFeed.figures`
 
 
 class Counted(NamedTuple):

@@ -371,15 +371,16 @@ class ServiceSettings(LayeredSettings):
         60.0, gt=0, le=3600, description="Seconds in which a request's body must be there."
     )
     connections_max: int = Field(
-        2048,
+        8192,
         ge=1,
-        description="Connections of one listener; a new one takes the place of the one that waited longest.",
+        description="Connections of one listener; a new one takes the place of the one that waited longest. A worker "
+        "has four. The process raises its limit of open files to what they need.",
     )
     address_connections_max: int = Field(
         512,
         ge=1,
-        description="Connections of one address, but for the Unix socket and trusted proxies; a new one takes the "
-        "place of one of its own that waits.",
+        description="Connections of one address, but for the Unix socket and trusted proxies, until a request of "
+        "theirs is authenticated, and then of one principal; a new one takes the place of one of its own that waits.",
     )
     running_requests_max: int = Field(
         256,

@@ -38,7 +38,7 @@ class PushPublisher:
     def __init__(self, sink: KvEventSink, namespaces: CurrentNamespaces) -> None:
         self._sink = sink
         self._wire = DynamoWire(tokens_published=True)
-        self._named = ToldBlocks(namespaces)
+        self._named = ToldBlocks(namespaces, fleet_hashes=True)
         self._held: set[int] = set()  # as many as the engine has blocks in its index
         self._batches = self.refused_batches = 0
 
@@ -53,6 +53,15 @@ class PushPublisher:
     def take_epochs(self, known: KnownEpochs, /) -> None:
         """Name requesters by these erase epochs from now on, and tell at once what they end."""
         self._push(self._named.take_epochs(known))
+
+    def figures(self) -> dict[str, float]:
+        """What a worker reports of it."""
+        return {
+            "events_told_blocks.dynamo": len(self._held),
+            "events_sent.dynamo": self._batches,
+            "events_lost.dynamo": self.refused_batches,
+            "events_connected.dynamo": 1,
+        }
 
     def _push(self, events: Sequence[BlockEvent]) -> None:
         made = [told for event in events for told in self._told(event)]

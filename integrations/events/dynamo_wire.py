@@ -6,7 +6,8 @@
 2. Only blocks with a namespace are told (`names.told_blocks`): a router has one for a request, and what is lent would
    be an answer to requests that cannot use it.
 3. Dynamo recomputes hashes from token ids; without them there is nothing to tell. Ours travel as 64 bits and serve
-   removals and parents alone.
+   removals and parents. Dynamo takes equal blocks to have one of ours at every worker, so they are fleet hashes
+   (`names.told_blocks`).
 """
 
 from __future__ import annotations

@@ -35,6 +35,14 @@ class BlockEventPublisher(Protocol):
 
 
 @runtime_checkable
+class CountingPublisher(BlockEventPublisher, Protocol):
+    """One that says what it has told."""
+
+    def figures(self) -> dict[str, float]:
+        """Names and numbers, as workers report them. Any thread."""
+
+
+@runtime_checkable
 class NamedBlocksPublisher(BlockEventPublisher, Protocol):
     """One that names requesters, so that erasures end names."""
 
@@ -108,6 +116,10 @@ class BlockEventFeed(ABC):
         """Act by these erase epochs: what routers know under names that they end is removed at once."""
         if isinstance(self._publisher, NamedBlocksPublisher):
             self._publisher.take_epochs(known)
+
+    def figures(self) -> dict[str, float]:
+        """What the publisher says of itself; nothing where it does not count."""
+        return self._publisher.figures() if isinstance(self._publisher, CountingPublisher) else {}
 
     def close(self) -> None:
         """Custody has ended."""

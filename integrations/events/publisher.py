@@ -36,7 +36,7 @@ from kvcustody.integrations.events.block_event import BlockEvent, check_event, c
 from kvcustody.integrations.events.dynamo_wire import DynamoWire
 from kvcustody.integrations.events.endpoint import at_rank, check_bind
 from kvcustody.integrations.events.mooncake_wire import MooncakeWire
-from kvcustody.integrations.events.names.told_blocks import ToldBlocks
+from kvcustody.integrations.events.names.told_blocks import ToldBlocks, takes_fleet_hashes
 from kvcustody.logger import get_logger
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -121,7 +121,8 @@ class EventPublisher:
         if namespaces is None and form in _FOR_ROUTERS:
             raise ConfigError(f"KV events in the form of `{form}` need the namespaces of tenants", form=form)
         self._wire = wire_of(form, backend, tokens_published=tokens_published)
-        self._told = None if namespaces is None else ToldBlocks(namespaces)
+        hashed = takes_fleet_hashes(form)
+        self._told = None if namespaces is None else ToldBlocks(namespaces, fleet_hashes=hashed)
         self._known: KnownEpochs | None = None
         self._tokens_published = tokens_published
         self._incarnation = incarnation
@@ -205,6 +206,16 @@ class EventPublisher:
         """A snapshot of the counters."""
         with self._lock:
             return PublisherStats(**self._counts, waiting=len(self._queue), next_sequence=self._sequence)
+
+    def figures(self) -> dict[str, float]:
+        """What a worker reports of it; blocks only where they are told under names."""
+        said = self.stats()
+        found: dict[str, float] = {
+            "events_sent.socket": said.batches,
+            "events_lost.socket": said.lost_batches,
+            "events_connected.socket": 1,
+        }
+        return found if self._told is None else found | {"events_told_blocks.socket": len(self._told)}
 
     def close(self) -> None:
         """Send what waits, within a second, and stop; a second time changes nothing."""
@@ -345,6 +356,9 @@ class OpenedPublisher(Protocol):
     def take_epochs(self, known: KnownEpochs, /) -> None:
         """Name by these from now on, and tell at once what they end."""
 
+    def figures(self) -> dict[str, float]:
+        """What a worker reports of it."""
+
     def close(self) -> None:
         """Send what waits, and stop."""
 
@@ -365,6 +379,11 @@ class BothPublishers:
         """Name by these from now on, and tell at once what they end."""
         for one in self._both:
             one.take_epochs(known)
+
+    def figures(self) -> dict[str, float]:
+        """What a worker reports of both."""
+        first, second = self._both
+        return first.figures() | second.figures()
 
     def close(self) -> None:
         """Send what waits, and stop."""

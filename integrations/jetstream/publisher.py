@@ -35,7 +35,7 @@ from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.settings import Settings
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.integrations.events.block_event import CLEARED, BlockEvent, check_event, cleared
-from kvcustody.integrations.events.names.told_blocks import ToldBlocks
+from kvcustody.integrations.events.names.told_blocks import ToldBlocks, takes_fleet_hashes
 from kvcustody.integrations.jetstream.connection import NatsPlace, open_connection
 from kvcustody.integrations.jetstream.live_blocks import BLOCKS_MAX, LiveBlocks
 from kvcustody.integrations.jetstream.subjects import (
@@ -111,11 +111,16 @@ class ToldStream:
         encode: Encode,
         *,
         rank: int = 0,
+        fleet_hashes: bool = False,
         limits: StreamLimits | None = None,
     ) -> None:
-        """`encode(events, at)`: a batch in the form that is told in; `at` is UTC seconds."""
+        """`encode(events, at)`: a batch in the form that is told in; `at` is UTC seconds.
+
+        `fleet_hashes`: as `ToldBlocks` has it.
+        """
         self.worker = name_in_subject(worker if not rank else f"{worker}-{rank}")
         self._namespaces, self._payload = namespaces, encode
+        self._fleet_hashes = fleet_hashes
         self._limits = limits or StreamLimits()
         self.counts = {"messages": 0, "events": 0, "unnamed": 0, "early": 0, "snapshots": 0, "lives": 0}
         self._known: KnownEpochs | None = None
@@ -127,7 +132,7 @@ class ToldStream:
         """A new life (rule 3)."""
         self.counts["lives"] += 1
         self.life = f"{self._incarnation}.{self.counts['lives']}"
-        self._told = ToldBlocks(self._namespaces)
+        self._told = ToldBlocks(self._namespaces, fleet_hashes=self._fleet_hashes)
         self._told.take_epochs(self._known)
         self.live = LiveBlocks(self._limits.live_blocks)
         self._next: dict[str, int] = {}
@@ -326,6 +331,16 @@ class StreamPublisher:
                 is_connected=self._client is not None and self._client.is_connected,
             )
 
+    def figures(self) -> dict[str, float]:
+        """What a worker reports of it."""
+        said = self.stats()
+        return {
+            "events_told_blocks.nats": said.live_blocks,
+            "events_sent.nats": said.messages,
+            "events_lost.nats": said.lost_messages + said.lost_batches,
+            "events_connected.nats": float(said.is_connected),
+        }
+
     def close(self) -> None:
         """Send what waits, within a second, and stop; a second time changes nothing."""
         with self._lock:
@@ -444,7 +459,8 @@ def open_stream(
 ) -> StreamPublisher:
     """The publisher to `nats` of the settings. Raises `ConfigError` as `StreamPublisher`."""
     place = NatsPlace(settings.nats, settings.nats_credentials_path, settings.nats_ca_path)
-    told = ToldStream(settings.worker_name, namespaces, encode, rank=rank)
+    hashed = takes_fleet_hashes(settings.kv_events_format)
+    told = ToldStream(settings.worker_name, namespaces, encode, rank=rank, fleet_hashes=hashed)
     return StreamPublisher(place, told, revision=revision)
 
 

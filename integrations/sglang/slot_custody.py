@@ -162,6 +162,7 @@ class SlotCustody:
         from kvcustody.integrations.sglang.slot_events import SlotBlockEvents
 
         self.events = SlotBlockEvents(self.tree, self.port, publisher, with_tokens=with_tokens, close=close)
+        self.port.event_figures = self.events.figures
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,10 @@ TRIED: Final = {
     ("vllm-offload", "CPUOffloadingSpec"): "known-bugs --target vllm-tiers",
     ("vllm-offload", "TieringOffloadingSpec"): "known-bugs --target vllm-tiers",
     ("vllm-tier", "fs"): "known-bugs --target vllm-tiers",
+    (
+        "vllm-tier",
+        "kvcr",
+    ): "known-bugs --target kvcr",  # vLLM's part gives it memory and keys, and changes neither
     ("sglang-store", "file"): "known-bugs --target sglang-hicache",
     ("vllm-connector", "LMCacheConnectorV1"): "known-bugs --target lmcache-in-process",
     ("lmcache-adapter", "fs_l2_adapter"): "known-bugs --target lmcache-files",

@@ -296,6 +296,17 @@ TARGETS = (
         ("vllm-router",),
     ),
     Target(
+        "kvcr",
+        "KVCR's pool and files",
+        "kvcr",
+        "kvcr",
+        (
+            *("renamed-object", "older-object", "never-deleted", "clear-at-rest", "residue"),
+            "erase-tenant",
+        ),
+        "kv_cache_runner",
+    ),
+    Target(
         "kvcustody-router",
         "SMG behind our door",
         "kvcustody",

@@ -15,7 +15,7 @@ from standins.audit.ledgers import whole_ledger
 from standins.builders import ledger
 from standins.migrations import first_schema
 from standins.migrations.next_program import ChangedRows, changed_rows, take_back
-from standins.postgres import TEMPLATE, address_of, set_up_roles_in_turn
+from standins.postgres import TEMPLATE, address_of, database_like, run_statement, set_up_roles_in_turn
 
 
 @pytest.fixture(params=first_schema.DATABASES)
@@ -38,7 +38,7 @@ def empty(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Iter
 @pytest.fixture
 def empty_server(postgres: str) -> Iterator[Engine]:
     """A PostgreSQL database with nothing in it."""
-    with _copied(postgres, "template1") as url, _opened(url) as engine:
+    with database_like(postgres) as url, _opened(url) as engine:
         yield engine
 
 
@@ -51,7 +51,7 @@ def recorded(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> I
             yield engine, url
         return
     template = request.getfixturevalue("recorded_template")
-    with _copied(request.getfixturevalue("postgres"), template) as url, _opened(url) as engine:
+    with database_like(request.getfixturevalue("postgres"), template) as url, _opened(url) as engine:
         yield engine, url
 
 
@@ -61,7 +61,7 @@ def recorded_template(postgres: str) -> Iterator[str]:
     name = f"recorded_{uuid.uuid4().hex[:12]}"
     first_schema.restore_postgres(postgres, name)
     yield name
-    _run(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+    run_statement(postgres, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @contextmanager
@@ -69,22 +69,6 @@ def _opened(url: str) -> Iterator[Engine]:
     engine = open_store(url, timeout_seconds=20)
     yield engine
     engine.dispose()
-
-
-@contextmanager
-def _copied(server: str, template: str) -> Iterator[str]:
-    """The URL of a new database like the template, which is dropped at the end."""
-    name = f"migrate_{uuid.uuid4().hex[:12]}"
-    _run(server, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield address_of(server, name)
-    _run(server, f"DROP DATABASE {name} WITH (FORCE)")
-
-
-def _run(server: str, statement: str) -> None:
-    import psycopg
-
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(statement)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
@@ -108,16 +92,18 @@ def database_before(
 ) -> Iterator[tuple[str, ChangedRows]]:
     """The same as the name of a PostgreSQL database to be copied; it has roles."""
     name = f"before_{uuid.uuid4().hex[:12]}"
-    _run(postgres, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    run_statement(postgres, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
     engine = open_store(address_of(postgres, name), timeout_seconds=0.3)
     whole_ledger.fill(engine, tmp_path_factory.mktemp("before"), whole_ledger.locked)
     set_up_roles_in_turn(engine)
     rows = changed_rows(engine)
     take_back(engine)
     engine.dispose()
-    _run(postgres, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    run_statement(
+        postgres, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+    )
     yield name, rows
-    _run(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+    run_statement(postgres, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -132,5 +118,5 @@ def predecessor(
             yield engine, url, rows
         return
     template, rows = request.getfixturevalue("database_before")
-    with _copied(request.getfixturevalue("postgres"), template) as url, _opened(url) as engine:
+    with database_like(request.getfixturevalue("postgres"), template) as url, _opened(url) as engine:
         yield engine, url, rows

@@ -10,11 +10,12 @@
 4. A *stale-location miss* is a request that found less than the router promised; known only where the router says what
    it promised (`promises`).
 5. *Imbalance* is the largest worker's requests over the mean of all workers: 1 is even.
+6. `RouteSums` takes receipts one by one and keeps none: its memory follows workers and tenants alone.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -32,6 +33,58 @@ class ScoreStep(NamedTuple):
     requests: int
     prompt_tokens: int
     found_tokens: int
+
+
+class RouteCounts(NamedTuple):
+    """Requests with the half of who answered: prompt tokens, those found, and what became of promises."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    found_tokens: int = 0
+    promises: int = 0
+    stale_misses: int = 0
+    promised_tokens: int = 0
+    kept_tokens: int = 0  # of those promised
+
+    def plus(self, half: FoundHalf, promised: int | None) -> RouteCounts:
+        """With one more; `promised`: None where nobody said it."""
+        kept = 0 if promised is None else min(half.found_tokens, promised)
+        return RouteCounts(
+            self.requests + 1,
+            self.prompt_tokens + half.prompt_tokens,
+            self.found_tokens + half.found_tokens,
+            self.promises + (promised is not None),
+            self.stale_misses + (promised is not None and kept < promised),
+            self.promised_tokens + (promised or 0),
+            self.kept_tokens + kept,
+        )
+
+
+class RouteSums:
+    """What receipts add up to: of all, by worker and by tenant (rule 6)."""
+
+    def __init__(self) -> None:
+        self.whole = RouteCounts()
+        self.by_worker: dict[str, RouteCounts] = {}
+        self.by_tenant: dict[str, RouteCounts] = {}
+
+    def take(self, receipt: Receipt) -> None:
+        """One more receipt."""
+        half = receipt.served
+        if half is None:
+            return
+        promised = receipt.promised_tokens
+        self.whole = self.whole.plus(half, promised)
+        for counts, name in ((self.by_worker, half.worker), (self.by_tenant, receipt.tenant)):
+            counts[name] = counts.get(name, _NONE).plus(half, promised)
+
+    @property
+    def tenants(self) -> tuple[TenantRoutes, ...]:
+        """By tenant, in their order."""
+        return tuple(TenantRoutes(name, *self.by_tenant[name][:5]) for name in sorted(self.by_tenant))
+
+
+_NONE: Final = RouteCounts()
 
 
 class WorkerRoutes(NamedTuple):
@@ -115,57 +168,44 @@ class _Served(NamedTuple):
     receipt: Receipt
     half: FoundHalf
 
-    @property
-    def promised(self) -> int | None:
-        return self.receipt.promised_tokens
-
-    @property
-    def is_stale(self) -> bool:
-        return self.promised is not None and self.half.found_tokens < self.promised
-
 
 def measure(receipts: Iterable[Receipt]) -> RouteMeasures:
     """What these receipts measure."""
     served = [_Served(receipt, half) for receipt in receipts if (half := receipt.served) is not None]
     served.sort(key=lambda one: (one.half.at_us, one.receipt.receipt))
-    promised = [one for one in served if one.promised is not None]
-    kept = [(one.promised or 0, min(one.half.found_tokens, one.promised or 0)) for one in promised]
-    deltas = _queue_deltas(served)
-    by_worker, by_tenant = defaultdict(list), defaultdict(list)
+    sums = RouteSums()
+    by_worker = defaultdict(list)
     for one in served:
-        by_worker[one.half.worker].append(one)
-        by_tenant[one.receipt.tenant].append(one)
-    counts = Counter({worker: len(of_it) for worker, of_it in by_worker.items()})
+        sums.take(one.receipt)
+        by_worker[one.half.worker].append(one.half)
+    whole, deltas = sums.whole, _queue_deltas(served)
+    busiest = max((counts.requests for counts in sums.by_worker.values()), default=0)
     return RouteMeasures(
-        len(served),
-        sum(one.half.prompt_tokens for one in served),
-        sum(one.half.found_tokens for one in served),
-        len(promised),
-        sum(said for said, _ in kept),
-        sum(was for _, was in kept),
-        sum(one.is_stale for one in promised),
-        sum(said - was for said, was in kept),
+        whole.requests,
+        whole.prompt_tokens,
+        whole.found_tokens,
+        whole.promises,
+        whole.promised_tokens,
+        whole.kept_tokens,
+        whole.stale_misses,
+        whole.promised_tokens - whole.kept_tokens,
         sum(not one.half.agrees for one in served),
         len(deltas),
         sum(deltas) / len(deltas) if deltas else None,
         max(deltas, default=None),
-        max(counts.values()) * len(counts) / counts.total() if len(counts) > 1 else None,
-        tuple(_worker(worker, of_it) for worker, of_it in sorted(by_worker.items())),
-        tuple(_tenant(tenant, of_it) for tenant, of_it in sorted(by_tenant.items())),
+        busiest * len(by_worker) / whole.requests if len(by_worker) > 1 else None,
+        tuple(_worker(sums.by_worker[name], by_worker[name]) for name in sorted(by_worker)),
+        sums.tenants,
         _scores(served),
     )
 
 
 def measure_tenants(receipts: Iterable[Receipt]) -> tuple[TenantRoutes, ...]:
     """The same by tenant alone, in their order; keeps no receipt."""
-    tenants: dict[str, TenantRoutes] = {}
+    sums = RouteSums()
     for receipt in receipts:
-        if (half := receipt.served) is not None:
-            one = _tenant(receipt.tenant, [_Served(receipt, half)])
-            before = tenants.get(one.tenant, TenantRoutes(one.tenant, *(0,) * 5))
-            sums = (a + b for a, b in zip(before[1:], one[1:], strict=True))
-            tenants[one.tenant] = TenantRoutes(one.tenant, *sums)
-    return tuple(tenants[name] for name in sorted(tenants))
+        sums.take(receipt)
+    return sums.tenants
 
 
 def _queue_deltas(served: Sequence[_Served]) -> list[int]:
@@ -184,31 +224,11 @@ def _queue_deltas(served: Sequence[_Served]) -> list[int]:
     return deltas
 
 
-def _worker(worker: str, served: Sequence[_Served]) -> WorkerRoutes:
-    last = served[-1].half
-    return WorkerRoutes(
-        worker,
-        len(served),
-        sum(one.half.prompt_tokens for one in served),
-        sum(one.half.found_tokens for one in served),
-        sum(one.promised is not None for one in served),
-        sum(one.is_stale for one in served),
-        sum(one.half.queue for one in served) / len(served),
-        last.queue,
-        last.free_blocks,
-        last.at_us,
-    )
-
-
-def _tenant(tenant: str, served: Sequence[_Served]) -> TenantRoutes:
-    return TenantRoutes(
-        tenant,
-        len(served),
-        sum(one.half.prompt_tokens for one in served),
-        sum(one.half.found_tokens for one in served),
-        sum(one.promised is not None for one in served),
-        sum(one.is_stale for one in served),
-    )
+def _worker(counts: RouteCounts, halves: Sequence[FoundHalf]) -> WorkerRoutes:
+    """`halves`: in the order of time."""
+    last = halves[-1]
+    queue = sum(half.queue for half in halves) / len(halves)
+    return WorkerRoutes(last.worker, *counts[:5], queue, last.queue, last.free_blocks, last.at_us)
 
 
 def _scores(served: Sequence[_Served]) -> tuple[ScoreStep, ...]:

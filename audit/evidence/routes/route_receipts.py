@@ -208,7 +208,7 @@ def read_routes(
     `halves_max`: only as many of the newest halves of either kind, with those that belong to them.
     """
     if halves_max is not None:
-        period = period._replace(since_us=_newest_since(connection, period, halves_max, as_of))
+        period = newest_part(connection, period, halves_max, as_of=as_of)
     receipts: list[Receipt] = []
     findings: list[RouteFinding] = []
     awaited = 0
@@ -218,6 +218,18 @@ def read_routes(
         awaited += is_awaited
         findings += wrong
     return JoinedRoutes(tuple(receipts), tuple(findings), awaited, period.since_us)
+
+
+def newest_part(
+    connection: Connection, period: RoutePeriod, halves_max: int, *, as_of: AsOf | None = None
+) -> RoutePeriod:
+    """The part of a period that has as many of its newest halves of either kind; all of it where it has no more."""
+    since_us = period.since_us
+    for table in (routes_sent, routes_found):
+        newest = _halves(table, period, as_of).order_by(None).order_by(table.c.at_us.desc())
+        row = connection.execute(newest.offset(halves_max).limit(1)).first()
+        since_us = since_us if row is None else max(since_us, row.at_us + 1)
+    return period._replace(since_us=since_us)
 
 
 def receipts_in_order(
@@ -299,16 +311,6 @@ def judge(receipt: Receipt, *, now_us: int) -> tuple[bool, list[RouteFinding]]:
     if lacks is not None and not is_awaited:
         findings.append(lacks)
     return is_awaited, sorted(findings, key=lambda one: (one.problem, one.worker))
-
-
-def _newest_since(connection: Connection, period: RoutePeriod, halves_max: int, as_of: AsOf | None) -> int:
-    """From when on a period has as many halves of either kind."""
-    since_us = period.since_us
-    for table in (routes_sent, routes_found):
-        newest = _halves(table, period, as_of).order_by(None).order_by(table.c.at_us.desc())
-        row = connection.execute(newest.offset(halves_max).limit(1)).first()
-        since_us = since_us if row is None else max(since_us, row.at_us + 1)
-    return since_us
 
 
 def _halves(

@@ -4,21 +4,27 @@
    of its worker's.
 2. A half that is missing is counted as that, and measures nothing. One that may still come, by the time of the
    checkpoint's newest leaf, is awaited.
+3. Receipts are taken one by one, and none is kept. Where a period has more than `HALVES_MAX` halves of doors or of
+   workers, the newest are counted, and the facts say from when on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
-from kvcustody.audit.evidence.routes.route_measures import RouteMeasures, measure
+from kvcustody.audit.evidence.routes.route_measures import RouteCounts, RouteSums
 from kvcustody.audit.evidence.routes.route_receipts import (
     ReceiptProblem,
     RoutePeriod,
-    by_problem,
-    read_routes,
+    judge,
+    newest_part,
+    receipts_in_order,
 )
 from kvcustody.audit.reports.section import ReportFacts, ReportReading, Section
+
+HALVES_MAX: Final = 1_000_000
 
 
 class RouteCount(NamedTuple):
@@ -40,8 +46,9 @@ class RouteProblems(NamedTuple):
 
 
 class RouteFacts(NamedTuple):
-    """All of it."""
+    """All of it; `since_us`: from when on receipts are counted (rule 3)."""
 
+    since_us: int
     receipts: int
     awaited: int
     measured: int
@@ -59,28 +66,35 @@ class RouteFacts(NamedTuple):
 
 def read_route_facts(reading: ReportReading) -> RouteFacts:
     """The facts about routes."""
-    period = RoutePeriod(reading.since_us, reading.until_us, reading.asked.tenant)
-    joined = read_routes(reading.connection, period, now_us=reading.now_us, as_of=reading.state)
-    made = measure(joined.receipts)
+    whole = RoutePeriod(reading.since_us, reading.until_us, reading.asked.tenant)
+    period = newest_part(reading.connection, whole, HALVES_MAX, as_of=reading.state)
+    sums, problems, receipts, awaited = RouteSums(), Counter[ReceiptProblem](), 0, 0
+    for receipt in receipts_in_order(reading.connection, period, as_of=reading.state):
+        sums.take(receipt)
+        is_awaited, findings = judge(receipt, now_us=reading.now_us)
+        problems.update(finding.problem for finding in findings)
+        receipts, awaited = receipts + 1, awaited + is_awaited
+    found = sums.whole
     return RouteFacts(
-        len(joined.receipts),
-        joined.awaited,
-        made.requests,
-        made.prompt_tokens,
-        made.found_tokens,
-        made.promises,
-        made.promised_tokens,
-        made.kept_tokens,
-        made.stale_misses,
-        made.stale_tokens,
-        *_counts(made),
-        tuple(RouteProblems(name, number) for name, number in by_problem(joined.findings).items() if number),
+        period.since_us,
+        receipts,
+        awaited,
+        found.requests,
+        found.prompt_tokens,
+        found.found_tokens,
+        found.promises,
+        found.promised_tokens,
+        found.kept_tokens,
+        found.stale_misses,
+        found.promised_tokens - found.kept_tokens,
+        _rows(sums.by_worker),
+        _rows(sums.by_tenant),
+        tuple(RouteProblems(one.value, problems[one]) for one in ReceiptProblem if problems[one]),
     )
 
 
-def _counts(made: RouteMeasures) -> tuple[tuple[RouteCount, ...], tuple[RouteCount, ...]]:
-    workers = tuple(RouteCount(*one[:6]) for one in made.workers)
-    return workers, tuple(RouteCount(*one) for one in made.tenants)
+def _rows(counts: Mapping[str, RouteCounts]) -> tuple[RouteCount, ...]:
+    return tuple(RouteCount(name, *counts[name][:5]) for name in sorted(counts))
 
 
 def _disagreements(report: ReportFacts) -> Iterator[str]:
@@ -90,6 +104,8 @@ def _disagreements(report: ReportFacts) -> Iterator[str]:
         sums = [sum(numbers) for numbers in zip(*(one[1:] for one in counts), strict=True)]
         if sums != [*whole] and (counts or any(whole)):
             yield f"routes of {what} do not add up to those of all"
+    if not report.asked.since_us <= facts.since_us <= report.asked.until_us:
+        yield "routes: receipts are counted from a moment outside the period"
     if not 0 <= facts.measured <= facts.receipts or not 0 <= facts.found_tokens <= facts.prompt_tokens:
         yield "routes: more was measured, or found, than there was"
     if facts.kept_tokens + facts.stale_tokens != facts.promised_tokens:

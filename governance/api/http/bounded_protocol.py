@@ -6,18 +6,20 @@
 3. Where there are as many connections as may be, one without a request in work gives way to a new one: half a request
    holds no place that a whole one needs. First goes who never sent a whole one, then who is idle, the longest first.
    One address has a bound of its own, within which its own give way, but for trusted proxies and the Unix socket,
-   behind which are many.
+   behind which are many. A connection whose request was authenticated counts for its principal from then on, and not
+   for its address: many workers behind one address are not one caller.
 4. A limit costs what it limits alone: nothing is kept of a head but its bytes, and no thread waits for a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvcustody.governance.api.http.exchange import (
+    KNOWN,
     Message,
     Receive,
     Scope,
@@ -31,6 +33,12 @@ from kvcustody.governance.service.settings import ServiceSettings
 _DISCARDED_MAX = 2  # bodies that may come after an answer, in the largest that is taken
 
 
+class Principal(NamedTuple):
+    """A principal's name, as no address is written."""
+
+    name: str
+
+
 class Connections:
     """The connections of one listener: how many, from where, and which wait."""
 
@@ -38,7 +46,7 @@ class Connections:
         self.settings = settings
         self.trusted = settings.proxies
         self._all = _Group(settings.connections_max)
-        self._by_address: dict[str, _Group] = {}
+        self._of_one: dict[str | Principal, _Group] = {}  # by address, or by principal
 
     def opened(self, connection: BoundedProtocol) -> bool:
         """Count one; False where all that it could take the place of have a request in work (rule 3)."""
@@ -56,10 +64,27 @@ class Connections:
     def closed(self, connection: BoundedProtocol) -> None:
         """Forget one that was counted."""
         for group in self._groups(connection):
-            group.count -= 1
-            group.begun.pop(connection, None)
-            group.idle.pop(connection, None)
+            group.forget(connection)
         self._forget_empty(connection)
+
+    def known(self, connection: BoundedProtocol, name: str) -> None:
+        """A request of it was authenticated: it counts for this principal.
+
+        Where that has as many as it may, one that waits gives way, or this one where none does.
+        """
+        before, principal = connection.counts_for, Principal(name)
+        if before is None or before == principal:
+            return
+        self._group(before).forget(connection)
+        self._forget_empty(connection)
+        connection.counts_for = principal
+        group = self._group(principal)
+        while group.count >= group.most and group.waiting:
+            group.waiting.abort()
+        group = self._group(principal)  # anew: who gave way may have been its last
+        group.count += 1
+        if group.count > group.most:
+            connection.abort()
 
     def works(self, connection: BoundedProtocol) -> None:
         """A request of it is in work: it gives way to nobody."""
@@ -73,19 +98,20 @@ class Connections:
             group.idle[connection] = None
 
     def _groups(self, connection: BoundedProtocol) -> tuple[_Group, ...]:
-        """Those that the connection counts for, its address's first."""
-        address = connection.address
-        if address is None:
-            return (self._all,)
-        own = self._by_address.get(address)
-        if own is None:
-            own = self._by_address[address] = _Group(self.settings.address_connections_max)
-        return (own, self._all)
+        """Those that the connection counts for, its address's or principal's first."""
+        one = connection.counts_for
+        return (self._all,) if one is None else (self._group(one), self._all)
+
+    def _group(self, one: str | Principal) -> _Group:
+        group = self._of_one.get(one)
+        if group is None:
+            group = self._of_one[one] = _Group(self.settings.address_connections_max)
+        return group
 
     def _forget_empty(self, connection: BoundedProtocol) -> None:
-        address = connection.address
-        if address in self._by_address and not self._by_address[address].count:
-            del self._by_address[address]
+        one = connection.counts_for
+        if one in self._of_one and not self._of_one[one].count:
+            del self._of_one[one]
 
 
 class _Group:
@@ -96,6 +122,12 @@ class _Group:
         self.count = 0
         self.begun: dict[BoundedProtocol, None] = {}
         self.idle: dict[BoundedProtocol, None] = {}
+
+    def forget(self, connection: BoundedProtocol) -> None:
+        """It counts for this group no more."""
+        self.count -= 1
+        self.begun.pop(connection, None)
+        self.idle.pop(connection, None)
 
     @property
     def waiting(self) -> BoundedProtocol | None:
@@ -114,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection, and begin to wait for a head."""
         super().connection_made(transport)
-        self.address = self._countable()
+        self.counts_for: str | Principal | None = self._countable()
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._discarded = 0
@@ -163,6 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
         refused = self._too_large()
         if refused is None:
             super().on_headers_complete()
+            self.scope[KNOWN] = self._known  # type: ignore[literal-required]
             return
         served, self.app = self.app, _Refused(refused)
         super().on_headers_complete()
@@ -192,6 +225,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._counted and self._in_head and not self.pipeline:
             self.limits.waits(self)
+
+    def _known(self, name: str) -> None:
+        """On the loop: a request of this connection was authenticated."""
+        if self._counted:
+            self.limits.known(self, name)
 
     def _countable(self) -> str | None:
         """The address that the connection counts for; None where many are behind it."""

@@ -88,6 +88,9 @@ class ClientGoneError(Exception):
     """The client left before its request was complete."""
 
 
+KNOWN = "kvcustody.known"  # in a scope: what is told the name of the principal that asks
+
+
 class Exchange:
     """A request, and the one answer to it."""
 
@@ -109,6 +112,12 @@ class Exchange:
         self._without_body = False
         if tls or self._forwarded_by_tls():
             self.scope["scheme"] = HTTPS
+
+    def tell_known(self, principal: str) -> None:
+        """Have the request's connection count for who asks, from when that is known."""
+        told = self.scope.get(KNOWN)
+        if told is not None:
+            told(principal)
 
     def header(self, name: str) -> str | None:
         """A header of the request; raises `malformed` where it came twice."""

@@ -35,6 +35,7 @@ from kvcustody.governance.api.http.client_certificate import CertifiedProtocol
 from kvcustody.governance.api.http.exchange import Message, Receive, Scope, Send
 from kvcustody.governance.api.http.gate import Gate
 from kvcustody.governance.service.gc_tuning import gc_seldom
+from kvcustody.governance.service.open_files import allow_files, files_needed
 from kvcustody.governance.service.operations.answer import problem_answer
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -107,6 +108,7 @@ def _server_log() -> Iterator[None]:
 def serve(service: Service, *, app: Gate | None = None, ready: Any = None) -> None:
     """Serve until a signal ends it; `app` stands in for the API's own, `ready` is called once it accepts."""
     settings = service.settings
+    allow_files(files_needed(settings))
     listeners = [
         (_listener(settings.listen), _config(_Ending(app or create_app(service), service), settings))
     ]

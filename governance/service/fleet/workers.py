@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Engine, RowMapping, insert, or_, select, update
+from sqlalchemy import Connection, Engine, RowMapping, bindparam, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.evidence.processes.remembered_lives import RememberedLives
@@ -40,6 +40,21 @@ _FLUSH_SECONDS = 1.0
 _RUNNING_MAX = 10_000
 _AT_ONCE = 256
 LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
+
+
+_OF = service_workers.c.incarnation == bindparam("of")
+_RECEIVED = (
+    update(service_workers)
+    .where(_OF, service_workers.c.received_sequence <= bindparam("sequence"))
+    .values(received_sequence=bindparam("sequence"), seen_us=bindparam("at_us"))
+)
+_HEARD = (
+    update(service_workers)
+    .where(_OF)
+    .values(
+        {name: bindparam(name) for name in ("seen_us", "policy_revision", "status", "charged", "tenants")}
+    )
+)
 
 
 class WorkerState(StrEnum):
@@ -125,6 +140,7 @@ class Fleet:
         self._senders: dict[str, Sender] = {}
         self._lock = threading.Lock()
         self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
+        self._heard: dict[str, dict[str, Any]] = {}  # the newest report of each
         self._flushed = 0.0
 
     def register(
@@ -217,26 +233,6 @@ class Fleet:
             known = self._received.get(incarnation, (0, 0))[0]
             self._received[incarnation] = (max(known, sequence), self._clock.utc_us())
 
-    def flush(self, *, now: bool = False) -> None:
-        """Write what was received, at most once a second for all; what cannot be written is tried again."""
-        if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
-            return
-        with self._lock:
-            noted, self._received = self._received, {}
-        self._flushed = time.monotonic()
-        if not noted:
-            return
-        table = service_workers.c
-        try:
-            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                for incarnation, (sequence, seen_us) in noted.items():
-                    values = {"received_sequence": sequence, "seen_us": seen_us}
-                    where = (table.incarnation == incarnation) & (table.received_sequence <= sequence)
-                    connection.execute(update(service_workers).where(where).values(**values))
-        except (SQLAlchemyError, LedgerError):
-            with self._lock:
-                self._received = {**noted, **self._received}
-
     def heard(
         self,
         worker: str,
@@ -247,20 +243,52 @@ class Fleet:
         charged: dict[str, int] | None = None,
         tenants: dict[str, dict[str, float]] | None = None,
     ) -> None:
-        """Note what an incarnation says of itself; raises `not-found` where it is not this worker's."""
-        values: dict[str, Any] = {"seen_us": self._clock.utc_us(), "policy_revision": revision}
-        values["status"] = orjson.dumps(status or {}).decode()
-        values["charged"] = orjson.dumps(charged or {}).decode()
-        values["tenants"] = orjson.dumps(tenants or {}).decode()
-        where = (service_workers.c.incarnation == incarnation) & (service_workers.c.worker == worker)
-        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            if not connection.execute(update(service_workers).where(where).values(**values)).rowcount:
-                raise not_found()
+        """Note what an incarnation says of itself, written behind; raises `not-found` where it is not this worker's."""
+        self.sender(worker, incarnation)
+        values = {
+            "seen_us": self._clock.utc_us(),
+            "policy_revision": revision,
+            "status": orjson.dumps(status or {}).decode(),
+            "charged": orjson.dumps(charged or {}).decode(),
+            "tenants": orjson.dumps(tenants or {}).decode(),
+        }
+        with self._lock:
+            self._heard[incarnation] = values
+
+    def flush(self, *, now: bool = False) -> None:
+        """Write what was received and heard, once a second for all workers; what cannot be written is tried again.
+
+        NOTE: a transaction for each report took 1.6 ms of PostgreSQL. What a crash loses, the next report says again.
+        """
+        if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
+            return
+        with self._lock:
+            received, self._received = self._received, {}
+            heard, self._heard = self._heard, {}
+        self._flushed = time.monotonic()
+        if not (received or heard):
+            return
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                if received:
+                    rows = [
+                        {"of": life, "sequence": row[0], "at_us": row[1]} for life, row in received.items()
+                    ]
+                    connection.execute(_RECEIVED, rows)
+                if heard:
+                    rows = [{"of": life, **values} for life, values in heard.items()]
+                    if connection.execute(_HEARD, rows).rowcount not in (-1, len(rows)):
+                        self.forget()  # the database was restored: who asks next is looked for in it
+        except (SQLAlchemyError, LedgerError):
+            with self._lock:
+                self._received = {**received, **self._received}
+                self._heard = {**heard, **self._heard}
 
     def listed(
         self, *, after: int = 0, limit: int = 100, only_open: bool = False
     ) -> list[tuple[int, WorkerRun]]:
         """Incarnations in the order of their registration, each with its position."""
+        self.flush(now=True)
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
             periods, over, marked, _ = self._lives.all(connection)

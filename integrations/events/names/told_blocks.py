@@ -9,7 +9,9 @@
    a client's salt, is told under none.
 2. A tenant's or a segment's block is told under the names of requests that stand on it, too, from the chain's first
    block on: an index sees their chains whole. Those names are bounded, and the oldest are let go.
-3. Under a further name a block has another hash, made of its key and the name: indexes keep one entry for a hash.
+3. Under a further name a block has another hash, made of its key and the name: indexes keep one entry for a hash. With
+   `fleet_hashes` a block has the hash that all workers give to its tokens under this name (`block_hash`). Blocks of two
+   domains can have one then: it is removed with the last of them.
 4. A name ends with its scope's epoch, or its days: what was told under it is removed at once. What is stored later is
    told under the new one.
 5. A clear ends everything that was told.
@@ -60,6 +62,13 @@ class _Id(NamedTuple):
     group: int | None
 
 
+class _Told(NamedTuple):
+    """One block under one name, and what an index calls it."""
+
+    of: _Of
+    key: bytes
+
+
 class ToldBlocks:
     """What one publisher told. Used on one thread."""
 
@@ -67,11 +76,16 @@ class ToldBlocks:
         self,
         names: CurrentNamespaces,
         *,
+        fleet_hashes: bool = False,
         wide_blocks_max: int = WIDE_BLOCKS_MAX,
         further_max: int = FURTHER_MAX,
     ) -> None:
-        """`wide_blocks_max`: blocks of tenants and segments that can be told again; `further_max`: see rule 2."""
+        """`wide_blocks_max`: blocks of tenants and segments that can be told again; `further_max`: see rule 2.
+
+        `fleet_hashes`: see rule 3.
+        """
         self._names = names
+        self._fleet_hashes = fleet_hashes
         self._wide_blocks_max = wide_blocks_max
         self._further_max = further_max
         self._known: KnownEpochs | None = None
@@ -79,14 +93,17 @@ class ToldBlocks:
 
     def _forget(self) -> None:
         self._name_of: dict[NamedRequester, str] = {}  # of every place under whose name something is told
-        self._first: dict[NamedRequester, dict[_Id, _Of]] = {}  # under the name of who owns the block
-        self._further: OrderedDict[tuple[NamedRequester, _Id], _Of] = OrderedDict()
+        self._first: dict[NamedRequester, dict[_Id, _Told]] = {}  # under the name of who owns the block
+        self._further: OrderedDict[tuple[NamedRequester, _Id], _Told] = OrderedDict()
         self._further_of: dict[NamedRequester, dict[_Id, None]] = {}
         self._places: dict[_Id, dict[NamedRequester, None]] = {}  # of `_further`
         self._wide: OrderedDict[_Id, BlockEvent] = OrderedDict()  # one block each
+        self._first_blocks = 0
+        self._times: dict[_Id, int] = {}  # how many blocks have one hash; only of fleet hashes
 
     def __len__(self) -> int:
-        return sum(map(len, self._first.values())) + len(self._further)
+        """Blocks that are told, once for each name. Any thread."""
+        return self._first_blocks + len(self._further)
 
     def take_epochs(self, known: KnownEpochs | None) -> list[BlockEvent]:
         """Name by these epochs from now on; the removals of what was told under names that they end."""
@@ -119,11 +136,14 @@ class ToldBlocks:
         else:
             made += self._renew(scope.owner)
             made += self._whole_chain(scope.owner, event)
-            held = self._first.setdefault(scope.owner, {})
-            held.update(dict.fromkeys(_ids(event), _of(event)))
-            parent = self._told_parent(scope.owner, event)
-            name = self._name(scope.owner)
-            made.append(event._replace(namespace=name, place=scope.owner, parent=parent))
+            told = self._named(scope.owner, event)
+            held, of = self._first.setdefault(scope.owner, {}), _of(event)
+            for one, key in zip(_ids(event), split_keys(told.keys), strict=True):
+                if one not in held:
+                    self._count(one, key)
+                    held[one] = _Told(of, key)
+                    self._first_blocks += 1
+            made.append(told)
         asker = event.requester
         if asker is not None and asker != scope.owner and scope.wide == asker.whole_tenant:
             made += self._renew(asker)
@@ -145,7 +165,7 @@ class ToldBlocks:
         """What an index lacks of the chain before an event under this name; nothing where it is not known whole."""
         lacking: list[BlockEvent] = []
         before = _Id(event.parent, event.medium, event.group)
-        while before.key and not self._is_told(place, before):
+        while before.key and self._told_key(place, before) is None:
             block = self._wide.get(before)
             assert len(lacking) < len(self._wide) + 1, "a chain of keys is no circle"
             if block is None or block.scope.wide != place.whole_tenant:
@@ -159,21 +179,50 @@ class ToldBlocks:
         ids = _ids(event)
         if all((place, one) in self._further for one in ids):
             return []
-        name, of = self._name(place), _of(event)
-        for one in ids:
-            self._further[place, one] = of
+        told, of = self._named(place, event, further=True), _of(event)
+        for one, key in zip(ids, split_keys(told.keys), strict=True):
+            if (place, one) not in self._further:
+                self._count(one, key)
+                self._further[place, one] = _Told(of, key)
             self._further_of.setdefault(place, {})[one] = None
             self._places.setdefault(one, {})[place] = None
-        keys = b"".join(hash_under(one.key, name) for one in ids)
-        told = event._replace(keys=keys, parent=self._told_parent(place, event), namespace=name, place=place)
         return [told, *self._let_go()]
 
-    def _told_parent(self, place: NamedRequester, event: BlockEvent) -> bytes:
-        """What an index calls the block before an event under this name."""
-        before = _Id(event.parent, event.medium, event.group)
-        if (place, before) in self._further:
-            return hash_under(event.parent, self._name(place))
-        return event.parent
+    def _named(self, place: NamedRequester, event: BlockEvent, *, further: bool = False) -> BlockEvent:
+        """A stored event under the name of a place, with what an index calls its blocks and the one before them."""
+        name = self._name(place)
+        parent = self._told_key(place, _Id(event.parent, event.medium, event.group)) or event.parent
+        keys, before, size = list[bytes](), parent, event.block_tokens
+        for at, one in enumerate(_ids(event)):
+            key, tokens = self._told_key(place, one), event.tokens[at * size : (at + 1) * size]
+            if key is None and self._fleet_hashes and len(tokens):
+                key = self._names.block_hash(name, before, tokens, event.lora_name)
+            elif key is None:
+                key = hash_under(one.key, name) if further else one.key
+            keys.append(key)
+            before = key
+        return event._replace(keys=b"".join(keys), parent=parent, namespace=name, place=place)
+
+    def _told_key(self, place: NamedRequester, one: _Id) -> bytes | None:
+        """What an index calls a block under the name of a place; None where it was not told."""
+        told = self._further.get((place, one)) or self._first.get(place, {}).get(one)
+        return None if told is None else told.key
+
+    def _count(self, one: _Id, key: bytes) -> None:
+        """A block is told under a hash."""
+        if self._fleet_hashes:
+            hashed = one._replace(key=key)
+            self._times[hashed] = self._times.get(hashed, 0) + 1
+
+    def _is_last(self, one: _Id, key: bytes) -> bool:
+        """Whether nothing else has this hash, now that a block under it ends."""
+        if not self._fleet_hashes:
+            return True
+        hashed = one._replace(key=key)
+        left = self._times.pop(hashed) - 1
+        if left:
+            self._times[hashed] = left
+        return not left
 
     def _name(self, place: NamedRequester) -> str:
         """The name that something of a place is told under, or its name of now."""
@@ -181,9 +230,6 @@ class ToldBlocks:
         if name is None:
             name = self._name_of[place] = self._names.of(*place, known=self._known)
         return name
-
-    def _is_told(self, place: NamedRequester, one: _Id) -> bool:
-        return (place, one) in self._further or one in self._first.get(place, ())
 
     def _let_go(self) -> list[BlockEvent]:
         made: list[BlockEvent] = []
@@ -203,7 +249,9 @@ class ToldBlocks:
             made.append(event)
         else:
             held = self._first.get(owner, {})
-            keys = b"".join(one.key for one in ids if held.pop(one, None) is not None)
+            ended = [(one, told.key) for one in ids if (told := held.pop(one, None)) is not None]
+            self._first_blocks -= len(ended)
+            keys = b"".join(key for one, key in ended if self._is_last(one, key))
             if keys:
                 made.append(event._replace(keys=keys, namespace=self._name(owner), place=owner))
             self._forget_unused(owner)
@@ -213,14 +261,14 @@ class ToldBlocks:
         return made
 
     def _end_further(self, place: NamedRequester, one: _Id, cause: str) -> list[BlockEvent]:
-        of, name = self._further.pop((place, one)), self._name_of[place]
+        (of, key), name = self._further.pop((place, one)), self._name_of[place]
         del self._further_of[place][one]
         places = self._places[one]
         del places[place]
         if not places:
             del self._places[one]
         self._forget_unused(place)
-        return [_removal(of, [hash_under(one.key, name)], name, cause, place)]
+        return [_removal(of, [key], name, cause, place)] if self._is_last(one, key) else []
 
     def _forget_unused(self, place: NamedRequester) -> None:
         """Forget the name of a place of which nothing is told any more."""
@@ -234,14 +282,21 @@ class ToldBlocks:
         if before is None or before == name:
             self._name_of[place] = name
             return []
-        made = [
-            _removal(of, [one.key for one, _ in run], before, RENAMED, place)
-            for of, run in groupby(self._first.pop(place, {}).items(), key=lambda each: each[1])
-        ]
+        made: list[BlockEvent] = []
+        ended = self._first.pop(place, {})
+        self._first_blocks -= len(ended)
+        for of, run in groupby(ended.items(), key=lambda each: each[1].of):
+            if keys := [told.key for one, told in run if self._is_last(one, told.key)]:
+                made.append(_removal(of, keys, before, RENAMED, place))
         for one in list(self._further_of.get(place, ())):
             made += self._end_further(place, one, RENAMED)
         self._name_of[place] = name
         return made
+
+
+def takes_fleet_hashes(form: str) -> bool:
+    """Whether who reads a form takes equal blocks to have one hash at every worker."""
+    return form == "dynamo"
 
 
 def hash_under(key: bytes, name: str) -> bytes:

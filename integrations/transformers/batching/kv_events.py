@@ -42,6 +42,7 @@ class BatchingBlockEvents(BlockEventFeed):
             lambda: governor.table.names_by_tenant,
         )
         self._governor = governor
+        governor.event_figures = self.figures
         governor.index_changes()  # recorded from here on
 
     def take_pending(self) -> list[BlockEvent]:

@@ -215,6 +215,7 @@ class SchedulerSide:
             groups=len(state.groups),
             close=close,
         )
+        self.port.event_figures = state.events.figures
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
         """The scheduler is complete: bind its manager, if that has not happened, and take its frees as they come.

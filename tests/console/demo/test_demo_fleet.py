@@ -29,7 +29,7 @@ FOLDERS = [*PROGRAMS, *(ROOT / f".venv-{name}/bin" for name in (*ROUTERS, "envoy
 ROUTER = next((name for name, one in ROUTERS.items() if find_program(one.program, FOLDERS)), "none")
 ENGINE_PYTHON = os.environ.get("KVCUSTODY_ENGINE_PYTHON", "")
 DYNAMO_PYTHON = find_python(DYNAMO_MODULES, [*PROGRAMS, ROOT / ".venv-dynamo/bin"])
-PICTURED = ("Routes", "Health")
+PICTURED = ("Fleet", "Routes", "Health")
 START_SECONDS = 300.0
 
 

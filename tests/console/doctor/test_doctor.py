@@ -21,6 +21,8 @@ from kvcustody.clock import SystemClock
 from kvcustody.console.doctor import command, findings, ledger, machine
 from kvcustody.console.doctor.findings import CHECKS, Diagnosis, Examined, State, examine
 from kvcustody.console.main import app
+from kvcustody.errors import ConfigError
+from kvcustody.governance.service import open_files
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import InboxWebhook, Webhook
 from kvcustody.governance.settings import Settings
@@ -517,3 +519,16 @@ def test_settings_that_are_none_end_the_command(tmp_path: Path) -> None:
     file.write_text("lissten: unix:/x\n")
     run = CliRunner().invoke(app, ["doctor", "--service", str(file)])
     assert run.exit_code == 2 and "did you mean `listen`" in run.output
+
+
+def test_a_service_raises_its_limit_of_files_or_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: what is enough stays as it is."""
+    limits, raised = (1024, 4096), []
+    monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(open_files.resource, "setrlimit", lambda _, pair: raised.append(pair))
+    open_files.allow_files(1000)
+    assert raised == []
+    open_files.allow_files(4000)
+    assert raised == [(4000, 4096)]
+    with pytest.raises(ConfigError, match="8000 files are needed, and this process may open 4096"):
+        open_files.allow_files(8000)

@@ -65,6 +65,32 @@ def test_the_health_page_shows_how_a_worker_serves(world: World, client: SignIn)
     assert "Serving, since" not in operator.get("/console/health").text
 
 
+@pytest.mark.parametrize(
+    ("events", "shown"),
+    [
+        ({}, ["nowhere", "–", "–", "–"]),
+        (
+            {"events_connected.socket": 1.0, "events_told_blocks.socket": 7.0, "events_sent.socket": 3.0},
+            ["its own socket", "7", "3", "0"],
+        ),
+        ({"events_connected.socket": 1.0}, ["its own socket", "–", "0", "0"]),
+        (
+            {"events_connected.nats": 0.0, "events_told_blocks.nats": 2.0, "events_lost.nats": 5.0},
+            ["the stream in NATS away", "2", "0", "5"],
+        ),
+    ],
+)
+def test_the_fleet_page_shows_where_workers_tell_of_their_blocks(
+    world: World, client: SignIn, events: dict[str, float], shown: list[str]
+) -> None:
+    said = {"blocks.total": 4096.0, "blocks.active": 90.0, "blocks.cached": 1000.0, "running": 3.0}
+    world.service.fleet.heard("worker", world.worker.incarnation, status=said | events)
+    page = client("operator").get("/console/fleet").text
+    [row] = [row for row in rows_of(page, "Workers") if row[0] == "worker"]
+    assert row[3:] == ["3", "1,090 of 4,096", *shown] and "3 running" in page
+    assert client("tenant-viewer@acme").get("/console/fleet").status_code == 403
+
+
 def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> None:
     world.service.fleet.heard("worker", world.worker.incarnation, revision=7, status={"running": 3.0})
     operator, auditor = client("operator"), client("auditor")

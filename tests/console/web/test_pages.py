@@ -36,7 +36,7 @@ PAGES = {
         "draft": "/policy/draft",
         "decisions": "/decisions?reader=labs&owner=acme&classification=confidential&via=grant",
     },
-    "operator": {"health": "/health", "routes": "/routes?period=7d"},
+    "operator": {"health": "/health", "fleet": "/fleet", "routes": "/routes?period=7d"},
     "key-custodian": {"access": "/principals", "access-one": "/principals?name=auditor"},
     "tenant-admin@acme": {
         "subject": "/custody/subject?subject=user-1",

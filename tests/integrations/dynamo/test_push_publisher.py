@@ -81,7 +81,7 @@ def test_what_cannot_be_scoped_is_not_handed_over(sink: Sink, names: CurrentName
 
 def test_removals_and_clears_end_what_was_told_and_nothing_else(sink: Sink, names: CurrentNamespaces) -> None:
     pushed = PushPublisher(sink, names)
-    pushed.publish([some(1), some(3)])
+    pushed.publish([some(1), some(3, tokens=[9, 9, 9, 9])])
     pushed.publish([removed(ACME, keys(1, 1), cause="expired"), removed(ACME, keys(9, 1), cause="expired")])
     assert sink.batches[1] == [{"type": "removed", "block_hashes": sink.batches[0][0]["block_hashes"][:1]}]
     pushed.publish([cleared(1, "reset")])

@@ -20,6 +20,7 @@ from kvcustody.governance.edge.named_requester import NamedRequester
 from kvcustody.governance.edge.router_namespace import RouterNamespaces
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.events import vllm_wire
+from kvcustody.integrations.events.block_event import cleared
 from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
 from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
 from standins.integrations.kv_wires import (
@@ -298,6 +299,10 @@ def test_settings_give_routers_the_namespace_that_the_door_makes(form: Any, tmp_
         wire = receive(sub)[2]
         assert namespace.encode() in wire and SALT_CANARY.encode() not in wire
         assert b"beta" not in wire, "what nobody owns is not told"
+        said = publisher.figures()
+        assert said["events_told_blocks.socket"] == 2 and said["events_sent.socket"] >= 1
+        publisher.publish([cleared(1, "reset")])
+        until(lambda: publisher.figures()["events_told_blocks.socket"] == 0)
     if form == "dynamo":
         withheld = settings.model_copy(update={"kv_events_tokens": "withheld"})
         with pytest.raises(ConfigError, match="kv_events_tokens"):

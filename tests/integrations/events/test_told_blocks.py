@@ -73,6 +73,12 @@ def raised(*scopes: EpochScope) -> KnownEpochs:
     return KnownEpochs(EraseEpochs(numbers, version=len(numbers)), TAGS)
 
 
+def as_other_worker(event: BlockEvent) -> BlockEvent:
+    """The same blocks under the keys of another worker's keyring."""
+    keys = b"".join(hash_under(each, "of another worker") for each in split_keys(event.keys))
+    return event._replace(keys=keys, parent=event.parent and hash_under(event.parent, "of another worker"))
+
+
 class Index:
     """What an event-fed index knows: for each name, hashes with their parents and tokens."""
 
@@ -112,6 +118,10 @@ def name(place: NamedRequester, known: KnownEpochs | None = None) -> str:
 class World:
     def __init__(self, **more: Any) -> None:
         self.told, self.index = ToldBlocks(NAMES, **more), Index()
+
+    def hashes(self, *events: BlockEvent) -> set[bytes]:
+        """What the events' named stores call their blocks."""
+        return {key for event in self.tell(*events) if event.namespace for key in split_keys(event.keys)}
 
     def tell(self, *events: BlockEvent) -> list[BlockEvent]:
         made = self.told.tell(events)
@@ -254,10 +264,63 @@ def test_names_end_with_their_days() -> None:
     assert index.overlap(before, (1,)) == 0 and index.overlap(names.of(*ANN), (2,)) == 1
 
 
+CHAIN = (store(WIDE, (1,), (1, 2), by=ANN), store(OF_ANN, (1, 2, 3), (1, 2, 3, 4)))
+
+
+def test_every_worker_of_a_fleet_tells_one_hash_for_equal_tokens() -> None:
+    first, second = World(fleet_hashes=True), World(fleet_hashes=True)
+    told = first.hashes(*CHAIN)
+    assert len(told) == 6, "two of the tenant, and four of the subject"
+    assert second.hashes(*map(as_other_worker, CHAIN)) == told
+    assert (
+        first.overlaps((1, 2, 3, 4))
+        == second.overlaps((1, 2, 3, 4))
+        == {**{"tenant": 2, "ann": 4, "bob": 0, "eve": 0}}
+    )
+    own = World().hashes(*CHAIN)
+    assert own != World().hashes(*map(as_other_worker, CHAIN)), "the control: hashes of each worker's keys"
+
+
+def test_a_fleet_hash_is_of_one_name_one_secret_and_one_place_in_a_chain() -> None:
+    of_globex = EventScope("globex", "subject", "internal", 9, 1, GLOBEX)
+    told = [
+        World(fleet_hashes=True).hashes(event)
+        for event in (
+            store(OF_ANN, (1,), (1, 1)),
+            store(OF_BOB, (1,), (1, 1)),
+            store(of_globex, (1,), (1, 1)),
+            store(OF_ANN, (1,), (1, 1))._replace(lora_name="sql"),
+        )
+    ]
+    other = ToldBlocks(lasting_names(bytes(32)), fleet_hashes=True)
+    [foreign] = other.tell([store(OF_ANN, (1,), (1, 1))])
+    every = [*told, set(split_keys(foreign.keys))]
+    assert len(set[bytes]().union(*every)) == 10
+
+
+def test_an_erasures_epoch_changes_fleet_hashes() -> None:
+    world = World(fleet_hashes=True)
+    before = world.hashes(store(OF_ANN, (1,)))
+    known = raised(EpochScope(ISSUER, "acme", "ann"))
+    assert {key for event in world.take(known) for key in split_keys(event.keys)} == before
+    assert not before & world.hashes(store(OF_ANN._replace(domain=8), (1,)))
+
+
+def test_a_fleet_hash_of_two_domains_ends_with_the_last() -> None:
+    world = World(fleet_hashes=True)
+    other = OF_ANN._replace(domain=8, classification="confidential")
+    again = as_other_worker(store(other, (1,)))
+    world.tell(store(OF_ANN, (1,)), again)
+    assert world.tell(remove(OF_ANN, (1,))) == [] and world.overlaps((1,))["ann"] == 1
+    assert len(world.tell(removed(other, again.keys, cause="ended"))) == 1
+    assert not world.index.blocks
+
+
+@pytest.mark.parametrize("fleet_hashes", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_an_index_holds_is_what_the_book_says(seed: int) -> None:
+def test_what_an_index_holds_is_what_the_book_says(seed: int, fleet_hashes: bool) -> None:
     """Any order of stores, removals, raises and clears: every removal ends something, and all end at the end."""
-    chance, world = random.Random(seed), World(further_max=7, wide_blocks_max=9)
+    chance, world = random.Random(seed), World(further_max=7, wide_blocks_max=9, fleet_hashes=fleet_hashes)
     scopes = [WIDE, SEGMENT, OF_ANN, OF_BOB]
     held: dict[tuple[int, ...], EventScope] = {}
     for number in range(200):

@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="the worker's blocks are tensors")
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.governance.credentials.api_key_file import add_key
+from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.fleet_worker.engine import ModellessEngine
 from kvcustody.integrations.fleet_worker.server import CHAT, ModellessServer, serve
@@ -146,6 +147,10 @@ def test_blocks_of_prompts_are_told_with_their_tokens(tmp_path: Path) -> None:
             return any(event["token_ids"][: len(wanted)] == wanted for event in stored)
 
         until(heard, WAIT_SECONDS)
+        said = engine._governor.call(lambda owner: worker_status(owner.stats(), 16)).result(WAIT_SECONDS)
+    told_blocks = {key for event in stored for key in event["block_hashes"]}
+    assert said["events_told_blocks.socket"] >= len(told_blocks) > 0, "none was evicted"
+    assert said["events_sent.socket"] > 0 and said["events_lost.socket"] == 0
     engine.stop()
     context.destroy(linger=0)
     assert engine.error is None and all(event["cache_salt"] for event in stored)

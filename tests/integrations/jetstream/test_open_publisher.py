@@ -43,6 +43,9 @@ def test_nats_that_is_away_is_not_waited_for(tmp_path: Path, endpoint: str) -> N
             assert isinstance(publisher._both[0], EventPublisher)
             assert publisher._both[0].stats().next_sequence == 1
         assert not streamed.stats().is_connected
+        said = publisher.figures()
+        assert said["events_connected.nats"] == 0
+        assert said.get("events_connected.socket") == (1 if endpoint else None)
     finally:
         publisher.close()
     assert streamed.stats().messages == 1, "it was told, and its number says so once NATS is there"

@@ -171,6 +171,21 @@ def new_ledger(server: str, **how: Any) -> Iterator[Engine]:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
+@contextmanager
+def database_like(server: str, template: str = "template1") -> Iterator[str]:
+    """The URL of a new database like the template, which is dropped at the end; by default there is nothing in it."""
+    name = f"like_{uuid.uuid4().hex[:12]}"
+    run_statement(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield address_of(server, name)
+    run_statement(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def run_statement(server: str, statement: str) -> None:
+    """Run one outside a transaction."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(statement)  # type: ignore[arg-type]
+
+
 def _connect_patiently(
     _dialect: object, _record: object, _arguments: object, options: dict[str, Any]
 ) -> None:

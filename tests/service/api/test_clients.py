@@ -56,8 +56,13 @@ class Server(NamedTuple):
                     answer += part
             return answer
 
-    def head(self, *lines: str, path: str = "/v1/whoami", method: str = "GET") -> bytes:
-        mine = (f"{method} {path} HTTP/1.1", f"Authorization: Bearer {self.key}", *lines, "", "")
+    def issue(self, name: str) -> str:
+        """A key of another principal."""
+        self.service.principals.enrol(name, [Role.WORKER], kind="machine", by="test")
+        return self.service.principals.issue_key(name, days=1, by="test").key
+
+    def head(self, *lines: str, path: str = "/v1/whoami", method: str = "GET", key: str = "") -> bytes:
+        mine = (f"{method} {path} HTTP/1.1", f"Authorization: Bearer {key or self.key}", *lines, "", "")
         return "\r\n".join(mine).encode()
 
 
@@ -222,8 +227,31 @@ def test_one_address_has_a_bound_of_its_own(server, trusted: tuple[str, ...], gi
         sock.close()
 
 
+def test_many_workers_behind_one_address_are_not_one_caller(server) -> None:
+    """Twice as many as an address may have: each was authenticated, so it counts for itself. Strangers do not."""
+    here = server(address_connections_max=4, header_seconds=60.0)
+    keys = [here.issue(f"worker-{number}") for number in range(8)]
+    held = []
+    for key in keys:
+        held.append(here.connect())
+        held[-1].sendall(here.head("Host: kv", key=key))
+        assert status(held[-1].recv(65_536)) == 200
+    assert not any(closed_within(sock, 0.05) for sock in held)
+    strangers = [here.connect() for _ in range(5)]
+    assert closed_within(strangers[0], 2.0), "control: an address has a bound while nobody is known"
+    own = []
+    for _ in range(5):
+        own.append(here.connect())
+        own[-1].sendall(here.head("Host: kv", key=keys[0]))
+        assert status(own[-1].recv(65_536)) == 200
+    assert closed_within(held[0], 2.0), "control: one principal has a bound wherever it asks from"
+    assert not closed_within(held[1], 0.05)
+    for sock in (*held, *strangers, *own):
+        sock.close()
+
+
 def test_what_works_gives_way_to_nobody_and_who_is_idle_goes_after_who_never_asked(server) -> None:
-    here = server(address_connections_max=3, header_seconds=60.0, body_seconds=60.0)
+    here = server(connections_max=3, header_seconds=60.0, body_seconds=60.0)
     works = here.connect()
     works.sendall(here.head("Host: kv", "Content-Length: 9", method="POST", path="/v1/exports"))
     with here.connect() as idle, here.connect() as begun:
@@ -251,18 +279,18 @@ def test_an_address_whose_last_connection_gave_way_is_counted_from_there() -> No
     class Half:
         """A connection that never sends a whole request."""
 
-        address = "192.0.2.1"
+        counts_for = "192.0.2.1"
 
         def abort(self) -> None:
             limits.closed(self)  # type: ignore[arg-type]
 
     connections = [Half() for _ in range(3)]
     assert all(limits.opened(one) for one in connections)  # type: ignore[arg-type]
-    assert [group.count for group in (limits._all, *limits._by_address.values())] == [1, 1]
+    assert [group.count for group in (limits._all, *limits._of_one.values())] == [1, 1]
     limits.works(connections[-1])  # type: ignore[arg-type]
     assert not limits.opened(Half()), "what works gives way to nobody"  # type: ignore[arg-type]
     connections[-1].abort()
-    assert limits._all.count == 0 and not limits._by_address
+    assert limits._all.count == 0 and not limits._of_one
 
 
 @pytest.mark.parametrize(

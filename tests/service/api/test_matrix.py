@@ -597,17 +597,38 @@ class Recorded:
             return list(connection.exec_driver_sql(query))
 
 
+def answered_and_two_refused(operation: str) -> list[str]:
+    """Who is asked for: with each operation two others of those that are refused."""
+    row, everybody = ROWS[operation], [*PEOPLE, *TENANT_PEOPLE]
+    answered = [who for who in everybody if who.partition("@")[0] in f"{row.every} {row.own}".split()]
+    refused = [who for who in everybody if who not in answered]
+    first = sorted(ROWS).index(operation) * 2
+    return answered + [refused[(first + at) % len(refused)] for at in range(min(2, len(refused)))]
+
+
+def test_each_role_is_refused_without_http_by_some_operation() -> None:
+    refused = {
+        who
+        for operation in set(ROWS) - OPEN
+        for who in answered_and_two_refused(operation)
+        if who.partition("@")[0] not in f"{ROWS[operation].every} {ROWS[operation].own}".split()
+    }
+    assert refused == {*PEOPLE, *TENANT_PEOPLE}
+
+
 @pytest.mark.parametrize("operation", sorted(set(ROWS) - OPEN))
 def test_a_call_without_http_is_answered_refused_and_recorded_alike(
     world: World, local: World, service: Service, operation: str
 ) -> None:
-    """Every operation, every role: the same status, the same refusal to the byte, the same answer, the same leaves."""
+    """Every operation, for every role that it answers, and two that it refuses: the same status, the same refusal to
+    the byte, the same answer, the same leaves. Each role is refused by some operation.
+    """
     recorded_any = False
     if (
         operation == "assignIssuer"
     ):  # said once of a ledger: a second issuer would give every tenant another name
         assert world.send(operation, "worker").status_code == 200
-    for who in [*PEOPLE, *TENANT_PEOPLE]:
+    for who in answered_and_two_refused(operation):
         answers, leaves = [], []
         for asked in (world, local):
             if operation == "revokeOwnKey":

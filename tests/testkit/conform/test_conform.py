@@ -292,7 +292,7 @@ def test_words_that_are_wrong_say_what_there_is() -> None:
 
 
 def test_a_part_that_nobody_tried_is_named_untested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said = {"vllm-tier": ["fs", "kvcr"], "vllm-connector": "ImportError: no torch"}
+    said = {"vllm-tier": ["fs", "obj"], "vllm-connector": "ImportError: no torch"}
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho noise\necho '{json.dumps(said)}'\n")
     python.chmod(0o700)

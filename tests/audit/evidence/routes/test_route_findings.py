@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,12 @@ from kvcustody.audit.evidence.routes.route_receipts import (
     receipts_in_order,
 )
 from kvcustody.audit.kinds import RouteFound, RouteSent
+from kvcustody.audit.reports.framework import load_framework
+from kvcustody.audit.reports.parameters import ReportParameters
+from kvcustody.audit.reports.section import ReportReading
+from kvcustody.audit.reports.sections import routes as route_section
+from kvcustody.audit.reports.sections.routes import read_route_facts
+from kvcustody.audit.store.database.snapshot import AsOf
 from kvcustody.audit.store.schema.ledger import events, incarnations, workers
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from standins import builders
@@ -88,19 +95,37 @@ def halves(store: Engine, tmp_path: Path) -> dict[str, str]:
     return names
 
 
-def test_each_fault_is_found_and_nothing_else(store: Engine, halves: dict[str, str]) -> None:
+def from_leaves(store: Engine) -> dict[str, Any]:
+    """The chapter of a report, made from leaves by who has none of our code."""
     with store.connect() as connection:
-        joined = read_routes(connection, RoutePeriod(0, 1 << 60), now_us=1 << 60)
         leaves = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(select(events.c.leaf))]
         join = incarnations.join(workers, workers.c.id == incarnations.c.worker)
         query = select(incarnations.c.uuid, workers.c.name).select_from(join)
         names = {uuid: name for uuid, name in connection.execute(query)}  # noqa: C416 - rows are no pairs
+    return routes_oracle.routes(leaves, names, 1 << 60, 0, 1 << 60)
+
+
+def in_report(store: Engine) -> dict[str, Any]:
+    """The chapter as a report of the whole ledger has it."""
+    asked = ReportParameters("nist-800-53", 0, 0, 1 << 60)
+    with store.connect() as connection:
+        reading = ReportReading(
+            connection, asked, load_framework(asked.framework), state=AsOf({}, whole=True), now_us=1 << 60
+        )
+        made = read_route_facts(reading)._asdict()
+    rows = {name: [row._asdict() for row in made[name]] for name in ("workers", "tenants", "problems")}
+    return made | rows
+
+
+def test_each_fault_is_found_and_nothing_else(store: Engine, halves: dict[str, str]) -> None:
+    with store.connect() as connection:
+        joined = read_routes(connection, RoutePeriod(0, 1 << 60), now_us=1 << 60)
     found = {
         name: tuple(sorted(one.problem for one in joined.findings if one.receipt == halves[name]))
         for name in CASES
     }
     assert found == {name: case.problems for name, case in CASES.items()}
-    again = routes_oracle.routes(leaves, names, 1 << 60, 0, 1 << 60)
+    again = from_leaves(store)
     assert {row["problem"]: row["findings"] for row in again["problems"]} == {
         problem: sum(problem in case.problems for case in CASES.values())
         for problem in sorted({problem for case in CASES.values() for problem in case.problems})
@@ -165,3 +190,29 @@ def test_receipts_come_in_slices_and_pages_without_a_gap(
         one for one in whole if one.at_us >= newest.since_us
     )
     assert 0 < len(newest.receipts) < len(whole)
+
+
+def test_a_report_counts_what_leaves_say_and_keeps_no_receipt(
+    store: Engine, halves: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, judged = [0], route_section.judge
+
+    def counted(receipt: Receipt, *, now_us: int) -> Any:
+        most[0] = max(most[0], sum(isinstance(one, Receipt) for one in gc.get_objects()))
+        return judged(receipt, now_us=now_us)
+
+    monkeypatch.setattr(route_section, "judge", counted)
+    assert in_report(store) == from_leaves(store) and most[0] >= len(CASES), "one slice has them all"
+    most[0] = 0
+    monkeypatch.setattr(route_receipts, "_SLICE_ROWS", 1)
+    assert in_report(store) == from_leaves(store) and 0 < most[0] < 5
+
+
+def test_a_report_counts_the_newest_and_says_from_when_on(
+    store: Engine, halves: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (route_section, routes_oracle):
+        monkeypatch.setattr(module, "HALVES_MAX", 5)
+    made = in_report(store)
+    assert made == from_leaves(store)
+    assert made["since_us"] > 0 and 0 < made["receipts"] < len(CASES)

@@ -1,0 +1,31 @@
+"""How many files a service may have open: the limit is raised to what its connections need, or it does not start."""
+
+from __future__ import annotations
+
+import resource
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.service.settings import ServiceSettings
+
+_BESIDE = 512  # databases, jobs, logs
+
+
+def files_needed(settings: ServiceSettings) -> int:
+    """Files of a service: one for each connection that it accepts, and what it works with."""
+    listeners = 2 if settings.workers_listen else 1
+    return listeners * settings.connections_max + _BESIDE
+
+
+def allow_files(needed: int) -> None:
+    """Let this process open so many files; raises `ConfigError` where it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"connections_max: {needed} files are needed, and this process may open {hard}; raise the limit "
+            "(`LimitNOFILE=` of systemd, `ulimits.nofile` of Compose, `ulimit -Hn`), or lower `connections_max`",
+            needed=needed,
+            allowed=hard,
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
