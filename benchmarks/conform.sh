@@ -34,7 +34,10 @@ for target in TARGETS: print(target.name)')
 fi
 for target in "${TARGETS[@]}"; do
   record=$RECORDS/$target.json
-  case $target in kvcustody*) record=$RECORDS/ours/$target.json ;; esac
+  case $target in
+    kvcustody*) record=$RECORDS/ours/$target.json ;;
+    dynamo*) record=$RECORDS/dynamo/$target.json ;;
+  esac
   case $target in
     kvcustody | kvcustody-door | kvcustody-events) environment=.venv ;;
     kvcustody-router) environment=.venv PATH=$PWD/$(benchmarks/routers_env.sh smg)/bin:$PATH ;;

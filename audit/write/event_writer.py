@@ -4,7 +4,8 @@
 2. `durable_sequence` is the highest sequence up to which every event was acknowledged by the sink, or fsynced in the
    spill, or was refused to its caller. An event at or below it survives kill -9.
 3. `submit_durable` returns only after the sink's acknowledgement, which means committed; otherwise it raises
-   `LedgerUnavailable` within its deadline, and a `Withdrawn` leaf accounts for the sequence.
+   `LedgerUnavailable` within its deadline, and a `Withdrawn` leaf accounts for the sequence. While the sink has not
+   answered for longer than that, it raises at once and queues nothing: who waited once does not wait again.
 4. When the sink fails, or the queue is longer than its capacity, class B goes to the spill and is replayed exactly
    once. When the spill is full too, `admitting` turns False; events then wait in memory up to twice the capacity, and
    beyond that a `GapRecorded` leaf says which sequences are missing.
@@ -31,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from sqlalchemy import Engine
 
@@ -57,6 +58,10 @@ Call = Callable[[], None]
 
 _BEHIND = 4  # batches handed in as one where so many wait: fewer waits for the disk, pages written once
 _END_SECONDS = 5.0  # what a call that is under way at the end may take
+
+
+ENGINE_DURABLE_SECONDS: Final = 2.0
+"""`durable_seconds` of a worker: its engine's thread waits, and every request with it."""
 
 
 class WriterSettings(NamedTuple):
@@ -141,6 +146,7 @@ class LedgerWriter:
         self._most = min(_BEHIND * settings.batch, sink.batch_leaves)
         self._ahead = NOTHING  # encoded during the last commit
         self._was_busy = False  # the last cycle wrote something
+        self._turn_began: float | None = None  # of the writer's thread, while it has work
         self._aside = _SideThread()
         self._stop_at = float("inf")
         self._end_recorded = self._tried_at_end = False
@@ -243,6 +249,10 @@ class LedgerWriter:
 
     def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
         """Record a class A event before its act: returns its sequence once committed, else raises."""
+        turn_began, patience = self._turn_began, self._settings.durable_seconds
+        if timeout_seconds is None and turn_began is not None and time.monotonic() - turn_began > patience:
+            cause = self._outage.down or "the ledger does not answer"
+            raise LedgerUnavailable(f"not recorded, so not done: {cause}", cause=cause)
         decided = threading.Event()
         awaited = self.begin_durable(event, decided.set)
         decided.wait(self._settings.durable_seconds if timeout_seconds is None else timeout_seconds)
@@ -336,7 +346,9 @@ class LedgerWriter:
         try:
             while True:
                 self._wait()
+                self._turn_began = time.monotonic()
                 self._cycle()
+                self._turn_began = None
                 if self._stopping and self._drained() and not self._left_to_try():
                     return
         finally:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,12 +80,13 @@ PARTS, FAULTS = (
     ("killed", "stopped", "cut off"),
 )
 ASK_SECONDS, ANSWER_SECONDS, BACK_SECONDS = 0.1, 3.0, 60.0
+_SLOW_SECONDS = 0.7  # that an answer is told of, with FAULTS_VERBOSE
 DOWN_SECONDS = 2.0  # that a killed part is away
 SPREAD = 1.2  # of a lease around its length
 
 
 class Answer(NamedTuple):
-    """One request of one subject."""
+    """One request of one subject; `how` it failed, where it had no answer."""
 
     asked: float
     answered: float
@@ -92,6 +94,21 @@ class Answer(NamedTuple):
     status: int
     worker: str
     hits: int
+    how: str = ""
+
+
+class _Stalls:
+    """How long the clients' own process did not run: what is no fault of the fleet's."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def watch(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.05)
+            self.longest = max(self.longest, time.monotonic() - before - 0.05)
 
 
 class Program:
@@ -333,18 +350,20 @@ class FaultWorld:
 
     async def ask(self, client: httpx.AsyncClient, subject: str) -> Answer:
         """One request of a subject's one prompt."""
-        asked, status, worker, hits = time.monotonic(), 0, "", 0
+        asked, status, worker, hits, how = time.monotonic(), 0, "", 0, ""
         headers = {"authorization": f"Bearer {self.client_key}", "x-kvcustody-subject": subject}
         text = (f"{subject} asks this. " * 12)[:160]
         body = {"model": "toy", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
-        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+        try:
             reply = await client.post(f"{self.url}{CHAT}", json=body, headers=headers)
             status = reply.status_code
             if status == 200:
                 said = reply.json()
                 worker = said["choices"][0]["message"]["content"]
                 hits = int(said["usage"]["completion_tokens"])
-        made = Answer(asked, time.monotonic(), subject, status, worker, hits)
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            how = type(error).__name__
+        made = Answer(asked, time.monotonic(), subject, status, worker, hits, how)
         self.answers.append(made)
         return made
 
@@ -406,6 +425,8 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
             await asyncio.gather(*pending)
 
         asking = asyncio.ensure_future(asks(bystander))
+        stalls = _Stalls()
+        watching = asyncio.ensure_future(stalls.watch())
         began = time.monotonic()
         program = world.programs.get(target)  # a line that is cut may have none behind it
         lines = [*world.lines[target], *(world.lines["door"] if part == "door and worker" else ())]
@@ -442,6 +463,7 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         )  # past the lease, however late it was acknowledged
         over.set()
         await asyncio.gather(asking, later)
+        watching.cancel()
     of_fault = [one for one in world.answers if one.subject == bystander and one.asked >= began]
     good = sorted(one.answered for one in of_fault if one.status == 200)
     gap = (
@@ -449,6 +471,13 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         if good
         else None
     )
+    if os.environ.get("FAULTS_VERBOSE"):
+        slow = [one for one in of_fault if one.status != 200 or one.answered - one.asked > _SLOW_SECONDS]
+        for one in slow:
+            said = one.how or one.status
+            print(
+                f"asked at {one.asked - began:.1f}: {said} after {one.answered - one.asked:.2f}", flush=True
+            )
     found = _reuses(world, subject, acknowledged)
     bound = SPREAD * world.lease
     return {
@@ -457,6 +486,9 @@ async def one_fault(world: FaultWorld, part: str, fault: str, seconds: float) ->
         "seconds": round(healed - began, 2),
         "requests": len(of_fault),
         "failed": sum(one.status != 200 for one in of_fault),
+        "failed_how": dict(Counter(one.how or str(one.status) for one in of_fault if one.status != 200)),
+        "client_stalled_seconds": round(stalls.longest, 2),
+        "slowest_answer_seconds": round(max(one.answered - one.asked for one in of_fault), 2),
         "found_nothing": sum(one.status == 200 and not one.hits for one in of_fault),
         "longest_without_answer_seconds": None if gap is None else round(gap, 2),
         "recovered_after_seconds": round(recovered, 2),

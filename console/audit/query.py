@@ -36,6 +36,7 @@ from kvcustody.console.command import (
 )
 from kvcustody.console.opening import reading
 from kvcustody.console.options import DEFAULT, Ledger, OldestFirst, ServiceSource
+from kvcustody.console.render.event_sentences import sentence_of
 from kvcustody.errors import ConfigError
 from kvcustody.files import evidence_mode, write_file
 from kvcustody.governance.service.operations.parameter_groups import grouped
@@ -43,22 +44,6 @@ from kvcustody.governance.settings import load_settings
 from kvcustody.plurals import several
 from kvcustody.times import readable
 
-_HEAD = frozenset(
-    {
-        "schema",
-        "kind",
-        "outage",
-        "log",
-        "incarnation",
-        "sequence",
-        "at_us",
-        "boot_us",
-        "part",
-        "parts",
-        "runs",
-        "written",
-    }
-)
 _Tenant = Annotated[str | None, typer.Option(help="Only this tenant's log.")]
 _Kind = Annotated[
     list[str] | None,
@@ -79,7 +64,9 @@ def tail(
     *,
     as_json: Json = False,
 ) -> None:
-    """Show the newest leaves; with --follow, new ones as they are committed (with --json, one document a line).
+    """Show the newest leaves, the newest first; with --follow, new ones as they are committed, below each other.
+
+    With --json it shows the leaves themselves, with --follow one document a line.
 
     After a restore of the ledger --follow says so, shows it again from its first leaf, and ends with status 1.
     """
@@ -90,7 +77,7 @@ def tail(
             place = newest_positions(connection)
             rows = newest_events(connection, wanted, limit=limit)
         if not follow:
-            _show(rows, as_json)
+            _show(rows[::-1], as_json)
             return
         for row in rows:
             _line(row, as_json)
@@ -238,11 +225,12 @@ def print_events(answer: dict[str, Any]) -> None:
 
 
 def _print_leaves(found: list[dict[str, Any]]) -> None:
-    names = ("time (UTC)", "log", "idx", "event", "says")
-    table = make_table(several(len(found), "leaf"), *names, left=len(names))
+    """One line a leaf, cut at the terminal's width: `--json` has the leaf itself."""
+    table = make_table(several(len(found), "leaf"), "time (UTC)", "log", "idx", "what happened", left=4)
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
     for one in found:
-        event = one["event"]
-        table.add_row(readable(one["at_us"]), one["log"], str(one["idx"]), event["kind"], _says(event))
+        table.add_row(readable(one["at_us"]), one["log"], str(one["idx"]), sentence_of(one["event"]))
     stdout().print(table, markup=False)
 
 
@@ -252,11 +240,4 @@ def _line(row: EventRow, as_json: bool) -> None:
 
         say(orjson.dumps(_facts(row)).decode(), flush=True)
     else:
-        say(readable(row.at_us), row.log, row.idx, row.kind, _says(row.body), flush=True)
-
-
-def _says(body: dict[str, Any]) -> str:
-    """What a leaf says, without its head and its runs, on one line that no value can break or colour."""
-    values = {key: value for key, value in body.items() if key not in _HEAD and value not in (None, "", [])}
-    text = " ".join(f"{key}={value}" for key, value in values.items())
-    return printable(text)[:300]
+        say(readable(row.at_us), row.log, row.idx, printable(sentence_of(row.body)), flush=True)

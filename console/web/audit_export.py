@@ -16,8 +16,8 @@ from kvcustody.audit.evidence.explore.by_time import find_by_time
 from kvcustody.audit.evidence.processes.marked_processes import history
 from kvcustody.audit.evidence.query.events import Cursor, EventFilter, EventRow
 from kvcustody.audit.exports.csv_table import csv_text
+from kvcustody.console.render.event_sentences import sentence_of
 from kvcustody.console.render.number_format import moment
-from kvcustody.console.web.event_sentences import sentence_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.audit import asked_of, is_newest
 from kvcustody.governance.api.http.gate import HISTORY

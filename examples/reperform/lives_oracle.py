@@ -146,7 +146,12 @@ def history(told: list[Body], periods: dict[str, AtWork]) -> str:
         until = "no end on record" if ended_us is None else moment(ended_us // SECOND_US * SECOND_US)
         since = moment(int(body["at_us"]) // SECOND_US * SECOND_US)
         named.append(f"{body['worker']} {uuid[:12]} ({origin}, {since} to {until})")
-    return _said("Holds replayed or generated history, which is of nobody's traffic: ", named, len(order), "")
+    return _said(
+        "Demo data: this ledger holds traffic that was replayed, generated or simulated: ",
+        named,
+        len(order),
+        "",
+    )
 
 
 def orders(bodies: list[Body]) -> str:

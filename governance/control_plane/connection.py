@@ -89,9 +89,9 @@ class ControlPlaneConnection:
                 raise
             return _json(self.request("POST", path, json=body, headers=sent))
 
-    def put(self, path: str, body: Any) -> Any:
-        """An idempotent PUT of JSON."""
-        return _json(self.request("PUT", path, json=body))
+    def put(self, path: str, body: Any, *, within_seconds: float | None = None) -> Any:
+        """An idempotent PUT of JSON; `within_seconds`: as `request` has it."""
+        return _json(self.request("PUT", path, json=body, within_seconds=within_seconds))
 
     def put_bytes(self, path: str, body: bytes, media: str, *, encoding: str = "") -> Any:
         """An idempotent PUT of bytes, which are in this `Content-Encoding` already."""
@@ -102,15 +102,22 @@ class ControlPlaneConnection:
         """An idempotent DELETE."""
         self.request("DELETE", path)
 
-    def request(self, method: str, path: str, **how: Any) -> httpx.Response:
-        """Any request; raises `ServiceError` for whatever is not a success (rule 4)."""
+    def request(
+        self, method: str, path: str, *, within_seconds: float | None = None, **how: Any
+    ) -> httpx.Response:
+        """Any request; raises `ServiceError` for whatever is not a success (rule 4).
+
+        `within_seconds`: in place of the connection's own bounds, where an engine's thread waits.
+        """
         import httpx
 
+        if within_seconds is not None:
+            how["timeout"] = within_seconds
         try:
             answer = read_bounded(
                 self._client,
                 self._client.build_request(method, path, **how),
-                deadline_seconds=self._deadline_seconds,
+                deadline_seconds=within_seconds or self._deadline_seconds,
                 bytes_max=_ANSWER_BYTES_MAX,
             )
         except httpx.HTTPError as error:
@@ -118,7 +125,7 @@ class ControlPlaneConnection:
             if refused is not None:
                 why = f"control plane `{self.server}`: no TLS connection ({refused})"
                 raise ServiceError(why, problem="tls") from None
-            why = f"control plane `{self.server}` cannot be reached ({type(error).__name__})"
+            why = f"control plane `{self.server}` cannot be reached: {_of_connection(error)}"
             raise ServiceError(why, problem="unreachable") from None
         except RuntimeError:
             if not self._client.is_closed:
@@ -143,6 +150,20 @@ class ControlPlaneConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _of_connection(error: BaseException) -> str:
+    """Why there was no answer, in words for people."""
+    import httpx
+
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror.lower()
+        found = found.__cause__ or found.__context__
+    if isinstance(error, httpx.TimeoutException):
+        return "it did not answer in time"
+    return "the connection was closed" if isinstance(error, httpx.ProtocolError) else "no connection"
 
 
 def _of_tls(error: BaseException) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_vkey
-from kvcustody.audit.write.event_writer import WriterSettings
+from kvcustody.audit.write.event_writer import ENGINE_DURABLE_SECONDS, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.files import read_words
@@ -76,6 +76,7 @@ def open_remote_ledger(
             clock=clock,
             spill_directory=_spill(settings),
             settings=WriterSettings(
+                durable_seconds=ENGINE_DURABLE_SECONDS,
                 interval_seconds=settings.ledger_batch_ms / 1000,
                 spill_bytes=int(settings.spill_bytes_max),
                 replay_share=settings.replay_share,

@@ -31,7 +31,7 @@ from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey
 from kvcustody.audit.write.compression import ENCODING, compress
-from kvcustody.audit.write.event_writer import LedgerWriter, WriterSettings
+from kvcustody.audit.write.event_writer import ENGINE_DURABLE_SECONDS, LedgerWriter, WriterSettings
 from kvcustody.audit.write.sink import BatchRefusedError, Life, SinkAwayError
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerUnavailable, ServiceError
@@ -194,14 +194,22 @@ class ControlPlaneSink:
             self.register(self._life)
 
     def issuers(self) -> Issuers:
-        """Whose tenants the ledger names; on any thread."""
-        assert self._life is not None  # a writer that is not on record is away
-        return self._put_on_record(self._life.incarnation, self._life.offset_us, utc_us=self._clock.utc_us())
+        """Whose tenants the ledger names; on any thread. An engine's thread waits, so it takes 2 seconds at most."""
+        life = self._life
+        assert life is not None  # a writer that is not on record is away
+        bound = ENGINE_DURABLE_SECONDS
+        return self._put_on_record(
+            life.incarnation, life.offset_us, within_seconds=bound, utc_us=self._clock.utc_us()
+        )
 
     def assign_issuer(self, issuer: str, tenants: str) -> None:
-        """Have an issuer put on record; on any thread."""
+        """Have an issuer put on record, as soon as `issuers`; on any thread."""
         with self._asking():
-            self._connection.put("/v1/worker/issuers", {"issuer": issuer, "tenants": tenants})
+            self._connection.put(
+                "/v1/worker/issuers",
+                {"issuer": issuer, "tenants": tenants},
+                within_seconds=ENGINE_DURABLE_SECONDS,
+            )
 
     def close(self) -> None:
         """The connection is its opener's."""
@@ -210,11 +218,15 @@ class ControlPlaneSink:
         """How often the control plane says that subjects were unlinked; on any thread (rule 3)."""
         self._unlinkings = count
 
-    def _put_on_record(self, incarnation: str, offset_us: int, **ours: int) -> Issuers:
+    def _put_on_record(
+        self, incarnation: str, offset_us: int, *, within_seconds: float | None = None, **ours: int
+    ) -> Issuers:
         """Register a process; whose tenants the ledger names then."""
         with self._asking():
             answer = self._connection.put(
-                f"/v1/worker/incarnations/{incarnation}", {"offset_us": offset_us, **ours}
+                f"/v1/worker/incarnations/{incarnation}",
+                {"offset_us": offset_us, **ours},
+                within_seconds=within_seconds,
             )
         protocol = answer.get("protocol", 1)
         if protocol < PROTOCOL:

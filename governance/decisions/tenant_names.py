@@ -5,7 +5,8 @@
 2. An issuer is on record, durably, before a tenant of its is named for the first time. The ledger's bare ids are for
    good whose they were first, so a policy or a principal that says otherwise is refused.
 3. While the ledger is away, those issuers go on whose tenants have keys here: they were recorded, or are about to be.
-4. A name is made when a plan is made, never for a request that has one.
+4. A ledger that did not answer is not asked again for `_REST_US`: the owning thread waits for each question.
+5. A name is made when a plan is made, never for a request that has one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.ids import TenantId
 from kvcustody.logger import get_logger
 from kvcustody.tenants import OWN, Issuers
+from kvcustody.times import SECOND_US
 
 _log = get_logger(__name__)
+_REST_US = 8 * SECOND_US
 _STRANGERS_MAX = 100  # issuers that a refusal is logged for, once each
 
 
@@ -37,6 +40,10 @@ class TenantNames:
         self._on_record = Issuers()
         self._met: set[str] = {OWN}
         self._strangers: set[str] = set()
+        self._away, self._away_until_us = (
+            "",
+            0,
+        )  # why the ledger did not answer, and until when it is not asked
         self.list(listed)
 
     def list(self, listed: tuple[str, ...]) -> None:
@@ -92,8 +99,14 @@ class TenantNames:
         return keyed.pop() if len(keyed) == 1 else ""
 
     def _look(self) -> None:
-        """What the ledger knows, beside what this worker has recorded there."""
-        found, mine = self._ledger.issuers(), self._on_record
+        """What the ledger knows, beside what this worker has recorded there; raises `LedgerUnavailable` (rule 4)."""
+        if self._clock.now_us() < self._away_until_us:
+            raise LedgerUnavailable(self._away)
+        try:
+            found, mine = self._ledger.issuers(), self._on_record
+        except LedgerUnavailable as away:
+            self._away, self._away_until_us = away.message, self._clock.now_us() + _REST_US
+            raise
         self._on_record = Issuers(
             found.home or mine.home, tuple(dict.fromkeys((*found.others, *mine.others)))
         )

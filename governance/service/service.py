@@ -301,7 +301,14 @@ class Service(LedgerReads):
         tokens = OidcTokens(settings.issuers, self.clock)
         told = self.attempts.note
         return ServiceAuthenticator(
-            self.principals, tokens, self.sessions, failures, by_key, told, self.clock
+            self.principals,
+            tokens,
+            self.sessions,
+            failures,
+            by_key,
+            told,
+            self.clock,
+            lambda: None if (seen := self.orders_seen_lately()) is None else seen.credentials,
         )
 
     @cached_property
@@ -463,6 +470,10 @@ class Service(LedgerReads):
         from kvcustody.governance.service.held.worker_orders import WorkerOrders
 
         return WorkerOrders(self.reading, self.lives, self.subject_keys)
+
+    def orders_seen_lately(self) -> OrdersSeen | None:
+        """What workers wait for, as it was seen less than three seconds ago; None where nobody waits, or it failed."""
+        return self.held.seen_lately()
 
     def _read_orders_seen(self) -> OrdersSeen:
         from kvcustody.governance.service.held.what_changed import read_orders_seen

@@ -377,7 +377,7 @@ class ServiceSettings(LayeredSettings):
         "has four. The process raises its limit of open files to what they need.",
     )
     address_connections_max: int = Field(
-        512,
+        2048,
         ge=1,
         description="Connections of one address, but for the Unix socket and trusted proxies, until a request of "
         "theirs is authenticated, and then of one principal; a new one takes the place of one of its own that waits.",

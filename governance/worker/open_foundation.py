@@ -24,7 +24,12 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.witness.client import read_addresses
 from kvcustody.audit.tlog.witness.submitter import WitnessSubmitter
-from kvcustody.audit.write.event_writer import EventWriter, LedgerWriter, WriterSettings
+from kvcustody.audit.write.event_writer import (
+    ENGINE_DURABLE_SECONDS,
+    EventWriter,
+    LedgerWriter,
+    WriterSettings,
+)
 from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import LedgerError
 from kvcustody.files import private_folder
@@ -55,6 +60,7 @@ from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.lint.without_effect import PoolOwner, without_effect
 
+_START_SECONDS = 5.0  # that the ledger may take for what is on record before the first request
 _log = get_logger(__name__)
 
 
@@ -185,6 +191,7 @@ def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWr
         clock=clock,
         spill_directory=settings.spill_path,
         settings=WriterSettings(
+            durable_seconds=ENGINE_DURABLE_SECONDS,
             interval_seconds=settings.ledger_batch_ms / 1000,
             spill_bytes=int(settings.spill_bytes_max),
             root_interval_seconds=settings.root_interval_seconds,
@@ -240,7 +247,7 @@ def _announce(writer: LedgerWriter, settings: Settings, table: DecisionTable, st
     about = (table, started.at_us, settings.worker_name)
     writer.submit([started, *events_beside_activation(*about)])
     for event in activation_events(*about):
-        writer.submit_durable(event)
+        writer.submit_durable(event, timeout_seconds=_START_SECONDS)
 
 
 def warn_of_idle_fields(table: DecisionTable, owner: PoolOwner, tiers: Collection[str] = ()) -> None:

@@ -36,6 +36,7 @@ ALLOWED = {
     (_SCRIPTS + "engines/vllm_tiers.py", "_look"): _ATTACK,
     (_SCRIPTS + "engines/vllm_tiers.py", "configured"): _MODEL,
     (_SCRIPTS + "engines/vllm_transfer.py", "scheduler"): _MODEL,
+    (_SCRIPTS + "layers/kv_cache_runner.py", "_write"): _ATTACK,
     (_SCRIPTS + "layers/lmcache_in_process.py", "main"): _MODEL,
     (_SCRIPTS + "layers/mooncake_store.py", "_master"): _MODEL,
     (_SCRIPTS + "layers/routers.py", "start"): "a child's log, written while it runs",

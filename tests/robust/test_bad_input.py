@@ -170,7 +170,8 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "database: in no folder": (
         nothing,
         (*REPLAY, "--ledger", "absent/ledger.db"),
-        "KVC600: ledger `absent/ledger.db` cannot be used: it cannot be opened (missing directory or not a file)",
+        "KVC600: no ledger here: `absent/ledger.db` does not exist; name one with `--ledger`, or start with "
+        "`kvcustody up`",
     ),
     "database: newer schema": (
         newer,

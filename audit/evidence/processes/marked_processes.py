@@ -75,7 +75,7 @@ def history(marked: Marked) -> str:
         for one in marked[:_NAMED]
     )
     more = f"; and {len(marked) - _NAMED:,} more" if len(marked) > _NAMED else ""
-    text = f"Holds replayed or generated history, which is of nobody's traffic: {named}{more}."
+    text = f"Demo data: this ledger holds traffic that was replayed, generated or simulated: {named}{more}."
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 

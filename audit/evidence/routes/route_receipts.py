@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, and_, or_, select
+from sqlalchemy import Connection, Select, Table, and_, not_, or_, select
 
 from kvcustody.audit.kinds import log_of, tenant_of
 from kvcustody.audit.kinds.route_events import ANSWER_US_MAX
@@ -322,14 +322,16 @@ def _halves(
     query = (
         select(of, workers.c.name.label("worker_name"), logs.c.name.label("log_name"))
         .select_from(joined)
-        .where(of.c.at_us >= period.since_us, of.c.at_us < period.until_us, has_leaf(of), is_in(as_of, of))
+        .where(has_leaf(of), is_in(as_of, of))
         .order_by(of.c.at_us, of.c.log, of.c.idx)
     )
     if period.tenant is not None:
         query = query.where(logs.c.name == log_of(period.tenant))
-    if names is not None:
-        query = query.where(of.c.receipt.in_(names))
-    elif period.prefix:
+    outside = or_(of.c.at_us < period.since_us, of.c.at_us >= period.until_us)
+    if names is not None:  # one NOT: SQLite then looks names up, and does not read the period for each slice
+        return query.where(of.c.receipt.in_(names), not_(outside))
+    query = query.where(of.c.at_us >= period.since_us, of.c.at_us < period.until_us)
+    if period.prefix:
         last = period.prefix.ljust(_RECEIPT_DIGITS, "f")
         query = query.where(of.c.receipt >= period.prefix, of.c.receipt <= last)
     return query

@@ -209,6 +209,13 @@ def describe(problem: BaseException) -> str:
 def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
     """The one-line error for a failed database."""
     place = dialect_of(engine).place(engine)
+    path = dialect_of(engine).file(engine)
+    if path is not None and not path.exists():
+        return LedgerError(
+            f"no ledger here: `{place}` does not exist; name one with `--ledger`, or start with `kvcustody up`",
+            place=place,
+            reason="it does not exist",
+        )
     reason = describe(problem)
     return LedgerError(f"ledger `{place}` cannot be used: {reason}", place=place, reason=reason)
 

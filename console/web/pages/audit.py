@@ -25,8 +25,8 @@ from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import DURATIONS
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.render.charts import Figure, columns
+from kvcustody.console.render.event_sentences import sentence_of
 from kvcustody.console.render.number_format import count, duration, moment
-from kvcustody.console.web.event_sentences import sentence_of
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.operations import audit as audit_api

@@ -33,7 +33,7 @@ from kvcustody.governance.service.settings import ServiceSettings
 _DISCARDED_MAX = 2  # bodies that may come after an answer, in the largest that is taken
 
 
-class Principal(NamedTuple):
+class KnownPrincipal(NamedTuple):
     """A principal's name, as no address is written."""
 
     name: str
@@ -46,7 +46,7 @@ class Connections:
         self.settings = settings
         self.trusted = settings.proxies
         self._all = _Group(settings.connections_max)
-        self._of_one: dict[str | Principal, _Group] = {}  # by address, or by principal
+        self._of_one: dict[str | KnownPrincipal, _Group] = {}  # by address, or by principal
 
     def opened(self, connection: BoundedProtocol) -> bool:
         """Count one; False where all that it could take the place of have a request in work (rule 3)."""
@@ -72,7 +72,7 @@ class Connections:
 
         Where that has as many as it may, one that waits gives way, or this one where none does.
         """
-        before, principal = connection.counts_for, Principal(name)
+        before, principal = connection.counts_for, KnownPrincipal(name)
         if before is None or before == principal:
             return
         self._group(before).forget(connection)
@@ -102,7 +102,7 @@ class Connections:
         one = connection.counts_for
         return (self._all,) if one is None else (self._group(one), self._all)
 
-    def _group(self, one: str | Principal) -> _Group:
+    def _group(self, one: str | KnownPrincipal) -> _Group:
         group = self._of_one.get(one)
         if group is None:
             group = self._of_one[one] = _Group(self.settings.address_connections_max)
@@ -146,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection, and begin to wait for a head."""
         super().connection_made(transport)
-        self.counts_for: str | Principal | None = self._countable()
+        self.counts_for: str | KnownPrincipal | None = self._countable()
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._discarded = 0

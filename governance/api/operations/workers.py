@@ -449,6 +449,9 @@ def plain_body(body: bytes, encoding: str | None, bytes_max: int) -> bytes:
 
 
 def _unlinkings(service: Service) -> int:
+    seen = service.orders_seen_lately()
+    if seen is not None:
+        return seen.unlinkings
     with service.reading() as connection:
         return unlinkings(connection)
 

@@ -9,7 +9,8 @@
    shown for it (key, session or token) has ended.
 6. A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
    the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second. A key
-   that ends with a session is looked up every time.
+   that ends with a session is looked up every time. A key of a worker or door is not looked up again for a minute while
+   looks into the database, two seconds apart, see no key and no principal changed: another process is seen by then.
 7. While the database does not answer, metrics are told to whoever's key was found valid within the hour: what another
    process narrows meanwhile cannot be known. Nothing else is.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from kvcustody.clock import MICROSECONDS, Clock
@@ -31,13 +32,14 @@ from kvcustody.governance.service.access.oidc_token import OidcTokens, VerifiedC
 from kvcustody.governance.service.access.principal_table import KeySource, PrincipalRecord
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limiter import RateLimiter, too_many
+from kvcustody.governance.service.access.roles import PROCESSES
 from kvcustody.governance.service.access.sessions import Sessions
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.logger import get_logger
 
 _log = get_logger(__name__)
 _CHARACTERS_MAX = 8_192
-_KNOWN_US, _REMEMBERED_US = MICROSECONDS, 3600 * MICROSECONDS
+_KNOWN_US, _UNCHANGED_US, _REMEMBERED_US = MICROSECONDS, 60 * MICROSECONDS, 3600 * MICROSECONDS
 _KNOWN_MAX = 4096
 
 
@@ -53,8 +55,13 @@ class ServiceAuthenticator:
         key_failures: RateLimiter,
         told: Callable[[str, str], None],
         clock: Clock,
+        credentials_seen: Callable[[], Hashable] = lambda: None,
     ) -> None:
-        """`failures` by address, `key_failures` by the prefix of a key; `told` is told each reason and network."""
+        """`failures` by address, `key_failures` by the prefix of a key; `told` is told each reason and network.
+
+        `credentials_seen`: what a look into the database saw of all keys and principals a moment ago; else None.
+        """
+        self._credentials_seen = credentials_seen
         self._tell = told
         self._clock = clock
         self._principals = principals
@@ -93,7 +100,11 @@ class ServiceAuthenticator:
         found = self._known.get(self._digest(authorization, certificate))
         if found is None or found.narrowings != self._principals.narrowings:
             return None
-        return found.caller if self._clock.now_us() < found.until_us else None
+        now_us = self._clock.now_us()
+        if now_us < found.until_us:
+            return found.caller
+        unchanged = now_us < found.unchanged_until_us and found.seen == self._credentials_seen()
+        return found.caller if unchanged and found.seen is not None else None
 
     def remembered(self, authorization: str | None, certificate: str | None = None) -> Caller | None:
         """Who is asking, where that was proven within the hour and the key has not ended (rule 7). No I/O."""
@@ -160,6 +171,7 @@ class ServiceAuthenticator:
         if prefix is None:
             raise refused("malformed API key")  # its checksum is wrong: known to whoever sent it
         narrowings, now_us = self._principals.narrowings, self._clock.now_us()  # of before the look-up
+        seen = self._credentials_seen()
         found = self._principals.by_key(prefix, key, certificate)
         if found is None:
             raise refused("unknown API key, or bound to another certificate")
@@ -168,8 +180,14 @@ class ServiceAuthenticator:
             left_us = found.expires_us - self._clock.utc_us()
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
+            is_process = not PROCESSES.isdisjoint(caller.roles)
             self._known[self._digest(authorization, certificate)] = KnownCaller(
-                caller, now_us + min(_KNOWN_US, left_us), now_us + min(_REMEMBERED_US, left_us), narrowings
+                caller,
+                now_us + min(_KNOWN_US, left_us),
+                now_us + min(_UNCHANGED_US, left_us),
+                now_us + min(_REMEMBERED_US, left_us),
+                narrowings,
+                seen if is_process else None,
             )
         return caller
 
@@ -184,8 +202,12 @@ class KnownCaller(NamedTuple):
 
     caller: Caller
     until_us: int  # by the boot clock
+    unchanged_until_us: int  # the same, while no key and no principal is seen to change
     remembered_until_us: int  # the same, where the database does not answer (rule 7)
     narrowings: int  # of the principals, before the key was looked up
+    seen: (
+        Hashable  # of all keys and principals, before that; None: they were not looked at, or it is a person
+    )
 
 
 def unauthenticated() -> ProblemError:

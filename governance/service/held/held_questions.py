@@ -9,7 +9,8 @@
    only while somebody waits; another version says that what it saw is different.
 2. A look that fails wakes nobody. Whoever waits is then not told that nothing changed: it asks once more at its end.
 3. Setting `stopping` wakes everybody.
-4. A question that is asked again while nothing changed needs no database: what it came to is remembered, by process.
+4. What a look saw can be had (`seen_lately`): whoever has what was read then need not read it again while it is equal.
+5. A question that is asked again while nothing changed needs no database: what it came to is remembered, by process.
    Whoever keeps an answer says that it names nobody whose name may be destroyed meanwhile.
 """
 
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from anyio import CapacityLimiter
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,11 +30,12 @@ from kvcustody.errors import CustodyError
 from kvcustody.guarding_thread import GuardingThread
 from kvcustody.logger import get_logger
 
-LOOK_SECONDS = 2.0
+LOOK_SECONDS, LATELY_SECONDS = 2.0, 2.5
 _THREADS = 4
 _KEPT_MAX = 10_000
 _UNSEEN_SECONDS = 3 * LOOK_SECONDS  # a look that is older does not say that nothing changed
 _log = get_logger(__name__)
+Seen = TypeVar("Seen", bound=Hashable)
 _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
@@ -50,17 +52,17 @@ class _Stopping(threading.Event):
         self._told()
 
 
-class HeldQuestions:
+class HeldQuestions(Generic[Seen]):
     """Who waits, and the thread that looks for them; `look` gives what is equal while nothing changed."""
 
-    def __init__(self, look: Callable[[], Hashable]) -> None:
+    def __init__(self, look: Callable[[], Seen]) -> None:
         self.threads = CapacityLimiter(
             _THREADS
         )  # that questions are asked on: others keep their database connections
         self.stopping: threading.Event = _Stopping(self._wake)
         self.version = 0  # goes up with whatever workers wait for
         self._look = look
-        self._seen: Hashable = None
+        self._seen: Seen | None = None
         self._looked_at = float("-inf")
         self._failing = self._ending = False
         self._waiting: set[_Waiter] = set()
@@ -87,6 +89,11 @@ class HeldQuestions:
             version, answer = self._answers.get(question, (-1, None))
             is_seen = self._looked_at >= time.monotonic() - _UNSEEN_SECONDS
             return answer if version == self.version and is_seen else None
+
+    def seen_lately(self) -> Seen | None:
+        """What the last look saw, where that began less than `LATELY_SECONDS` ago; else None."""
+        with self._state:
+            return self._seen if self._looked_at >= time.monotonic() - LATELY_SECONDS else None
 
     async def wait(self, seen: int, seconds: float) -> bool:
         """Wait for another version than `seen`, the end, or so many seconds; False: surely nothing changed."""

@@ -18,7 +18,7 @@ from kvcustody.audit.evidence.processes.enforcement import ORDERED
 from kvcustody.audit.evidence.query.key_orders import KEYS_ORDERED
 from kvcustody.audit.store.schema.all_tables import has_leaf
 from kvcustody.audit.store.schema.leaf_tables import case_steps, erasure_results, erasures
-from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.store.schema.ledger import events, subject_unlinkings
 from kvcustody.audit.store.schema.releases import policy_release
 from kvcustody.audit.store.schema.service import (
     erase_epochs,
@@ -26,6 +26,15 @@ from kvcustody.audit.store.schema.service import (
     service_principals,
     service_scan_orders,
 )
+
+
+class CredentialsSeen(NamedTuple):
+    """What is another number where a key was added, revoked or given an earlier end, or a principal changed."""
+
+    keys: int
+    revoked_keys: int
+    ends_us: int
+    principals: int
 
 
 class OrdersSeen(NamedTuple):
@@ -41,8 +50,8 @@ class OrdersSeen(NamedTuple):
     oldest_epoch: int
     scan_orders: int
     newest_scan_order_us: int
-    revoked_keys: int
-    disabled_principals: int
+    credentials: CredentialsSeen
+    unlinkings: int  # of subjects
 
 
 def _rows(table: Table, *where: ColumnElement[bool]) -> ScalarSelect[int]:
@@ -51,6 +60,10 @@ def _rows(table: Table, *where: ColumnElement[bool]) -> ScalarSelect[int]:
 
 def _most(column: Column[int]) -> ScalarSelect[int]:
     return select(func.coalesce(func.max(column), 0)).scalar_subquery()
+
+
+def _sum(column: Column[int]) -> ScalarSelect[int]:
+    return select(func.coalesce(func.sum(column), 0)).scalar_subquery()
 
 
 _SEEN = select(
@@ -64,11 +77,17 @@ _SEEN = select(
     select(func.coalesce(func.min(erase_epochs.c.number), 0)).scalar_subquery(),
     _rows(service_scan_orders),
     _most(service_scan_orders.c.at_us),
+    _rows(service_keys),
     _rows(service_keys, service_keys.c.revoked_us.is_not(None)),
-    _rows(service_principals, service_principals.c.disabled_us.is_not(None)),
+    _sum(service_keys.c.expires_us),
+    _sum(service_principals.c.version),
+    select(func.coalesce(func.max(subject_unlinkings.c.count), 0)).scalar_subquery(),
 )
 
 
 def read_orders_seen(connection: Connection) -> OrdersSeen:
     """As they are now, in one statement."""
-    return OrdersSeen._make(connection.execute(_SEEN).one())
+    *orders, keys, revoked, ends_us, principals, unlinked = connection.execute(_SEEN).one()
+    return OrdersSeen._make(
+        (*orders, CredentialsSeen(keys, revoked, int(ends_us), int(principals)), unlinked)
+    )

@@ -75,7 +75,7 @@ def nobody_listens(tmp_path: Path) -> Engine:
 
 
 CONDITIONS = {
-    missing_directory: "cannot be opened",
+    missing_directory: "no ledger here",
     a_directory: "cannot be opened",
     not_a_database: "not a SQLite database",
     read_only: "read-only",

@@ -372,7 +372,7 @@ CLAIMS: list[Claim] = [
     ),
     (rf"Due off the device: {NUMBER} cop(?:y|ies), .*", lambda leaves: (leaves.copies("due"),)),
     (
-        r"(Holds replayed or generated history, .*\))\.(?: Figures of this report count it\.)?",
+        r"(Demo data: this ledger holds traffic .*\))\.(?: Figures of this report count it\.)?",
         lambda leaves: (leaves.again["boundary"]["history"].removesuffix("."),),
     ),
     (

@@ -176,6 +176,30 @@ def test_class_a_is_refused_in_an_outage_and_accounted_for(
         assert gaps(connection) == ()
 
 
+def test_who_waits_for_a_ledger_that_hangs_waits_once(store: Engine, make_writer: Any) -> None:
+    writer = make_writer(store, settings=WriterSettings(interval_seconds=0.002, durable_seconds=0.2))
+    writer.submit_durable(key_event(), timeout_seconds=60)
+    answers, hangs = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            hangs.set()
+            assert answers.wait(60)
+
+    event.listen(store, "before_cursor_execute", hang)
+    with pytest.raises(LedgerUnavailable):
+        writer.submit_durable(key_event(1))
+    assert hangs.wait(60)
+    time.sleep(0.25)  # it has hung for longer than anybody waits
+    queued = writer.status().submitted_sequence
+    with pytest.raises(LedgerUnavailable, match="the ledger does not answer"):
+        writer.submit_durable(key_event(2))
+    assert writer.status().submitted_sequence == queued, "it was refused before it was queued"
+    answers.set()
+    assert writer.flush(60)
+    assert writer.submit_durable(key_event(3), timeout_seconds=60) in sequences(store, writer.incarnation)
+
+
 def test_a_deadline_in_the_queue_withdraws_the_event(store: Engine, make_writer: Any) -> None:
     writer = make_writer(store, settings=WriterSettings(interval_seconds=0.002))
     with pytest.raises(LedgerUnavailable):

@@ -115,13 +115,15 @@ def test_what_no_checkpoint_covers_is_said_and_past_three_intervals_a_problem(
 def test_what_belongs_to_a_trace_is_found_by_it(run: Run) -> None:
     [found] = answer(run(f"audit query --trace {TRACE} --json"))["items"]
     assert (found["log"], found["leaf"]["trace"]) == ("tenant/beta", TRACE), "not in the owner's log"
-    assert TRACE in run(f"audit query --trace {TRACE}").stdout
+    assert "beta was not allowed to reuse acme's blocks" in run(f"audit query --trace {TRACE}").stdout
     assert answer(run(f"audit query --trace {'ab' * 16} --json"))["items"] == []
     assert "32 lowercase" in run(f"audit query --trace {TRACE.upper()}", exits=2).stderr
 
 
 def test_tail_query_and_status(run: Run) -> None:
-    assert "residency-opened" in run("audit tail -n 50").stdout
+    shown = run("audit tail -n 50").stdout
+    assert "acme: 1 request was admitted (internal)" in shown and "residency=" not in shown
+    assert all(len(line.rstrip()) <= 160 for line in shown.splitlines()), "one line an event"
     assert "\x1b" not in run("audit tail -n 50").stdout  # no value colours or moves a terminal
     found = answer(run("audit query --tenant acme --limit 30 --json"))
     assert len(found["items"]) == 30 and found["next"]

@@ -102,7 +102,7 @@ def test_a_column_that_was_changed_is_found_by_the_leaves(ledger: Path) -> None:
 
 def test_mistakes_are_one_line(ledger: Path, tmp_path: Path) -> None:
     for arguments, what in (
-        (("show", "--ledger", str(tmp_path / "none.db")), "cannot be opened"),
+        (("show", "--ledger", str(tmp_path / "none.db")), "no ledger here"),
         (("show", "--ledger", str(ledger), "--tier", "hots"), "tier `hots`"),
         (("show", "--ledger", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),
         (("recompute", "--ledger", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),

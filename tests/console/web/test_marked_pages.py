@@ -25,7 +25,7 @@ from standins.console.web_world import World, running
 
 pytestmark = pytest.mark.system
 
-SAID = "Holds replayed or generated history"
+SAID = "Demo data: this ledger holds traffic"
 PEOPLE = ("auditor", "approver", "operator", "key-custodian", "dpo", "tenant-admin@acme")
 WHOLE = {
     "bare.html",

@@ -27,7 +27,7 @@ from kvcustody.audit.reports.subject_access import subject_page
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.audit.store.schema.ledger import events, logs
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
-from kvcustody.clock import VirtualClock
+from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions.tenant_names import TenantNames
@@ -341,8 +341,10 @@ class SharedLedger(CountingLedger):
         self.said: list[tuple[str, str]] = []
         self.racing: list[tuple[str, str]] = []
         self.away = False
+        self.asked = 0
 
     def issuers(self) -> Issuers:
+        self.asked += 1
         if self.away:
             raise LedgerUnavailable("away")
         home = next((one for one, tenants in self.said if tenants == "bare"), "")
@@ -378,13 +380,16 @@ def test_while_the_ledger_is_away_those_go_on_who_have_keys(tmp_path: Path) -> N
     shared = SharedLedger()
     shared.away = True
     known = names(tmp_path, shared)
-    with pytest.raises(LedgerUnavailable):
-        known.met(of("corp"))
+    for _ in range(9):
+        with pytest.raises(LedgerUnavailable, match="away"):
+            known.met(of("corp"))
+    assert shared.asked == 1, "each question holds up the engine: one in eight seconds"
     known._keyring.ensure([known.owner("acme^corp")])
     assert known.met(of("corp")) == CORP
     with pytest.raises(LedgerUnavailable):
         known.met(of("partner"))
     shared.away = False
+    known._clock.advance(8 * MICROSECONDS)  # type: ignore[attr-defined]
     assert known.met(of("corp")) == CORP and shared.said == [("corp", "bare")]
 
 

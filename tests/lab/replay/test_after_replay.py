@@ -231,7 +231,7 @@ def test_a_key_that_signed_another_ledger_is_refused_before_anything_runs(tmp_pa
     engine.dispose()
 
 
-SAID = "Holds replayed or generated history"
+SAID = "Demo data: this ledger holds traffic"
 ACTS = {  # commands on a ledger that show nothing of what processes recorded
     "replay", "db upgrade", "db roles", "db partitions", "audit timestamp", "audit sign", "audit rotate-key",
     "audit redact", "audit purge", "audit hold place", "audit hold lift", "audit sink detach", "audit sink attach",

@@ -10,10 +10,13 @@ import pytest
 from sqlalchemy import func, select
 
 from kvcustody.audit.store.schema.ledger import events
+from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.credentials import api_key
 from kvcustody.governance.credentials.api_key import KeyHasher, prefix_of
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
+from kvcustody.governance.service.access.rate_limiter import RateLimiter
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.held.what_changed import CredentialsSeen, read_orders_seen
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from standins import builders
@@ -174,3 +177,72 @@ def test_bad_keys_are_told_to_wait_and_a_good_one_never_is(make_service, address
     assert caught.value.type.status == 401, "control: another address with another prefix"
     for where in ("1.1.1.1", address):
         assert check.caller(f"Bearer {good}", None, where).name == "good"
+
+
+class Seen:
+    """What a look into the database saw of all credentials: tests change it."""
+
+    value: int | None = 1
+
+    def __call__(self) -> int | None:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("role", "kept"), [(Role.WORKER, True), (Role.DOOR, True), (Role.AUDITOR, False)], ids=str
+)
+def test_a_process_key_is_not_looked_up_again_while_no_credential_changes(
+    service: Service, role: Role, *, kept: bool
+) -> None:
+    """Control: a person's key is looked up after a second, and everybody's where nobody looks."""
+    kind = "machine" if kept else "person"
+    service.principals.enrol(f"asks-{role}", [role], kind=kind, by="test")
+    shown = "Bearer " + service.principals.issue_key(f"asks-{role}", days=1, by="test").key
+    clock, seen = VirtualClock(utc_us=SystemClock().utc_us()), Seen()
+    who = ServiceAuthenticator(
+        service.principals,
+        service.authenticator._tokens,
+        service.sessions,
+        RateLimiter(1.0, 100),
+        RateLimiter(1.0, 100),
+        lambda *_: None,
+        clock,
+        seen,
+    )
+    found = who.caller(shown, None, "192.0.2.1")
+    assert who.known(shown) == found, "within the second"
+    clock.advance(30_000_000)
+    assert who.known(shown) == (found if kept else None)
+    seen.value = 2
+    assert who.known(shown) is None, "another process changed some credential"
+    who.caller(shown, None, "192.0.2.1")
+    seen.value = None
+    clock.advance(2_000_000)
+    assert who.known(shown) is None, "nobody looks"
+    seen.value = 2
+    clock.advance(60_000_000)
+    assert who.known(shown) is None, "a minute has passed"
+
+
+@pytest.mark.parametrize("narrow", ["revoke", "disable", "replace", "issue"])
+def test_a_look_sees_whatever_another_process_changes_of_credentials(service: Service, narrow: str) -> None:
+    """Control: two looks at the same credentials are equal."""
+    book, name = service.principals, f"changes-{narrow}"
+    book.enrol(name, [Role.WORKER], kind="machine", by="test")
+    first = book.issue_key(name, days=1, by="test")
+
+    def look() -> CredentialsSeen:
+        with service.reading() as connection:
+            return read_orders_seen(connection).credentials
+
+    before = look()
+    assert look() == before
+    if narrow == "revoke":
+        book.revoke_key(first.prefix, principal=name, by="test")
+    elif narrow == "disable":
+        book.disable(name, by="test")
+    elif narrow == "replace":
+        book.issue_key(name, days=1, overlap_days=0.1, by="test")
+    else:
+        book.issue_key(name, days=1, by="test")
+    assert look() != before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from kvcustody.audit.write.event_writer import EventWriter, LedgerWriter, Writer
 from kvcustody.audit.write.outage import Spacing
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError, LedgerUnavailable, ServiceError
+from kvcustody.governance.control_plane import remote_ledger
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
@@ -431,6 +434,33 @@ def test_a_tenants_share_of_the_spill_is_counted(world: World) -> None:
     assert writer.shares.over == frozenset()
 
 
+@pytest.mark.parametrize("world", ["control plane"], indirect=True)
+def test_a_control_plane_that_hangs_holds_up_no_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's thread asks whose tenants the ledger names; an answer never comes."""
+    writer = world.open()
+    assert isinstance(writer, RemoteLedger)
+    writer.issuers()
+    monkeypatch.setattr(remote_ledger, "ENGINE_DURABLE_SECONDS", 0.2)
+    said: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(LedgerUnavailable) as refused:
+            writer.issuers()
+        said.append(refused.value.code)
+
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # it accepts, and reads nothing
+        there = writer._plane._connection
+        writer._plane._connection = ControlPlaneConnection(
+            f"http://127.0.0.1:{hangs.getsockname()[1]}", "nobody"
+        )
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(15)  # the connection's own bound is 30 seconds
+        assert said == ["KVC610"]
+        writer._plane._connection = there
+    assert writer.issuers() is not None
+
+
 def test_tries_are_spaced_and_no_sooner_than_the_sink_asked_for() -> None:
     spacing = Spacing(100.0, 50.0, 1000.0)
     waits = []
@@ -448,6 +478,8 @@ def test_tries_are_spaced_and_no_sooner_than_the_sink_asked_for() -> None:
     at_once = Spacing(100.0, 0.0, 1000.0)
     at_once.failed()
     assert at_once.may_be_early and not at_once.due
+    at_once.failed(took_seconds=100.0)
+    assert not at_once.may_be_early, "who waited rests first"
     assert Spacing(100.0, 100.0, 100.0).due, "control: nothing has failed"
 
 
@@ -458,7 +490,7 @@ def test_only_a_control_plane_that_is_away_may_be_begun_without(
     connection = Flaky(server.address, people["worker"])
     connection.lose = lambda: "request"  # type: ignore[method-assign]
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise ServiceError("no", problem=problem)
 
     given = {"worker": "worker", "clock": CLOCK, "settings": SETTINGS, "spill_directory": tmp_path / "spill"}

@@ -23,7 +23,7 @@ BLOCK, SLOTS = 1 << 16, 2
 _SECONDS = 20.0
 
 
-class Runner:
+class KvcrPool:
     """A KVCR over a folder. `deposit` and `deliver` move whole blocks."""
 
     def __init__(self, folder: Path) -> None:
@@ -109,7 +109,7 @@ def main(case: str) -> dict[str, Any]:
 
 
 def _look(case: str, folder: Path) -> tuple[bool, str]:
-    runner = Runner(folder)
+    runner = KvcrPool(folder)
     contents = {f"block-{number}".encode(): os.urandom(BLOCK) for number in range(2 * SLOTS)}
     one, two, *_ = contents
     for key, content in contents.items():

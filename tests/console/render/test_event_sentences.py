@@ -12,7 +12,7 @@ import pytest
 from kvcustody.audit.leaf import leaves
 from kvcustody.audit.leaf.change_items import CHANGED, plain_bodies
 from kvcustody.audit.leaf.leaf_schema import DURATIONS, SCHEMAS
-from kvcustody.console.web.event_sentences import SENTENCES, sentence_of
+from kvcustody.console.render.event_sentences import SENTENCES, sentence_of
 from kvcustody.console.web.pages.audit import facts_of
 from standins.audit.recorded_events import CONTEXT, WRITTEN, event_of
 

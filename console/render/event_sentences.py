@@ -2,7 +2,7 @@
 
     sentence_of(body)       # "acme: 1 request ended, 27 blocks released, 66 blocks overwritten (read back in full)"
 
-1. Every kind has a sentence of its own (`tests/console/web/test_event_sentences.py`), and every field that a sentence
+1. Every kind has a sentence of its own (`tests/console/render/test_event_sentences.py`), and every field that one
    needs is in the leaf: a sentence leaves out what a leaf does not say, and never guesses.
 2. Of a leaf that goes on in further parts each part says the whole.
 """
@@ -89,6 +89,22 @@ def _sent(body: Body) -> str:
 
 def _listed(names: Any) -> str:
     return ", ".join(map(str, names)) or "nobody"
+
+
+def _done(body: Body) -> str:
+    """The act as a verb in the past."""
+    return {"broke-glass": "broke the glass for"}.get(body["action"], str(body["action"]))
+
+
+def _principal(body: Body) -> str:
+    action, who = str(body["action"]), body["principal"]
+    of_keys = {
+        "key-issued": "issued a key to",
+        "key-replaced": "replaced the keys of",
+        "key-revoked": "revoked a key of",
+        "key-kept": "kept a key of",
+    }
+    return f"{body['actor']} {of_keys.get(action, action)} {who}"
 
 
 def _access(body: Body) -> str:
@@ -286,13 +302,11 @@ def _restricted(body: Body) -> str:
 
 SENTENCES: dict[str, Callable[[Body], str]] = {
     "access": _access,
-    "principal-changed": lambda body: f"{body['actor']}: {body['action']} of principal {body['principal']}",
+    "principal-changed": _principal,
     "attempts-refused": lambda body: (
         f"{_many(body['attempts'], 'attempt')} to identify refused ({body['reason']}), from {body['source']}"
     ),
-    "release-step": lambda body: (
-        f"{body['actor']}: {body['action']} revision {body['revision']} of the policy"
-    ),
+    "release-step": lambda body: f"{body['actor']} {_done(body)} revision {body['revision']} of the policy",
     "policy-staged": lambda body: (
         f"revision {body['revision']} of the policy took effect for {body['stage']}"
     ),
@@ -321,9 +335,9 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{body['actor']} unlinked a subject of {body['tenant']}: "
         f"{_many(body['pseudonyms'], 'pseudonym')} name nobody from now on"
     ),
-    "sink-changed": lambda body: f"{body['actor']}: {body['action']} of the sink {body['sink']}{_why(body)}",
+    "sink-changed": lambda body: f"{body['actor']} {_done(body)} the sink {body['sink']}{_why(body)}",
     "report-schedule-changed": lambda body: (
-        f"{body['actor']}: {body['action']} of the schedule {body['schedule']} ({body['framework']}, "
+        f"{body['actor']} {_done(body)} the schedule {body['schedule']} ({body['framework']}, "
         f"every {body['every']})"
     ),
     "scheduled-report-made": lambda body: (
@@ -343,8 +357,8 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"{body['actor']}: {', '.join(body['tables'])} changed to revision {body['revision']}, "
         f"{_many(body['rows'], 'row')} copied"
     ),
-    "signing-key": lambda body: f"{body['actor']}: {body['action']} of the key that signs checkpoints",
-    "report-key": lambda body: f"{body['actor']}: {body['action']} of the key that signs reports",
+    "signing-key": lambda body: f"{body['actor']} {_done(body)} the key that signs checkpoints",
+    "report-key": lambda body: f"{body['actor']} {_done(body)} the key that signs reports",
     "worker-started": _started,
     "worker-stopped": lambda body: (
         f"worker {body['worker']} stopped ({body['cause']}) after it had handed out {_blocks(body, 'allocated')}"
