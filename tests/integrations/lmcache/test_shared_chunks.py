@@ -87,6 +87,7 @@ def test_a_store_is_asked_no_further_than_to_the_first_chunk_that_nobody_has(wor
     assert second(lambda chunks: chunks.tiers[0].sought) - before == 5
 
 
+@pytest.mark.system
 def test_the_next_chunks_are_on_their_way_while_one_is_opened(worker: Opened, monkeypatch: Any) -> None:
     """Whatever each holds; of what is not there nothing comes, and nothing stays on its way."""
     first, second = worker("lmcache-1"), worker("lmcache-2")
