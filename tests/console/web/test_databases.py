@@ -41,6 +41,8 @@ PAGES = {  # each page's path, and who reads it
     "/decisions/rule": ("/decisions/rule?id=no-restricted&revision=1", "auditor"),
     "/reports": ("auditor", TENANT),
     "/health": ("operator",),
+    "/routes": ("operator",),
+    "/fleet": ("operator",),
     "/principals": ("key-custodian",),
 }
 FILES = {

@@ -64,13 +64,20 @@ def offered(page: Any, text: str) -> list[str]:
     page.get_by_role("listbox").wait_for()
     found: dict[str, None] = {}
     chosen = page.locator("[role=option][aria-selected]")
-    last = ""
-    while last != (last := chosen.inner_text()):  # the list shows what is around the choice
+    first = chosen.inner_text()
+    while (
+        True
+    ):  # the list shows some that are around the choice, and one in the middle only when it is chosen
+        last = chosen.inner_text()
         found |= dict.fromkeys(page.locator("[role=option] .cm-completionLabel").all_inner_texts())
         page.wait_for_timeout(100)  # an early key is not taken for a choice
-        page.keyboard.press("PageDown")
-        page.wait_for_timeout(50)
-    return list(found)
+        page.keyboard.press("ArrowDown")
+        try:
+            expect(chosen).not_to_have_text(last, timeout=1000)
+        except AssertionError:
+            return list(found)  # there is one
+        if chosen.inner_text() == first:
+            return list(found)  # round once
 
 
 def source(page: Any) -> str:
