@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from standins.console.pages_by_role import PAGES
 from standins.console.web_world import World, policy_source, write_draft
 
 pytestmark = pytest.mark.system
@@ -17,36 +18,6 @@ pytestmark = pytest.mark.system
 SCREENSHOTS = os.environ.get("KVCUSTODY_SCREENSHOTS")
 SERIOUS = ("serious", "critical")
 SignIn = Callable[..., Any]
-PAGES = {
-    "auditor": {
-        "overview": "/",
-        "policy": "/policy",
-        "policy-revision": "/policy/1",
-        "grants": "/grants",
-        "rule": "/decisions/rule?id=no-restricted&revision=1",
-        "custody": "/custody",
-        "tiers": "/tiers?period=30d",
-        "deletion": "/deletion?period=7d",
-        "audit": "/audit?tenant=acme",
-        "audit-empty": "/audit?tenant=acme&actor=nobody",
-        "reports": "/reports",
-        "problem": "/nothing",
-    },
-    "approver": {
-        "draft": "/policy/draft",
-        "decisions": "/decisions?reader=labs&owner=acme&classification=confidential&via=grant",
-    },
-    "operator": {"health": "/health", "fleet": "/fleet", "routes": "/routes?period=7d"},
-    "key-custodian": {"access": "/principals", "access-one": "/principals?name=auditor"},
-    "tenant-admin@acme": {
-        "subject": "/custody/subject?subject=user-1",
-        "consents": "/policy/consents",
-        "own-grants": "/grants",
-        "erasures": "/erasures",
-        "cases": "/cases",
-        "tenant-decisions": "/decisions",
-    },
-}
 
 
 @pytest.mark.parametrize(("name", "scheme"), [*((name, "light") for name in PAGES), ("auditor", "dark")])

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from kvcustody.console.render.charts import Figure, rows
 from kvcustody.console.render.number_format import count
-from kvcustody.console.routes.print_routes import decimal, kept, percent, stale
+from kvcustody.console.routes.print_routes import decimal, kept, percent
 from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.api.operations.routing import route_receipts as routes_api
 from kvcustody.times import DAY_US
@@ -41,7 +41,7 @@ def show(visit: PageRequest) -> Response:
             (percent(measures["locality"]), "locality"),
             (decimal(measures["hit_length"]), "tokens found, on average"),
             (decimal(measures["queue_delta_mean"]), "queue delta"),
-            (stale(measures), "stale-location misses"),
+            (percent(measures["stale_rate"]), "stale-location misses"),
             (decimal(measures["imbalance"]), "imbalance"),
             (kept(measures), "promised tokens found"),
         ),
@@ -64,8 +64,7 @@ def _map(workers: list[dict[str, Any]]) -> Figure:
         [[one["found_tokens"], one["prompt_tokens"] - one["found_tokens"]] for one in shown],
         [("found", 1), ("computed", 2)],
         [
-            f"{percent(one['locality'])}, queue {decimal(one['queue_mean'])}, {count(one['free_blocks_last'])} free, "
-            f"stale {percent(one['stale_rate'])}"
+            f"{percent(one['locality'])}, queue {decimal(one['queue_mean'])}, {count(one['free_blocks_last'])} free"
             for one in shown
         ],
     )
