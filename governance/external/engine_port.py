@@ -1001,7 +1001,7 @@ class EnginePort(Authority[ExternalPool]):
         return bool(
             not self._defers_hand_outs_alone
             or self._commands
-            or self.erasures.pending
+            or self.erasures.looks_at_blocks
             or self.enforcement.monitors
         )
 

@@ -312,6 +312,11 @@ class SealedTier:
         return self._store.is_shared
 
     @property
+    def in_flight(self) -> int:
+        """How many loads are worth having on their way at a time."""
+        return self._store.in_flight
+
+    @property
     def ended(self) -> int:
         """Copies that nothing finds any more: as long as it stays, what was found is found again."""
         return self._ended + self._let_go
@@ -544,6 +549,16 @@ class SealedTier:
         self._borrowed += 1
         self._borrowed_bytes += size
         self._due_us = min(self._due_us, facts.due_us)
+
+    def expect(self, found: Iterable[Found]) -> None:
+        """Have these on their way: `load` of each follows, or `abandon`."""
+        for one in found:
+            self._store.start_load(one.name)
+
+    def abandon(self, found: Iterable[Found]) -> None:
+        """These are not wanted any more, if they were expected."""
+        for one in found:
+            self._store.abandon_load(one.name)
 
     def load(
         self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write
