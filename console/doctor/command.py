@@ -10,12 +10,13 @@ import typer
 
 from kvcustody.audit.store.database.engine import open_store
 from kvcustody.clock import SystemClock
-from kvcustody.console.command import EXIT_NO, Json, make_table, print_json, stdout
+from kvcustody.console.command import EXIT_NO, Json, make_table, print_json, say, stdout
 from kvcustody.console.doctor import ledger, machine, service, worker  # noqa: F401 - each adds its checks
 from kvcustody.console.doctor.findings import Diagnosis, Examined, State, examine
 from kvcustody.console.opening import service_settings
 from kvcustody.console.options import GivenLedger
 from kvcustody.governance.settings import load_settings
+from kvcustody.plurals import several
 
 EPILOG = (
     "Examples:\n\n    kvcustody doctor --service /etc/kvcustody/service.yaml\n\n"
@@ -72,8 +73,17 @@ def _show(findings: list[Diagnosis], *, as_json: bool) -> None:
             }
         )
         return
-    title = f"{counts[State.PROBLEM]} problems, {counts[State.WARNING]} warnings, {counts[State.OK]} checks passed"
-    table = make_table(title, "check", "", "what is so", "what to do", left=4)
+    title = f"{several(counts[State.PROBLEM], 'problem')}, {several(counts[State.WARNING], 'warning')}, "
+    table = make_table(
+        title + f"{counts[State.OK]} checks passed", "check", "", "what is so", "what to do", left=4
+    )
     for each in findings:
-        table.add_row(each.check, each.state.value, each.text, each.remedy)
+        if each.state is not State.SKIPPED:
+            table.add_row(each.check, each.state.value, each.text, each.remedy)
     stdout().print(table, markup=False)
+    left_out: dict[str, list[str]] = {}
+    for each in findings:
+        if each.state is State.SKIPPED:
+            left_out.setdefault(each.text, []).append(each.check)
+    for why, names in left_out.items():
+        say(f"not checked: {', '.join(dict.fromkeys(names))}: {why}")

@@ -258,6 +258,11 @@ class ErasureRunner:
         """When a poll looks again: an idle engine takes a step then. None where no erasure is pending."""
         return self._next_poll_us if self.pending else None
 
+    @property
+    def looks_at_blocks(self) -> bool:
+        """Whether a poll may end requests or blocks: one that waits for a backup to go does neither."""
+        return any(not run.may_wait for run in self.pending.values())
+
     def _poll(self, run: _Run, now_us: int) -> None:
         order, effect = run.order, run.effect
         if run.finishing:

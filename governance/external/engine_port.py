@@ -951,7 +951,7 @@ class EnginePort(Custody[ExternalPool]):
         return bool(
             not self._defers_hand_outs_alone
             or self._commands
-            or self.erasures.pending
+            or self.erasures.looks_at_blocks
             or self.enforcement.monitors
         )
 

@@ -190,6 +190,11 @@ class SealedTier:
         return self._index.store.is_shared
 
     @property
+    def in_flight(self) -> int:
+        """How many loads are worth having on their way at a time."""
+        return self._index.store.in_flight
+
+    @property
     def ended(self) -> int:
         """Copies that nothing finds any more: as long as it stays, what was found is found again."""
         return self._ends.ended + self._index.let_go
@@ -330,6 +335,16 @@ class SealedTier:
             yield last
         for at in reversed(self._rows.ends_among(keys[KEY_BYTES * depth : KEY_BYTES * (last - 1)])):
             yield depth + at
+
+    def expect(self, found: Iterable[Found]) -> None:
+        """Have these on their way: `load` of each follows, or `abandon`."""
+        for one in found:
+            self._index.store.start_load(one.name)
+
+    def abandon(self, found: Iterable[Found]) -> None:
+        """These are not wanted any more, if they were expected."""
+        for one in found:
+            self._index.store.abandon_load(one.name)
 
     def load(
         self, label: DomainLabel, keys: bytes, depth: int, found: list[Found], write: Write

@@ -24,13 +24,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.governance.decisions.access_plan import owed_by
+from kvcustody.governance.decisions.access_plan import DomainLabel, owed_by
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.keys.keyring_watch import KeyringWatch
 from kvcustody.governance.keys.shred_keys import ShredKeys
@@ -40,7 +40,7 @@ from kvcustody.governance.tiers.copies.index import PublishedRun
 from kvcustody.governance.tiers.open_tiers import tier_names
 from kvcustody.governance.tiers.scope_salts import ScopeDirectory
 from kvcustody.governance.tiers.seal_keys import SealKeys
-from kvcustody.governance.tiers.tier import SealedTier
+from kvcustody.governance.tiers.tier import Found, SealedTier
 from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.guarding_thread import GuardingThread
@@ -76,6 +76,15 @@ def open_without_blocks(settings: Settings, chunk_bytes: int) -> Worker:
     """A worker that has copies alone. Raises a `CustodyError` that names what cannot be opened."""
     plan = MemoryPlan(lambda blocks: NoBlocks(blocks, chunk_bytes), _BLOCKS, 1, chunk_bytes)
     return open_worker(settings, plan)
+
+
+class _Place(NamedTuple):
+    """A tier in which a chunk of a domain was found, by its key."""
+
+    tier: SealedTier
+    label: DomainLabel
+    last: bytes
+    found: list[Found]
 
 
 class Chunks:
@@ -148,18 +157,44 @@ class Chunks:
 
     def load(self, key: ObjectKey, into: memoryview) -> bool:
         """Whether the copy was brought into memory of a chunk's size; zeros where it does not open."""
-        label = self.directory.label_of(key.cache_salt)
-        if label is None or len(into) != self.chunk_bytes:
-            return False
-        last = chunk_key(key)
+        return self.load_each([(key, into)])[0]
 
+    def load_each(self, wanted: Sequence[tuple[ObjectKey, memoryview]]) -> list[bool]:
+        """The same of several: from a store that has lanes for it the next ones come while one is opened."""
+        places = [self._place(key) if len(into) == self.chunk_bytes else None for key, into in wanted]
+        came, expected = list[bool](), 0
+        lanes = max((tier.in_flight for tier in self.tiers), default=1)
+        try:
+            for at, (key, into) in enumerate(wanted):
+                for place in places[expected : at + lanes] if lanes > 1 else ():
+                    expected += 1
+                    if place is not None:
+                        place.tier.expect(place.found)
+                came.append(self._load(key, places[at], into))
+        finally:
+            for place in places[:expected]:
+                if place is not None:
+                    place.tier.abandon(place.found)
+        return came
+
+    def _place(self, key: ObjectKey, behind: SealedTier | None = None) -> _Place | None:
+        """Where the chunk can be found: in the first tier, or the first behind another."""
+        label, last = self.directory.label_of(key.cache_salt), chunk_key(key)
+        if label is None:
+            return None
+        for tier in self.tiers if behind is None else self.tiers[self.tiers.index(behind) + 1 :]:
+            if found := tier.lookup(label, last, 0):
+                return _Place(tier, label, last, found)
+        return None
+
+    def _load(self, key: ObjectKey, place: _Place | None, into: memoryview) -> bool:
         def write(depth: int, count: int, skip: int, data: memoryview) -> None:
             into[:] = data
 
-        for tier in self.tiers:
-            found = tier.lookup(label, last, 0)
-            if found and tier.load(label, last, 0, found, write):
+        while place is not None:
+            if place.tier.load(place.label, place.last, 0, place.found, write):
                 return True
+            place = self._place(key, place.tier)
         return False
 
     def forget(self, key: ObjectKey) -> bool:

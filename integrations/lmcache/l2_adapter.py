@@ -139,7 +139,7 @@ class CustodyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Open these objects into LMCache's memory."""
 
         def load(chunks: Chunks) -> Bitmap:
-            found = [chunks.load(key, _bytes(one)) for key, one in zip(keys, objects, strict=True)]
+            found = chunks.load_each([(key, _bytes(one)) for key, one in zip(keys, objects, strict=True)])
             self._notify_keys_accessed([key for key, is_there in zip(keys, found, strict=True) if is_there])
             return _bitmap(found)
 

@@ -18,6 +18,9 @@ async function follow(element) {
 
 for (const element of document.querySelectorAll("[data-live]")) follow(element);
 
+// On a telephone the menu is one line: the open page's place is in view.
+document.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 // A button inside `data-sure` works only once the field beside it says what is about to be done.
 for (const form of document.querySelectorAll("form[data-sure]")) {
   const field = form.querySelector("input[name=sure]");

@@ -142,6 +142,7 @@ class Fleet:
         self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
         self._heard: dict[str, dict[str, Any]] = {}  # the newest report of each
         self._flushed = 0.0
+        self._flushing = threading.Lock()  # one write at a time: an earlier report never replaces a later one
 
     def register(
         self,
@@ -243,7 +244,10 @@ class Fleet:
         charged: dict[str, int] | None = None,
         tenants: dict[str, dict[str, float]] | None = None,
     ) -> None:
-        """Note what an incarnation says of itself, written behind; raises `not-found` where it is not this worker's."""
+        """Note what an incarnation says of itself, and write what all have said, once a second.
+
+        Raises `not-found` where it is not this worker's.
+        """
         self.sender(worker, incarnation)
         values = {
             "seen_us": self._clock.utc_us(),
@@ -254,6 +258,7 @@ class Fleet:
         }
         with self._lock:
             self._heard[incarnation] = values
+        self.flush()
 
     def flush(self, *, now: bool = False) -> None:
         """Write what was received and heard, once a second for all workers; what cannot be written is tried again.
@@ -262,6 +267,13 @@ class Fleet:
         """
         if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
             return
+        if self._flushing.acquire(blocking=now):  # else what is noted goes with the next one
+            try:
+                self._write_noted()
+            finally:
+                self._flushing.release()
+
+    def _write_noted(self) -> None:
         with self._lock:
             received, self._received = self._received, {}
             heard, self._heard = self._heard, {}

@@ -226,8 +226,10 @@ class RemoteStore:
             self._give_back(prepared.memory)
 
     def _give_back(self, memory: bytearray) -> None:
-        if len(self._spares) < _SPARES * self.in_flight:
-            self._spares.append(memory)
+        """Keep it for the next; of more than may be kept the longest."""
+        self._spares.append(memory)
+        if len(self._spares) > _SPARES * self.in_flight:
+            del self._spares[min(range(len(self._spares)), key=lambda at: len(self._spares[at]))]
 
     # -- back -----------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ LAYOUT = """([smallest, header]) => {
   const problems = [];
   const root = document.documentElement;
   if (root.scrollWidth > innerWidth) problems.push(`the page is ${root.scrollWidth} px wide`);
-  const bar = document.querySelector("header");
-  if (innerWidth < 500 && bar && bar.offsetHeight > header) problems.push(`the header is ${bar.offsetHeight} px high`);
+  const above = document.querySelector("main").getBoundingClientRect().top + scrollY;
+  if (innerWidth < 500 && above > header) problems.push(`header and menu are ${above} px high`);
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walk.nextNode(); node; node = walk.nextNode()) {
     const holder = node.parentElement, style = getComputedStyle(holder);

@@ -130,6 +130,7 @@ def test_a_workers_tiers_and_what_moving_cost_its_serving(
     assert f"{use.stored_blocks:,}" in line and f"{use.restored_blocks:,}" in line
     assert "Tiers of workers" not in client(tiered, "dpo").get("/console/tiers").text
     fleet.heard("worker", worker.incarnation, status={"running": 1.0})
+    fleet.flush(now=True)
     assert "restoring" not in CliRunner().invoke(app, [*top, "--once"]).stdout  # control: no tier, no table
 
 

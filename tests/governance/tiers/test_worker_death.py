@@ -156,7 +156,7 @@ def put_on_record(folder: Path, incarnation: str) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("heir_of", ["gpu-1", "gpu-7"])
+@pytest.mark.parametrize("heir_of", ["gpu-1", pytest.param("gpu-7", marks=_slow)])
 def test_in_a_shared_store_the_heir_that_settings_name_takes_them_over(
     tmp_path: Path, server: Callable[[str], StoreServer], heir_of: str
 ) -> None:

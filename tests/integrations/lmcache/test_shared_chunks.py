@@ -85,3 +85,31 @@ def test_a_store_is_asked_no_further_than_to_the_first_chunk_that_nobody_has(wor
     found = second(lambda chunks: chunks.has_each([*parts[0], *parts[1]]))
     assert found == [True, False, False, False, False, True, True, True, False, False, False, False]
     assert second(lambda chunks: chunks.tiers[0].sought) - before == 5
+
+
+@pytest.mark.system
+def test_the_next_chunks_are_on_their_way_while_one_is_opened(worker: Opened, monkeypatch: Any) -> None:
+    """Whatever each holds; of what is not there nothing comes, and nothing stays on its way."""
+    first, second = worker("lmcache-1"), worker("lmcache-2")
+    salt = first.salt("acme")  # type: ignore[attr-defined]
+    named = [Chunk(bytes([n]) * 32, salt) for n in range(24)]
+    contents = [memoryview(bytes([n]) * CHUNK_BYTES) for n in range(24)]
+    for one, content in zip(named, contents, strict=True):
+        assert one is named[11] or first(lambda chunks, of=(one, content): chunks.store(*of))  # type: ignore[misc]
+    into = [memoryview(bytearray(CHUNK_BYTES)) for _ in named]
+    ahead: list[int] = []
+
+    def load(chunks: Chunks) -> list[bool]:
+        [tier] = chunks.tiers
+        started = tier._store._loading  # type: ignore[attr-defined]
+        loads = tier.load
+        monkeypatch.setattr(tier, "load", lambda *of: (ahead.append(len(started)), loads(*of))[1])
+        came = chunks.load_each(list(zip(named, into, strict=True)))
+        assert not started
+        return came
+
+    assert second(load) == [one is not named[11] for one in named]
+    assert [bytes(one) for one in into] == [
+        bytes(CHUNK_BYTES) if at == 11 else bytes(content) for at, content in enumerate(contents)
+    ]
+    assert max(ahead) == 8 and ahead[-1] == 1, "as many as the setting says, and no more than are wanted"

@@ -17,10 +17,11 @@ import torch
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError
+from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.erasure.tier_protocol import CompletedErasure
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare, TierTerms
+from kvcustody.governance.tiers.copies.index import CopyLimit, PublishedRun, TierShare, TierTerms
 from kvcustody.governance.tiers.open_tiers import tier_plan
 from kvcustody.governance.tiers.stores.file_store import FileStore
 from kvcustody.governance.tiers.stores.host_arena import HostArena
@@ -30,6 +31,7 @@ from kvcustody.governance.tiers.tier_rules import NOT_HERE
 from kvcustody.integrations.vllm.tiers import worker_handover, worker_tiers
 from kvcustody.integrations.vllm.tiers.block_bytes import BlockBytes
 from kvcustody.integrations.vllm.tiers.copy_directory import CopyDirectory
+from kvcustody.integrations.vllm.tiers.layer_groups import CopiedGroup
 from kvcustody.integrations.vllm.tiers.tier_messages import (
     CloseTier,
     CopyJob,
@@ -39,12 +41,15 @@ from kvcustody.integrations.vllm.tiers.tier_messages import (
     FetchedCopies,
     NarrowCopies,
     OpenTier,
+    SeekCopies,
+    SoughtChain,
 )
 from kvcustody.integrations.vllm.tiers.worker_handover import WorkerHandover
 from kvcustody.integrations.vllm.tiers.worker_tiers import TierThread, WorkerKeys, WorkerTiers
 from kvcustody.kernels.segment import SegmentTable
 from standins.engines.vllm.deployment import Deployment
 from standins.governance.handing_pair import BLOCKS, PEER_LIFE, Pair
+from standins.governance.store_servers import VALKEY, StoreServer, servers
 from standins.governance.tier_place import ABSOLUTE_US, BLOCK, LAYOUT, STEP, Place, keys_of
 from standins.waiting import until
 
@@ -156,6 +161,57 @@ def test_what_an_erasure_destroyed_ends_again_before_a_load(
     brought = [place.bring(label, "prompt", STEP) for label in labels]
     place.world.close()
     assert brought == ([0, 0] if told else [STEP, STEP])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], StoreServer]]:
+    yield from servers(tmp_path_factory)
+
+
+FULL, WINDOW = CopiedGroup(), CopiedGroup(1, 2)
+CHAIN = [bytes([at]) * 32 for at in range(1, 3 * STEP + 1)]
+
+
+def store_group(place: Place, label: DomainLabel, group: CopiedGroup, first: int, last: int) -> None:
+    """Blocks of one layer group, as the scheduler names them."""
+    keys, now_us = group.keys(CHAIN[first:last]), place.world.clock.now_us()
+    parent = group.key(CHAIN[first - 1]) if first else bytes(32)
+    run = PublishedRun(label, keys, parent, first, now_us, now_us + ABSOLUTE_US, now_us + ABSOLUTE_US)
+
+    def read(at: int, count: int, into: memoryview) -> None:
+        into[:] = bytes([group.number]) * (count * BLOCK)
+
+    assert place.tier.store(run, read) == last - first
+
+
+def test_of_several_layer_groups_what_a_hit_needs_is_sought(
+    tmp_path: Path, server: Callable[[str], StoreServer]
+) -> None:
+    """Of full attention all, of a window what is before the last place where objects of both end; of others nothing."""
+    there = server(VALKEY)
+    first, second = (
+        Place(tmp_path, "remote", server=there, worker=name, prefix=tmp_path.name) for name in ("a", "b")
+    )
+    acme = first.label("acme")
+    assert second.label("beta").tenant == "beta" and second.label("acme") == acme
+    store_group(first, acme, FULL, 0, 3 * STEP)
+    store_group(first, acme, WINDOW, 2 * STEP - 2, 2 * STEP)
+    replies = deque[CopyReply]()
+    thread = _thread(second, "remote", second.store, replies)
+    thread.put(OpenTier(0, "remote", 16, {(one, "internal"): RULE for one in ("acme", "beta")}))
+    chains = tuple(SoughtChain(group, group.keys(CHAIN)) for group in (FULL, WINDOW))
+    whose = [(acme, 3 * STEP), (acme, 2 * STEP - 1), (second.label("beta"), 3 * STEP)]
+    for number, (label, last) in enumerate(whose, 1):
+        thread.put(SeekCopies(number, "remote", label, 0, chains, 0, last, RULE))
+    thread.put(CloseTier(9, "remote"))
+    thread.join()
+    sought = [{(one.group, one.end) for one in reply.sought} for reply in replies if 0 < reply.number < 9]
+    full = {(0, STEP), (0, 2 * STEP), (0, 3 * STEP)}
+    assert sought == [full | {(1, 2 * STEP)}, full, set()]
+    first.tier.close()
+    for place in (first, second):
+        place.staging.close()
+        place.world.close()
 
 
 def _thread(place: Place, name: str, store: TierStore, replies: deque[CopyReply], **terms: Any) -> TierThread:

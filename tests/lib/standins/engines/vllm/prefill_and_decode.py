@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcustody.audit.tlog.signing_key import create_signing_key
+from standins.certificates import Authority
 from standins.engines.vllm.deployment import Deployment
 from standins.engines.vllm.local_engine import Answer, LocalEngine
 from standins.engines.vllm.tier_engines import TIER_POLICY, options
@@ -31,6 +32,9 @@ class WorkerDeployment(Deployment):
             "KVCUSTODY_HANDOVER_PEERS_PATH": str(self.folder / "peers.yaml"),
             "KVCUSTODY_HANDOVER_KEY_PATH": str(self.folder / f"{self.worker}.key"),
             "KVCUSTODY_HANDOVER_LEASE_SECONDS": str(self.leases),
+            "KVCUSTODY_HANDOVER_CERTIFICATE_PATH": str(self.folder / f"{self.worker}.crt"),
+            "KVCUSTODY_HANDOVER_CERTIFICATE_KEY_PATH": str(self.folder / f"{self.worker}.tls"),
+            "KVCUSTODY_HANDOVER_CA_PATH": str(self.folder / "fleet.pem"),
         }
 
 
@@ -41,13 +45,16 @@ def free_port() -> int:
 
 
 def two_workers(folder: Path) -> dict[str, WorkerDeployment]:
-    """Deployments of both workers, and of a third that has a key and no engine."""
+    """Deployments of both workers, and of a third that has a key and no engine; they hand over by TLS."""
     made: dict[str, WorkerDeployment] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    fleet = Authority(folder, "fleet")
     lines = ["schema: kvcustody/handover-peers@1", "workers:"]
     for worker in (PREFILL, DECODE, OTHER):
         address = f"127.0.0.1:{free_port()}"
         made[worker] = WorkerDeployment(folder, policy=TIER_POLICY, worker=worker, address=address)
         key = create_signing_key(folder / f"{worker}.key", worker)
+        fleet.issue(worker, both=True)
         lines.append(f"  {worker}: {{address: '{address}', key: '{key.verifier}'}}")
     (folder / "peers.yaml").write_text("\n".join(lines) + "\n")
     return made
