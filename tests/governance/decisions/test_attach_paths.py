@@ -49,7 +49,7 @@ LEASED = {
     "integrations/lmcache/custody_thread.py": {
         "has": "`withholds`",
         "store": "brings nothing back",
-        "load": "`withholds`",
+        "_place": "`withholds`",
         "forget": "brings nothing back",
     },
     "integrations/tensorrt_llm/transfer_thread.py": {"_claim": "`withholds`"},

@@ -101,7 +101,7 @@ def test_the_next_chunks_are_on_their_way_while_one_is_opened(worker: Opened, mo
 
     def load(chunks: Chunks) -> list[bool]:
         [tier] = chunks.tiers
-        started = tier._store._loading  # type: ignore[attr-defined]
+        started = tier._index.store._loading  # type: ignore[attr-defined]
         loads = tier.load
         monkeypatch.setattr(tier, "load", lambda *of: (ahead.append(len(started)), loads(*of))[1])
         came = chunks.load_each(list(zip(named, into, strict=True)))
