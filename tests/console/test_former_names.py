@@ -62,7 +62,14 @@ def test_like_options_have_like_names() -> None:
     assert set(metavars.values()) == {"PATH|URL"} and len(metavars) > 60
     passed = {name for name, given in every.items() if {"--before", "--after"} & given.keys()}
     assert passed == {"protocol pull-policy", "protocol take-epochs"}, "numbers, and no times"
-    of_no_period = {"policy init", "policy segment add", "keys rewrap", "case letter", "audit purge"}
+    of_no_period = {
+        "policy init",
+        "policy segment add",
+        "keys rewrap",
+        "keys backup",
+        "case letter",
+        "audit purge",
+    }
     ends = {name for name, given in every.items() if {"--from", "--to"} & given.keys()}
     assert ends == of_no_period | {"report schedules add"}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from kvcustody.audit.evidence.processes.sequence_gaps import gaps
 from kvcustody.audit.evidence.query.custody import custody_of
@@ -27,7 +27,6 @@ from kvcustody.audit.leaf.change_items import plain_bodies
 from kvcustody.audit.store.database.engine import WRITE, open_store
 from kvcustody.audit.store.schema.leaf_tables import releases
 from kvcustody.audit.store.schema.ledger import events, incarnations, subjects
-from kvcustody.audit.store.schema.service import service_workers
 from kvcustody.audit.verify.ledger.fsck_ledger import fsck
 from kvcustody.audit.write.event_writer import WriterSettings
 from kvcustody.clock import SystemClock
@@ -35,7 +34,6 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.service.fleet import workers as fleet_workers
 from kvcustody.governance.service.ingest import ingest
 from kvcustody.governance.service.ingest.check_leaves import Sender, read_batch, write_batch
 from kvcustody.governance.service.problem_details import ProblemError
@@ -521,41 +519,3 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
         assert sum(map(len, acknowledged.values())) >= 60 * KILLS, "void: little was handed in"
         assert [gap for gap in gaps(connection) if gap.incarnation in acknowledged] == []
     engine.dispose()
-
-
-def test_what_a_worker_says_of_itself_is_written_though_no_batch_comes(
-    client, people, worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another control plane reads it in the database, and would take an idle worker for silent."""
-
-    def written(revision: int) -> int:
-        told = {"policy_revision": revision}
-        assert client("PUT", f"{worker.path}/status", people["worker"], json=told).status_code == 200
-        mine = select(service_workers.c.policy_revision)
-        with service.reading() as connection:
-            return connection.scalar(mine.where(service_workers.c.incarnation == worker.incarnation))
-
-    service.fleet.flush(now=True)
-    monkeypatch.setattr(fleet_workers, "_FLUSH_SECONDS", 3600.0)
-    assert written(3) == 0, "control: within the second it waits"
-    monkeypatch.setattr(fleet_workers, "_FLUSH_SECONDS", 0.0)
-    assert written(4) == 4
-
-
-def test_a_report_that_could_not_be_written_undoes_no_later_one(
-    client, people, worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The worker has told another control plane since. What it handed in is tried again: the control."""
-    engine, fleet = service.engine, service.fleet
-    fleet.flush(now=True)
-    monkeypatch.setattr(fleet_workers, "_FLUSH_SECONDS", 3600.0)
-    fleet.heard("worker", worker.incarnation, revision=3)
-    fleet.received(worker.incarnation, 17)
-    with monkeypatch.context() as away:
-        away.setattr(fleet, "_engine", open_store("postgresql+psycopg://nobody@127.0.0.1:9/none"))
-        fleet.flush(now=True)
-    mine = service_workers.c.incarnation == worker.incarnation
-    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-        connection.execute(update(service_workers).where(mine).values(policy_revision=4))
-    [run] = [run for _, run in fleet.listed() if run.incarnation == worker.incarnation]
-    assert (run.policy_revision, run.received_sequence) == (4, 17)
