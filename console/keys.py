@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -131,6 +132,10 @@ def rewrap(
             f"shred keys `{load_settings().shred_keys_path}` would be lost with the old root key; give --shred-keys"
         )
     ports = _port(old, old_service), _port(new, new_service)
+    backups = [KeyBackups(path) for path in ((store, shred) if shred else (store,))]
+    old_root = ports[0].verification_key()
+    for each in backups:
+        each.moved(SystemClock().utc_us(), old_root)
     shreds = 0 if shred is None else rewrap_shred_keys(shred, *ports)
     keyring = Keyring(FileKeyStore(store), ports[0], SystemClock())
     try:
@@ -139,8 +144,8 @@ def rewrap(
             moved = len(keyring.rewrap(ports[1], lambda done, of: bar.update(task, completed=done, total=of)))
         pending_us = _end_old(keyring, ports[0]) if end_old else 0
         if end_old and not pending_us:
-            for path in (store, shred) if shred else (store,):
-                KeyBackups(path).end_all()
+            for each in backups:
+                each.end(old_root)
     finally:
         keyring.close()
     pending = iso(pending_us) if pending_us else None
@@ -215,19 +220,21 @@ def backup(
     destroy them. Tell of each snapshot and each volume's backup too: one that nobody told of is not known.
     """
     settings = load_settings()
-    reads = {keyring or settings.keyring_path: Path.read_bytes, shred or settings.shred_keys_path: whole_file}
+    store = keyring or settings.keyring_path
+    reads = {store: Path.read_bytes, shred or settings.shred_keys_path: whole_file}
     files = {path: read for path, read in reads.items() if path.exists()}
     if not files:
         raise KeyringError("no file of keys is here to be backed up; name it", path=keyring)
     now_us = SystemClock().utc_us()
     until_us = now_us + days * 86_400_000_000
-    for path in files:
-        KeyBackups(path).add(now_us, until_us)
     try:
-        if to is not None:
-            private_folder(to)
-            for path, read in files.items():
-                write_file(to / path.name, read(path), exclusive=True)
+        with FileKeyStore(store).exclusive() if store in files else nullcontext():  # else no epoch can end
+            for path in files:
+                KeyBackups(path).add(now_us, until_us)
+            if to is not None:
+                private_folder(to)
+                for path, read in files.items():
+                    write_file(to / path.name, read(path), exclusive=True)
     except OSError as error:
         raise KeyringError(f"backup `{to}`: cannot be written ({error.strerror})", path=to) from None
     made = [str(path) for path in files]

@@ -64,6 +64,8 @@ def certificates(subject: Examined) -> Iterator[Diagnosis]:
             (worker.control_plane_certificate_path, worker.control_plane_certificate_key_path),
             (worker.control_plane_ca_path, None),
             (worker.nats_ca_path, None),
+            (worker.handover_certificate_path, worker.handover_certificate_key_path),
+            (worker.handover_ca_path, None),
         ):
             if path is not None:
                 pairs.append((path, key))
@@ -91,6 +93,11 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
     mode = stat.S_IMODE(key.stat().st_mode)
     if mode & 0o077:
         yield problem(f"`{key}` has mode `{mode:04o}`, open to others", "chmod 600 it, and replace the key")
+    if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for it at the terminal, and wait
+        yield problem(
+            f"`{key}` is protected by a password, for which no start asks", "write it there without one"
+        )
+        return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key)
     except ssl.SSLError as error:

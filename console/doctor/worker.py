@@ -15,6 +15,7 @@ from kvcustody.governance.keys.root_key_wrapping import read_private
 from kvcustody.governance.release.startup_policy import startup_policy_of_file
 from kvcustody.times import SECOND_US
 
+_ANSWER_SECONDS = 5.0  # for a part of an answer
 _NO_WORKER = "no worker's settings were given (`--worker`)"
 
 
@@ -149,5 +150,6 @@ def control_plane(subject: Examined) -> Iterator[Diagnosis]:
         authority=worker.control_plane_ca_path,
         certificate=worker.control_plane_certificate_path,
         certificate_key=worker.control_plane_certificate_key_path,
+        timeout_seconds=_ANSWER_SECONDS,
     ) as connection:
-        connection.get("/v1/whoami")
+        connection.request("GET", "/v1/whoami", within_seconds=_ANSWER_SECONDS)

@@ -3,28 +3,43 @@
     backups = KeyBackups(path)                   # of the file of keys
     backups.add(made_us, until_us)               # `kvcustody keys backup`
     backups.open_until(before_us, now_us)        # UTC µs: the latest end of those from before; 0: none
-    backups.end_all()                            # `kvcustody keys rewrap --end-old`: none from before opens any more
+    backups.moved(now_us, root)                  # `kvcustody keys rewrap` begins: from now on there is another root key
+    backups.end(root)                            # `--end-old`: what this root key alone opens is no backup any more
 
 1. They stand beside the file of keys (`.backups`). A backup that nobody told of is not known. That one is gone by its
    date is the word of who made it.
 2. A record is appended and synced, or torn by a crash: then it is none, and so is the backup.
 3. Clocks differ by `CLOCKS_DIFFER_US` at most: a backup that seems so much later may be from before.
+4. A backup is under the root key that the next move is away from; between two moves away from one root key, the first
+   of which was cut short, it may be under both, and no root key's end ends it.
+5. Records are appended alone: who adds one while another root key ends loses none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from kvcustody.audit.evidence.query.key_orders import CLOCKS_DIFFER_US
 from kvcustody.errors import KeyringError
 from kvcustody.files import sync_path
 
-_RECORD = struct.Struct("<QQI")  # made, kept until, CRC-32
+_RECORD = struct.Struct("<QQI")  # when, kept until or (with a mark) a root key's number, CRC-32
 _TIMES = struct.Struct("<QQ")
-_BYTES_MAX = 1 << 20
+_MOVED, _ENDED = 1 << 63, 1 << 62
+_NUMBER = _ENDED - 1
+
+
+class _Known(NamedTuple):
+    """What a file of records says, each in the order of writing."""
+
+    backups: list[tuple[int, int]]  # made, kept until
+    moves: list[tuple[int, int]]  # when, away from which root key
+    ended: set[int]  # root keys
 
 
 class KeyBackups:
@@ -35,13 +50,25 @@ class KeyBackups:
 
     def add(self, made_us: int, until_us: int) -> None:
         """Tell of one, before it is made. Raises `KeyringError` where that cannot be kept."""
-        times = _TIMES.pack(made_us, until_us)
+        self._append(made_us, until_us)
+
+    def moved(self, at_us: int, root: bytes) -> None:
+        """Keys are moved from now on away from this root key, by its verification key. Raises as `add`."""
+        self._append(at_us, _MOVED | _number(root))
+
+    def end(self, root: bytes) -> None:
+        """This root key is destroyed: no backup that it alone opens counts any more (rule 4). Raises as `add`."""
+        if self.path.exists():
+            self._append(0, _ENDED | _number(root))
+
+    def _append(self, at_us: int, value: int) -> None:
+        record = _TIMES.pack(at_us, value)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(self.path, flags, 0o600)
             try:
                 torn = os.fstat(descriptor).st_size % _RECORD.size
-                os.write(descriptor, bytes(-torn % _RECORD.size) + times + _crc(times))
+                os.write(descriptor, bytes(-torn % _RECORD.size) + record + _crc(record))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -54,40 +81,51 @@ class KeyBackups:
 
         Raises `KeyringError` where they cannot be read.
         """
-        ends = (until_us for made_us, until_us in self._read() if made_us <= before_us + CLOCKS_DIFFER_US)
-        return max((until_us for until_us in ends if until_us > now_us), default=0)
+        known = self._read()
+        ends = (
+            until_us
+            for made_us, until_us in known.backups
+            if made_us <= before_us + CLOCKS_DIFFER_US and until_us > now_us and not _is_ended(made_us, known)
+        )
+        return max(ends, default=0)
 
-    def end_all(self) -> None:
-        """What wrapped the keys before is destroyed: no backup that is known opens."""
-        try:
-            self.path.unlink(missing_ok=True)
-            sync_path(self.path.parent)
-        except OSError as error:
-            raise self._failed("cannot be removed", error) from None
-
-    def _read(self) -> list[tuple[int, int]]:
+    def _read(self) -> _Known:
+        known = _Known([], [], set())
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            return []
+            return known
         except OSError as error:
             raise self._failed("cannot be read", error) from None
-        try:
-            content = os.read(descriptor, _BYTES_MAX)
-        finally:
-            os.close(descriptor)
-        records = (
-            content[end - _RECORD.size : end] for end in range(_RECORD.size, len(content) + 1, _RECORD.size)
-        )
-        return [
-            _TIMES.unpack(record[: _TIMES.size])
-            for record in records
-            if _crc(record[: _TIMES.size]) == record[_TIMES.size :]
-        ]
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+            content = file.read()
+        for end in range(_RECORD.size, len(content) + 1, _RECORD.size):
+            record = content[end - _RECORD.size : end]
+            if _crc(record[: _TIMES.size]) != record[_TIMES.size :]:
+                continue
+            at_us, value = _TIMES.unpack(record[: _TIMES.size])
+            if value & _MOVED:
+                known.moves.append((at_us, value & _NUMBER))
+            elif value & _ENDED:
+                known.ended.add(value & _NUMBER)
+            else:
+                known.backups.append((at_us, value))
+        return known
 
     def _failed(self, what: str, error: OSError) -> KeyringError:
         return KeyringError(f"backups of keys `{self.path}`: {what} ({error.strerror})", path=self.path)
 
 
-def _crc(times: bytes) -> bytes:
-    return zlib.crc32(times).to_bytes(4, "little")
+def _is_ended(made_us: int, known: _Known) -> bool:
+    """Whether one root key alone opens what was backed up then, and is destroyed (rule 4)."""
+    before = next((root for at_us, root in reversed(known.moves) if at_us < made_us), None)
+    after = next((root for at_us, root in known.moves if at_us >= made_us), None)
+    return after in known.ended and after != before
+
+
+def _number(root: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(root, digest_size=8).digest(), "little") & _NUMBER
+
+
+def _crc(record: bytes) -> bytes:
+    return zlib.crc32(record).to_bytes(4, "little")

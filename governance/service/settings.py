@@ -380,7 +380,8 @@ class ServiceSettings(LayeredSettings):
         2048,
         ge=1,
         description="Connections of one address, but for the Unix socket and trusted proxies, until a request of "
-        "theirs is authenticated, and then of one principal; a new one takes the place of one of its own that waits.",
+        "theirs is authenticated, and then of one principal, or of all of a tenant's; a new one takes the place of one "
+        "of its own that waits.",
     )
     running_requests_max: int = Field(
         256,

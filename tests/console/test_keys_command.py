@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvcustody.clock import SystemClock, VirtualClock
+from kvcustody.console import keys
 from kvcustody.console.main import app
 from kvcustody.errors import KeyringError
 from kvcustody.governance.identity.domain_spec import tenant_owner
@@ -211,3 +213,43 @@ def test_a_backup_is_made_with_its_date_and_forgotten_with_the_key_that_opens_it
     )
     assert cli(*moved, "--end-old")[0] == 0
     assert [KeyBackups(path).open_until(now_us, now_us) for path in (files.keyring, files.shred)] == [0, 0]
+
+
+def test_a_backup_that_was_made_under_the_new_root_key_is_known_when_the_old_one_ends(tmp_path: Path) -> None:
+    """Control: those that were made under the old one alone are not."""
+    files, new, now_us = Deployment(tmp_path), tmp_path / "new.key", SystemClock().utc_us()
+    named = ("--keyring", files.keyring, "--shred-keys", files.shred)
+    moved = ("rewrap", files.keyring, "--from", tmp_path / "root.key", "--to", new)
+    moved = ("keys", *moved, "--shred-keys", files.shred)
+    assert cli("keys", "backup", "--days", "60", *named)[0] == 0
+    assert cli("keys", "init", new)[0] == cli(*moved)[0] == 0
+    assert cli("keys", "backup", "--days", "30", *named)[0] == 0
+    assert cli(*moved, "--end-old")[0] == 0
+    for path in (files.keyring, files.shred):
+        assert 0 <= KeyBackups(path).open_until(now_us, now_us) - now_us - 30 * 24 * HOUR < HOUR
+
+
+def test_no_epoch_is_destroyed_while_a_backup_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one would be in the backup, and its destruction would not know of that."""
+    files, free = Deployment(tmp_path), []
+    lock = files.keyring.with_name(files.keyring.name + ".lock")
+    add, write = KeyBackups.add, keys.write_file
+
+    def note() -> None:
+        with lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                free.append(False)
+            else:
+                free.append(True)
+
+    monkeypatch.setattr(KeyBackups, "add", lambda *told: (note(), add(*told)))
+    monkeypatch.setattr(keys, "write_file", lambda *told, **how: (note(), write(*told, **how)))
+    named = ("--keyring", files.keyring, "--shred-keys", files.shred)
+    assert cli("keys", "backup", "--days", "30", "--to", tmp_path / "copies", *named)[0] == 0
+    assert free == [False] * 4
+    note()
+    assert free[-1], "control: nobody holds it now"

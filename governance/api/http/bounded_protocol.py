@@ -6,8 +6,8 @@
 3. Where there are as many connections as may be, one without a request in work gives way to a new one: half a request
    holds no place that a whole one needs. First goes who never sent a whole one, then who is idle, the longest first.
    One address has a bound of its own, within which its own give way, but for trusted proxies and the Unix socket,
-   behind which are many. A connection whose request was authenticated counts for its principal from then on, and not
-   for its address: many workers behind one address are not one caller.
+   behind which are many. A connection whose request was authenticated counts for its party from then on (a principal,
+   or all of a tenant's), and not for its address: many workers behind one address are not one caller.
 4. A limit costs what it limits alone: nothing is kept of a head but its bytes, and no thread waits for a client.
 """
 
@@ -33,8 +33,8 @@ from kvcustody.governance.service.settings import ServiceSettings
 _DISCARDED_MAX = 2  # bodies that may come after an answer, in the largest that is taken
 
 
-class KnownPrincipal(NamedTuple):
-    """A principal's name, as no address is written."""
+class KnownParty(NamedTuple):
+    """Who asked, by party (`Caller.party`): as no address is written."""
 
     name: str
 
@@ -46,7 +46,7 @@ class Connections:
         self.settings = settings
         self.trusted = settings.proxies
         self._all = _Group(settings.connections_max)
-        self._of_one: dict[str | KnownPrincipal, _Group] = {}  # by address, or by principal
+        self._of_one: dict[str | KnownParty, _Group] = {}  # by address, or by party
 
     def opened(self, connection: BoundedProtocol) -> bool:
         """Count one; False where all that it could take the place of have a request in work (rule 3)."""
@@ -68,20 +68,20 @@ class Connections:
         self._forget_empty(connection)
 
     def known(self, connection: BoundedProtocol, name: str) -> None:
-        """A request of it was authenticated: it counts for this principal.
+        """A request of it was authenticated: it counts for this party.
 
         Where that has as many as it may, one that waits gives way, or this one where none does.
         """
-        before, principal = connection.counts_for, KnownPrincipal(name)
-        if before is None or before == principal:
+        before, party = connection.counts_for, KnownParty(name)
+        if before is None or before == party:
             return
         self._group(before).forget(connection)
         self._forget_empty(connection)
-        connection.counts_for = principal
-        group = self._group(principal)
+        connection.counts_for = party
+        group = self._group(party)
         while group.count >= group.most and group.waiting:
             group.waiting.abort()
-        group = self._group(principal)  # anew: who gave way may have been its last
+        group = self._group(party)  # anew: who gave way may have been its last
         group.count += 1
         if group.count > group.most:
             connection.abort()
@@ -98,11 +98,11 @@ class Connections:
             group.idle[connection] = None
 
     def _groups(self, connection: BoundedProtocol) -> tuple[_Group, ...]:
-        """Those that the connection counts for, its address's or principal's first."""
+        """Those that the connection counts for, its address's or party's first."""
         one = connection.counts_for
         return (self._all,) if one is None else (self._group(one), self._all)
 
-    def _group(self, one: str | KnownPrincipal) -> _Group:
+    def _group(self, one: str | KnownParty) -> _Group:
         group = self._of_one.get(one)
         if group is None:
             group = self._of_one[one] = _Group(self.settings.address_connections_max)
@@ -146,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection, and begin to wait for a head."""
         super().connection_made(transport)
-        self.counts_for: str | KnownPrincipal | None = self._countable()
+        self.counts_for: str | KnownParty | None = self._countable()
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._discarded = 0

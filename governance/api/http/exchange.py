@@ -88,7 +88,7 @@ class ClientGoneError(Exception):
     """The client left before its request was complete."""
 
 
-KNOWN = "kvcustody.known"  # in a scope: what is told the name of the principal that asks
+KNOWN = "kvcustody.known"  # in a scope: what is told the party that asks
 
 
 class Exchange:
@@ -113,11 +113,11 @@ class Exchange:
         if tls or self._forwarded_by_tls():
             self.scope["scheme"] = HTTPS
 
-    def tell_known(self, principal: str) -> None:
+    def tell_known(self, party: str) -> None:
         """Have the request's connection count for who asks, from when that is known."""
         told = self.scope.get(KNOWN)
         if told is not None:
-            told(principal)
+            told(party)
 
     def header(self, name: str) -> str | None:
         """A header of the request; raises `malformed` where it came twice."""

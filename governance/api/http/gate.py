@@ -146,7 +146,7 @@ class Gate:
                 caller = await self._page(exchange)
             else:
                 caller = await self._authenticate(exchange, operation)
-                exchange.tell_known(caller.name)
+                exchange.tell_known(caller.party)
                 with self._place_of(caller, exchange):
                     await self._serve(exchange, operation, caller)
         except ClientGoneError:

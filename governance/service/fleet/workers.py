@@ -55,6 +55,7 @@ _HEARD = (
         {name: bindparam(name) for name in ("seen_us", "policy_revision", "status", "charged", "tenants")}
     )
 )
+_HEARD_LATE = _HEARD.where(service_workers.c.seen_us <= bindparam("then_us"))
 
 
 class WorkerState(StrEnum):
@@ -141,6 +142,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
         self._heard: dict[str, dict[str, Any]] = {}  # the newest report of each
+        self._late: dict[str, dict[str, Any]] = {}  # the same, where it could not be written
         self._flushed = 0.0
         self._flushing = threading.Lock()  # one write at a time: an earlier report never replaces a later one
 
@@ -263,6 +265,8 @@ class Fleet:
     def flush(self, *, now: bool = False) -> None:
         """Write what was received and heard, once a second for all workers; what cannot be written is tried again.
 
+        A report that is tried again undoes none that the worker has made to another control plane since.
+
         NOTE: a transaction for each report took 1.6 ms of PostgreSQL. What a crash loses, the next report says again.
         """
         if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
@@ -275,13 +279,20 @@ class Fleet:
 
     def _write_noted(self) -> None:
         with self._lock:
-            received, self._received = self._received, {}
-            heard, self._heard = self._heard, {}
+            received, self._received = dict(sorted(self._received.items())), {}
+            heard, self._heard = dict(sorted(self._heard.items())), {}
+            late, self._late = self._late, {}
         self._flushed = time.monotonic()
-        if not (received or heard):
+        late = {life: late[life] for life in sorted(late.keys() - heard.keys())}
+        if not (received or heard or late):
             return
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                if late:
+                    rows = [
+                        {"of": life, "then_us": values["seen_us"], **values} for life, values in late.items()
+                    ]
+                    connection.execute(_HEARD_LATE, rows)
                 if received:
                     rows = [
                         {"of": life, "sequence": row[0], "at_us": row[1]} for life, row in received.items()
@@ -294,7 +305,7 @@ class Fleet:
         except (SQLAlchemyError, LedgerError):
             with self._lock:
                 self._received = {**received, **self._received}
-                self._heard = {**heard, **self._heard}
+                self._late = {**late, **heard}
 
     def listed(
         self, *, after: int = 0, limit: int = 100, only_open: bool = False

@@ -6,6 +6,7 @@
 
 1. What another process wrote is seen, whichever it was: no writer takes part in this, and none is held up by it.
 2. Counts and newest places stand for rows: rows of these tables are added, and marked as ended, but not replaced.
+3. Ends of keys are added up in seconds and the rest apart: SQLite refuses a sum that 64 bits do not hold.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kvcustody.audit.store.schema.service import (
     service_principals,
     service_scan_orders,
 )
+from kvcustody.clock import MICROSECONDS
 
 
 class CredentialsSeen(NamedTuple):
@@ -62,7 +64,7 @@ def _most(column: Column[int]) -> ScalarSelect[int]:
     return select(func.coalesce(func.max(column), 0)).scalar_subquery()
 
 
-def _sum(column: Column[int]) -> ScalarSelect[int]:
+def _sum(column: ColumnElement[int]) -> ScalarSelect[int]:
     return select(func.coalesce(func.sum(column), 0)).scalar_subquery()
 
 
@@ -79,7 +81,8 @@ _SEEN = select(
     _most(service_scan_orders.c.at_us),
     _rows(service_keys),
     _rows(service_keys, service_keys.c.revoked_us.is_not(None)),
-    _sum(service_keys.c.expires_us),
+    _sum(service_keys.c.expires_us // MICROSECONDS),
+    _sum(service_keys.c.expires_us % MICROSECONDS),
     _sum(service_principals.c.version),
     select(func.coalesce(func.max(subject_unlinkings.c.count), 0)).scalar_subquery(),
 )
@@ -87,7 +90,6 @@ _SEEN = select(
 
 def read_orders_seen(connection: Connection) -> OrdersSeen:
     """As they are now, in one statement."""
-    *orders, keys, revoked, ends_us, principals, unlinked = connection.execute(_SEEN).one()
-    return OrdersSeen._make(
-        (*orders, CredentialsSeen(keys, revoked, int(ends_us), int(principals)), unlinked)
-    )
+    *orders, keys, revoked, ends_s, ends_us, principals, unlinked = connection.execute(_SEEN).one()
+    ends_us = MICROSECONDS * int(ends_s) + int(ends_us)
+    return OrdersSeen._make((*orders, CredentialsSeen(keys, revoked, ends_us, int(principals)), unlinked))

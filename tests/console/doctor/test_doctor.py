@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from sqlalchemy import Engine, insert, text, update
 from typer.testing import CliRunner
 
@@ -18,7 +22,7 @@ from kvcustody.audit.store.schema.service import service_keys
 from kvcustody.audit.store.schema.trees import signed_checkpoints
 from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.clock import SystemClock
-from kvcustody.console.doctor import command, findings, ledger, machine
+from kvcustody.console.doctor import command, findings, ledger, machine, worker
 from kvcustody.console.doctor.findings import CHECKS, Diagnosis, Examined, State, examine
 from kvcustody.console.main import app
 from kvcustody.errors import ConfigError
@@ -151,6 +155,21 @@ def _other_pair(sound: Sound) -> None:
 
 def _open_tls_key(sound: Sound) -> None:
     _certificate(sound).key.chmod(0o644)
+
+
+def _password(sound: Sound) -> None:
+    """The key under a password, as `openssl` makes one unless told otherwise."""
+    path = _certificate(sound).key
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    path.write_bytes(key.private_bytes(*form, serialization.BestAvailableEncryption(b"secret")))
+
+
+def _handover(sound: Sound) -> None:
+    authority = Authority(sound.folder, "fleet")
+    pair = authority.issue("gpu-1", server=True, ended=True)
+    named = {"handover_certificate_path": pair.certificate, "handover_certificate_key_path": pair.key}
+    sound.worker.update(named | {"handover_ca_path": authority.pem})
 
 
 def _no_certificate(sound: Sound) -> None:
@@ -302,6 +321,14 @@ PLANTS: dict[str, tuple[str, State, Plant, str, str]] = {
     "a certificate that ends soon": ("certificates", WARNING, _certificate, "ends in 1 days", "renew"),
     "another certificate's key": ("certificates", PROBLEM, _other_pair, "is not the key of", "pair"),
     "an open TLS key": ("certificates", PROBLEM, _open_tls_key, "`0644`, open to others", "chmod 600"),
+    "a TLS key with a password": (
+        "certificates",
+        PROBLEM,
+        _password,
+        "protected by a password",
+        "without one",
+    ),
+    "an ended certificate of hand-overs": ("certificates", PROBLEM, _handover, "ended", "renew"),
     "no certificate": ("certificates", PROBLEM, _no_certificate, "holds no certificate", "PEM"),
     "a socket's path that is too long": (
         "address",
@@ -498,6 +525,39 @@ def test_the_command_ends_with_1_where_something_is_a_problem(sound: Sound) -> N
     (sound.folder / "state").chmod(0o755)
     shown = CliRunner().invoke(app, ["doctor", "--service", str(file)])
     assert shown.exit_code == 1 and "chmod 700" in shown.stdout.replace("\n", " ")
+
+
+def test_a_control_plane_that_does_not_answer_holds_it_up_for_a_moment_alone(
+    sound: Sound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then is no answer. Control: with more time the whole answer is read."""
+    ends = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        with listener, contextlib.suppress(OSError):
+            while not ends.is_set():
+                asked, _ = listener.accept()
+                with asked, contextlib.suppress(OSError):
+                    for byte in b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}":
+                        asked.sendall(bytes([byte]))
+                        if ends.wait(0.01):
+                            break
+
+    _plane(sound)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{sound.folder}/nobody.sock")
+    listener.listen()
+    thread = threading.Thread(target=drip, args=(listener,))
+    thread.start()
+    try:
+        assert only("control-plane", sound.subject())[0].state is State.OK
+        monkeypatch.setattr(worker, "_ANSWER_SECONDS", 0.3)  # a part comes in less
+        [said] = only("control-plane", sound.subject())
+        assert said.state is State.PROBLEM and "cannot be reached" in said.text
+    finally:
+        ends.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_nothing_is_changed(sound: Sound) -> None:

@@ -13,6 +13,7 @@ from kvcustody.clock import VirtualClock
 from kvcustody.errors import KeyringError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.keys import key_backups
 from kvcustody.governance.keys.key_backups import KeyBackups
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
@@ -35,9 +36,37 @@ def test_those_from_before_a_moment_count_until_their_date(tmp_path: Path) -> No
     assert backups.open_until(NOW_US - DAY_US - CLOCKS_DIFFER_US, NOW_US) == NOW_US + 3 * DAY_US
     assert backups.open_until(NOW_US - DAY_US - CLOCKS_DIFFER_US - 1, NOW_US) == 0
     assert backups.open_until(NOW_US, NOW_US + 3 * DAY_US) == 0, "the third is from after that moment"
-    backups.end_all()
-    backups.end_all()
-    assert backups.open_until(NOW_US, NOW_US) == 0
+
+
+def test_the_end_of_a_root_key_ends_the_backups_that_it_alone_opens(tmp_path: Path) -> None:
+    """Moves from A to B, the first of them cut short, and from B to C; a backup is made before and after each."""
+    backups = KeyBackups(tmp_path / "keys.json")
+    made = {"A": 0, "A and B": 20, "B": 40, "C": 60}
+    for at, root in ((10, b"A"), (30, b"A"), (50, b"B")):
+        backups.moved(at, root)
+    for number, at in enumerate(made.values(), 1):
+        backups.add(at, number * DAY_US)
+
+    def opens() -> list[str]:
+        known = backups._read()
+        return [name for name, at in made.items() if not key_backups._is_ended(at, known)]
+
+    assert opens() == ["A", "A and B", "B", "C"]
+    backups.end(b"B")
+    assert opens() == ["A", "A and B", "C"], "A may be there still"
+    assert backups.open_until(0, 0) == 4 * DAY_US, "control"
+    backups.end(b"A")
+    assert opens() == ["A and B", "C"]
+    backups.end(b"C")
+    assert opens() == ["A and B", "C"], "nothing was moved away from C"
+
+
+def test_as_many_backups_are_known_as_were_told_of(tmp_path: Path) -> None:
+    backups = KeyBackups(tmp_path / "keys.json")
+    backups.add(NOW_US, NOW_US + DAY_US)
+    backups.path.write_bytes(backups.path.read_bytes() * 60_000)
+    backups.add(NOW_US, NOW_US + 2 * DAY_US)
+    assert backups.open_until(NOW_US, NOW_US) == NOW_US + 2 * DAY_US
 
 
 def test_a_torn_record_is_none_and_takes_no_other_with_it(tmp_path: Path) -> None:

@@ -267,7 +267,8 @@ def test_a_known_backup_of_the_key_store_leaves_the_order_pending_until_its_date
         fleet.order("destroy")
         last = fleet.until("pending", one)
         assert (last.pending_until_us, last.waiting, last.in_service) == (until_us, (), 0)
-        backups.end_all()
+        backups.moved(now_us, b"root")
+        backups.end(b"root")
         assert fleet.until("complete", one).pending_until_us is None
 
 

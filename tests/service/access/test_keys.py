@@ -7,9 +7,11 @@ import zlib
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 
+from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.ledger import events
+from kvcustody.audit.store.schema.service import service_keys
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.credentials import api_key
 from kvcustody.governance.credentials.api_key import KeyHasher, prefix_of
@@ -246,3 +248,20 @@ def test_a_look_sees_whatever_another_process_changes_of_credentials(service: Se
     else:
         book.issue_key(name, days=1, by="test")
     assert look() != before
+
+
+def test_a_look_counts_more_keys_than_a_sum_of_their_ends_in_microseconds_can_have(service: Service) -> None:
+    """Control: the ends of all of them, to the microsecond, are what it sees."""
+    ends_us = [SystemClock().utc_us() + number for number in range(5_200)]
+    row = {"principal": "nobody", "hash": "$blake2b$x", "issued_us": 0}
+    rows = [row | {"prefix": f"{at:016x}", "expires_us": end} for at, end in enumerate(ends_us)]
+
+    def look() -> CredentialsSeen:
+        with service.reading() as connection:
+            return read_orders_seen(connection).credentials
+
+    before = look()
+    with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        connection.execute(insert(service_keys), rows)
+    assert sum(ends_us) > 1 << 63
+    assert look() == before._replace(keys=before.keys + len(rows), ends_us=before.ends_us + sum(ends_us))

@@ -56,9 +56,9 @@ class Server(NamedTuple):
                     answer += part
             return answer
 
-    def issue(self, name: str) -> str:
+    def issue(self, name: str, role: Role = Role.WORKER, tenant: str | None = None) -> str:
         """A key of another principal."""
-        self.service.principals.enrol(name, [Role.WORKER], kind="machine", by="test")
+        self.service.principals.enrol(name, [role], tenant=tenant, by="test")
         return self.service.principals.issue_key(name, days=1, by="test").key
 
     def head(self, *lines: str, path: str = "/v1/whoami", method: str = "GET", key: str = "") -> bytes:
@@ -247,6 +247,23 @@ def test_many_workers_behind_one_address_are_not_one_caller(server) -> None:
     assert closed_within(held[0], 2.0), "control: one principal has a bound wherever it asks from"
     assert not closed_within(held[1], 0.05)
     for sock in (*held, *strangers, *own):
+        sock.close()
+
+
+def test_a_tenants_people_share_one_bound(server) -> None:
+    """Else whoever adds people to a tenant would have as many connections as there are people, from one address."""
+    here = server(address_connections_max=4, header_seconds=60.0)
+    names = [("acme", f"person-{number}") for number in range(5)] + [("globex", "other")]
+    held = []
+    for tenant, name in names:
+        held.append(here.connect())
+        held[-1].sendall(here.head("Host: kv", key=here.issue(name, Role.TENANT_VIEWER, tenant)))
+        assert status(held[-1].recv(65_536)) == 200
+    assert closed_within(held[0], 2.0)
+    assert not any(closed_within(sock, 0.05) for sock in held[1:]), (
+        "control: four of one, and another tenant's"
+    )
+    for sock in held:
         sock.close()
 
 

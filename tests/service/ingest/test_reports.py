@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine, event, select, update
 from sqlalchemy.exc import OperationalError
 
+from kvcustody.audit.store.database.engine import WRITE
 from kvcustody.audit.store.schema.ledger import incarnations
 from kvcustody.audit.store.schema.service import service_workers
 from kvcustody.governance.service.fleet import workers
@@ -85,6 +86,27 @@ def test_what_cannot_be_written_is_written_later(service: Service, monkeypatch: 
         patch.setattr(service.fleet, "_engine", Away())
         service.fleet.flush(now=True)
     service.fleet.heard(lives[second], second, revision=4)
+    service.fleet.flush(now=True)
+    assert said(service.engine, lives) == {first: 3, second: 4}
+
+
+def test_what_is_written_later_undoes_nothing_that_another_control_plane_heard(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: the other worker told nobody else since."""
+    lives = lives_of(service, 2)
+    first, second = lives
+    monkeypatch.setattr(workers, "_FLUSH_SECONDS", 3600.0)
+    for life, worker in lives.items():
+        service.fleet.heard(worker, life, revision=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(service.fleet, "_engine", Away())
+        service.fleet.flush(now=True)
+    other = {"policy_revision": 4, "seen_us": service.clock.utc_us()}
+    with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        of_second = service_workers.c.incarnation == second
+        connection.execute(update(service_workers).where(of_second).values(other))
+    service.fleet.received(second, 1)
     service.fleet.flush(now=True)
     assert said(service.engine, lives) == {first: 3, second: 4}
 
