@@ -18,6 +18,7 @@ from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.console.doctor.findings import Diagnosis, Examined, check, problem, skipped, warning
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.plurals import several
 from kvcustody.times import DAY_US, MINUTE_US, SECOND_US
 
 _FREE_BYTES, _FREE_SHARE = 1 << 30, 0.05
@@ -146,9 +147,12 @@ def signatures(subject: Examined) -> Iterator[Diagnosis]:
     remedy = "start `kvcustody serve`, or a worker with this ledger; see its log for the signer"
     if waiting.leaves and waiting.age_us > _UNSIGNED_US:
         minutes = waiting.age_us // MINUTE_US
-        yield problem(f"{waiting.leaves} leaves have not been sealed for {minutes} minutes", remedy)
+        leaves, age = several(waiting.leaves, "leaf"), several(minutes, "minute")
+        yield problem(f"not sealed for {age}: {leaves}", remedy)
     if since_us is not None and now_us - since_us > _UNSIGNED_US:
-        yield problem(f"no checkpoint was signed for {(now_us - since_us) // MINUTE_US} minutes", remedy)
+        yield problem(
+            f"no checkpoint was signed for {several((now_us - since_us) // MINUTE_US, 'minute')}", remedy
+        )
     periods = recorded_keys(subject.engine)
     paths = [] if subject.service is None else [subject.service.signing_key_path]
     if subject.worker is not None and not subject.worker.control_plane:
@@ -181,7 +185,9 @@ def witnesses(subject: Examined) -> Iterator[Diagnosis]:
         )
     elif subject.clock.utc_us() - last_us > _UNWITNESSED_US:
         days = (subject.clock.utc_us() - last_us) // DAY_US
-        yield problem(f"no witness has signed this ledger for {days} days", "see whether the witness answers")
+        yield problem(
+            f"no witness has signed this ledger for {several(days, 'day')}", "see whether the witness answers"
+        )
 
 
 @check("credentials", "no key of a worker or person ends within 14 days")
@@ -210,7 +216,9 @@ def credentials(subject: Examined) -> Iterator[Diagnosis]:
     for name, expires_us, used_us in rows:
         remedy = "issue a new one: `kvcustody apikey issue`"
         if expires_us > now_us:
-            yield warning(f"the last key of `{name}` ends in {(expires_us - now_us) // DAY_US} days", remedy)
+            yield warning(
+                f"the last key of `{name}` ends in {several((expires_us - now_us) // DAY_US, 'day')}", remedy
+            )
         elif used_us is not None and now_us - used_us < 30 * DAY_US:
             yield problem(f"the last key of `{name}` has ended, and it was used this month", remedy)
 

@@ -15,6 +15,7 @@ from kvcustody.console.doctor.findings import Diagnosis, Examined, check, proble
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.governance.service.settings import ReportStore, ReportWebhook, ServiceSettings, address
+from kvcustody.plurals import several
 from kvcustody.times import DAY_US
 
 _RENEW_DAYS = 30
@@ -85,9 +86,11 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
         days = (int(each.not_valid_after_utc.timestamp()) * 1_000_000 - now_us) / DAY_US
         name = each.subject.rfc4514_string() or "a certificate"
         if days < 0:
-            yield problem(f"`{path}`: {name} ended {-days:.0f} days ago", "renew it")
+            yield problem(f"`{path}`: {name} ended {several(round(-days), 'day')} ago", "renew it")
         elif days < _RENEW_DAYS:
-            yield warning(f"`{path}`: {name} ends in {days:.0f} days", "renew it; no restart is needed")
+            yield warning(
+                f"`{path}`: {name} ends in {several(round(days), 'day')}", "renew it; no restart is needed"
+            )
     if key is None:
         return
     mode = stat.S_IMODE(key.stat().st_mode)

@@ -94,7 +94,7 @@ def test_a_worker_that_stopped_in_order_is_not_closed_as_dead_by_its_successor(t
         ({"policy_path": Path("missing.yaml")}, ConfigError, "missing.yaml"),
         ({"profile": "strict"}, ConfigError, "promises `strict`"),
         ({"root_key_source": "file"}, CustodyError, "does not exist"),
-        ({"database_url": "sqlite:////proc/nowhere/ledger.db"}, CustodyError, "cannot"),
+        ({"database_url": "sqlite:////proc/nowhere/ledger.db"}, CustodyError, "no ledger here"),
     ],
 )
 def test_what_cannot_be_opened_is_named_and_nothing_stays_open(

@@ -13,6 +13,7 @@ from kvcustody.audit.store.database.engine import SCHEMA_REVISION, VERSION_TABLE
 from kvcustody.audit.store.schema.ledger import events, incarnations
 from kvcustody.audit.store.schema.service import service_principals, service_scan_orders, service_workers
 from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.fleet import workers
 from kvcustody.governance.service.service import Service
 from standins.service.service_world import OFFSET_US, Worker, register, ship
 
@@ -31,7 +32,11 @@ def counted(service: Service) -> list[int]:
 
 @pytest.mark.parametrize("revision", ["9999", "0041"], ids=["newer", "older"])
 def test_nothing_is_written_to_a_ledger_of_another_schema(
-    make_service: Callable[..., Service], make_client: Any, make_people: Any, revision: str
+    make_service: Callable[..., Service],
+    make_client: Any,
+    make_people: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    revision: str,
 ) -> None:
     """Every way of writing says so, with a code; control: what is asked and writes nothing is answered."""
     service = make_service()
@@ -55,6 +60,9 @@ def test_nothing_is_written_to_a_ledger_of_another_schema(
     ]
     before = counted(service)
     say_revision(service, revision)
+    monkeypatch.setattr(
+        workers, "_FLUSH_SECONDS", 0.0
+    )  # a report is written at once, and not with those of a second
     for write in writes:
         answer = write()
         assert answer.status_code == 503 and answer.json()["type"].endswith(":ledger-schema"), answer.text

@@ -24,6 +24,7 @@ from kvcustody.audit.evidence.processes.remembered_lives import RememberedLives
 from kvcustody.audit.evidence.processes.work_periods import at_work
 from kvcustody.audit.leaf.batch import LeafBatch
 from kvcustody.audit.store.database.engine import WRITE
+from kvcustody.audit.store.database.open_changes import SchemaChangedError
 from kvcustody.audit.store.schema.ledger import incarnations, workers
 from kvcustody.audit.store.schema.service import service_workers
 from kvcustody.audit.store.schema.stored_rows import StoredRow, stored_rows
@@ -248,7 +249,7 @@ class Fleet:
     ) -> None:
         """Note what an incarnation says of itself, and write what all have said, once a second.
 
-        Raises `not-found` where it is not this worker's.
+        Raises `not-found` where it is not this worker's, `SchemaChangedError` where another program's schema is there.
         """
         self.sender(worker, incarnation)
         values = {
@@ -260,7 +261,9 @@ class Fleet:
         }
         with self._lock:
             self._heard[incarnation] = values
-        self.flush()
+        problem = self._flush()
+        if isinstance(problem, SchemaChangedError):
+            raise problem
 
     def flush(self, *, now: bool = False) -> None:
         """Write what was received and heard, once a second for all workers; what cannot be written is tried again.
@@ -269,15 +272,20 @@ class Fleet:
 
         NOTE: a transaction for each report took 1.6 ms of PostgreSQL. What a crash loses, the next report says again.
         """
-        if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
-            return
-        if self._flushing.acquire(blocking=now):  # else what is noted goes with the next one
-            try:
-                self._write_noted()
-            finally:
-                self._flushing.release()
+        self._flush(now=now)
 
-    def _write_noted(self) -> None:
+    def _flush(self, *, now: bool = False) -> Exception | None:
+        """Why what was noted could not be written; None where it was, or is not due."""
+        if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
+            return None
+        if not self._flushing.acquire(blocking=now):  # what is noted goes with the next one
+            return None
+        try:
+            return self._write_noted()
+        finally:
+            self._flushing.release()
+
+    def _write_noted(self) -> Exception | None:
         with self._lock:
             received, self._received = dict(sorted(self._received.items())), {}
             heard, self._heard = dict(sorted(self._heard.items())), {}
@@ -285,7 +293,7 @@ class Fleet:
         self._flushed = time.monotonic()
         late = {life: late[life] for life in sorted(late.keys() - heard.keys())}
         if not (received or heard or late):
-            return
+            return None
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 if late:
@@ -302,10 +310,12 @@ class Fleet:
                     rows = [{"of": life, **values} for life, values in heard.items()]
                     if connection.execute(_HEARD, rows).rowcount not in (-1, len(rows)):
                         self.forget()  # the database was restored: who asks next is looked for in it
-        except (SQLAlchemyError, LedgerError):
+        except (SQLAlchemyError, LedgerError) as problem:
             with self._lock:
                 self._received = {**received, **self._received}
                 self._late = {**late, **heard}
+            return problem
+        return None
 
     def listed(
         self, *, after: int = 0, limit: int = 100, only_open: bool = False

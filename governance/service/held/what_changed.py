@@ -29,6 +29,8 @@ from kvcustody.audit.store.schema.service import (
 )
 from kvcustody.clock import MICROSECONDS
 
+_VERSIONS = 1 << 20  # of a principal: an odd row, however large, ends no sum
+
 
 class CredentialsSeen(NamedTuple):
     """What is another number where a key was added, revoked or given an earlier end, or a principal changed."""
@@ -83,7 +85,7 @@ _SEEN = select(
     _rows(service_keys, service_keys.c.revoked_us.is_not(None)),
     _sum(service_keys.c.expires_us // MICROSECONDS),
     _sum(service_keys.c.expires_us % MICROSECONDS),
-    _sum(service_principals.c.version),
+    _sum(service_principals.c.version % _VERSIONS),
     select(func.coalesce(func.max(subject_unlinkings.c.count), 0)).scalar_subquery(),
 )
 

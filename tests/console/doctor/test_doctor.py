@@ -315,10 +315,10 @@ PLANTS: dict[str, tuple[str, State, Plant, str, str]] = {
         "certificates",
         PROBLEM,
         lambda s: _certificate(s, ended=True),
-        "ended 1 days ago",
+        "ended 1 day ago",
         "renew",
     ),
-    "a certificate that ends soon": ("certificates", WARNING, _certificate, "ends in 1 days", "renew"),
+    "a certificate that ends soon": ("certificates", WARNING, _certificate, "ends in 1 day", "renew"),
     "another certificate's key": ("certificates", PROBLEM, _other_pair, "is not the key of", "pair"),
     "an open TLS key": ("certificates", PROBLEM, _open_tls_key, "`0644`, open to others", "chmod 600"),
     "a TLS key with a password": (

@@ -31,10 +31,10 @@ class Between(ControlPlaneConnection):
 
     away = older = False
 
-    def put(self, path: str, body: Any) -> Any:
+    def put(self, path: str, body: Any, *, within_seconds: float | None = None) -> Any:
         if self.away:
             raise ServiceError("cut", problem="unreachable")
-        answer = super().put(path, body)
+        answer = super().put(path, body, within_seconds=within_seconds)
         if self.older:
             answer.pop("protocol", None)
         return answer
