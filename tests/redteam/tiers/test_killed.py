@@ -121,8 +121,8 @@ def test_no_plaintext_is_left_and_the_next_start_takes_up_whole_objects(tmp_path
     world = CanaryWorld(tmp_path, kills)
     host, nvme = world.tiers
     assert len(host) == 0 and nvme.found_at_start == len(nvme) == len(nvme.objects())
-    for one in nvme._store.page(b"", 1 << 20):
-        data = nvme._store.peek(one.name, one.size)
+    for one in nvme._index.store.page(b"", 1 << 20):
+        data = nvme._index.store.peek(one.name, one.size)
         assert data is not None and read_header(memoryview(data)).name == one.name
     for tenant in TENANTS:
         for number in range(12):

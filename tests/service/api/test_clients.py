@@ -238,13 +238,13 @@ def test_many_workers_behind_one_address_are_not_one_caller(server) -> None:
         assert status(held[-1].recv(65_536)) == 200
     assert not any(closed_within(sock, 0.05) for sock in held)
     strangers = [here.connect() for _ in range(5)]
-    assert closed_within(strangers[0], 2.0), "control: an address has a bound while nobody is known"
+    assert closed_within(strangers[0], 20.0), "control: an address has a bound while nobody is known"
     own = []
     for _ in range(5):
         own.append(here.connect())
         own[-1].sendall(here.head("Host: kv", key=keys[0]))
         assert status(own[-1].recv(65_536)) == 200
-    assert closed_within(held[0], 2.0), "control: one principal has a bound wherever it asks from"
+    assert closed_within(held[0], 20.0), "control: one principal has a bound wherever it asks from"
     assert not closed_within(held[1], 0.05)
     for sock in (*held, *strangers, *own):
         sock.close()
