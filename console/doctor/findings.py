@@ -4,7 +4,9 @@
     def disk(subject: Examined) -> Iterator[Diagnosis]:
         yield problem("…", "what to do")
 
-1. A check is a generator. One that yields nothing found nothing wrong; one that does not apply yields `skipped`.
+1. A check is a generator. One that yields nothing found nothing wrong; one that does not apply yields `skipped`. Checks
+   of a part (`service_check`, `worker_check`, `settings_check`, `ledger_check`) are given it, and skipped where there
+   is none.
 2. A check that fails is a problem of its own, and the other checks still run.
 3. Nothing is changed: files are read, the ledger is opened for reading, no file is made.
 """
@@ -12,16 +14,18 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.store.database.engine import ledger_error
+from kvcustody.audit.store.database.engine import check_store, ledger_error
 from kvcustody.clock import Clock
-from kvcustody.errors import CustodyError
+from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.settings import Settings
 
@@ -44,6 +48,9 @@ class Diagnosis(NamedTuple):
     check: str = ""
 
 
+AnySettings = tuple[ServiceSettings | Settings, ...]
+
+
 class Examined(NamedTuple):
     """What is examined: settings that were given, the ledger that they name, and this process's surroundings."""
 
@@ -55,12 +62,22 @@ class Examined(NamedTuple):
     environment: Mapping[str, str]
 
     @property
-    def settings(self) -> tuple[ServiceSettings | Settings, ...]:
+    def settings(self) -> AnySettings:
         """Those that were given."""
-        return tuple(each for each in (self.service, self.worker) if each is not None)
+        return tuple(given for given in (self.service, self.worker) if given is not None)
+
+    @property
+    def signing_keys(self) -> list[Path]:
+        """The files of the keys that sign checkpoints, as the settings name them."""
+        paths = [] if self.service is None else [self.service.signing_key_path]
+        if self.worker is not None and not self.worker.control_plane:
+            paths.append(self.worker.signing_key_file)
+        return paths
 
 
+Part = TypeVar("Part")
 Run = Callable[[Examined], Iterator[Diagnosis]]
+RunOf = Callable[[Examined, Part], Iterator[Diagnosis]]
 
 
 class Check(NamedTuple):
@@ -84,6 +101,49 @@ def check(name: str, fine: str) -> Callable[[Run], Run]:
     return add
 
 
+def _checks_of(
+    part: Callable[[Examined], Part | None], absent: str
+) -> Callable[[str, str], Callable[[RunOf[Part]], RunOf[Part]]]:
+    """`check` for checks of one part of what is examined; `absent` says why they are skipped."""
+
+    def check_of(name: str, fine: str) -> Callable[[RunOf[Part]], RunOf[Part]]:
+        def add(run: RunOf[Part]) -> RunOf[Part]:
+            def run_or_skip(subject: Examined) -> Iterator[Diagnosis]:
+                given = part(subject)
+                yield from [skipped(absent)] if given is None else run(subject, given)
+
+            check(name, fine)(run_or_skip)
+            return run
+
+        return add
+
+    return check_of
+
+
+def _readable_ledger(subject: Examined) -> Engine | None:
+    try:
+        if subject.engine is not None:
+            check_store(subject.engine)
+    except LedgerError:  # the check of the ledger itself says why
+        return None
+    return subject.engine
+
+
+service_check = _checks_of(lambda subject: subject.service, "no service's settings were given (`--service`)")
+worker_check = _checks_of(lambda subject: subject.worker, "no worker's settings were given (`--worker`)")
+settings_check = _checks_of(
+    lambda subject: subject.settings or None, "no settings were given (`--service`, `--worker`)"
+)
+ledger_check = _checks_of(_readable_ledger, "there is no ledger here that can be read")
+
+
+def open_to_others(path: Path, remedy: str = "chmod 600 it") -> Iterator[Diagnosis]:
+    """A problem where others than its user may do something with a file or folder."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        yield problem(f"`{path}` has mode `{mode:04o}`, open to others", remedy)
+
+
 def problem(text: str, remedy: str) -> Diagnosis:
     """Something does not work, or protects less than it says."""
     return Diagnosis(State.PROBLEM, text, remedy)
@@ -102,15 +162,16 @@ def skipped(text: str) -> Diagnosis:
 def examine(subject: Examined, started: Callable[[str], None] = lambda _: None) -> list[Diagnosis]:
     """Run every check; each yields one finding at least. `started` is told each name before it runs."""
     findings: list[Diagnosis] = []
-    for each in CHECKS:
-        started(each.name)
-        findings += [one._replace(check=each.name) for one in _findings(each, subject)]
+    for checked in CHECKS:
+        started(checked.name)
+        findings += [finding._replace(check=checked.name) for finding in run_check(checked, subject)]
     return findings
 
 
-def _findings(each: Check, subject: Examined) -> list[Diagnosis]:
+def run_check(checked: Check, subject: Examined) -> list[Diagnosis]:
+    """What one check says; one finding at least."""
     try:
-        return list(each.run(subject)) or [Diagnosis(State.OK, each.fine)]
+        return list(checked.run(subject)) or [Diagnosis(State.OK, checked.fine)]
     except CustodyError as error:
         return [problem(error.message, "put this right, then run `kvcustody doctor` again")]
     except SQLAlchemyError as error:

@@ -6,45 +6,48 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import func, select, text
+from sqlalchemy import Engine, func, select, text
 
-from kvcustody.audit.store.database.database_place import PostgresServer, SqliteFile, database_place
+from kvcustody.audit.store.database.database_place import SqliteFile, database_place
+from kvcustody.audit.store.database.dialect import dialect_of
 from kvcustody.audit.store.database.engine import check_store
 from kvcustody.audit.store.schema.retention import cosignatures
 from kvcustody.audit.store.schema.service import service_keys, service_principals
 from kvcustody.audit.store.schema.trees import checkpoints, signed_checkpoints
 from kvcustody.audit.tlog.root_sealer import unsealed
 from kvcustody.audit.tlog.signing_key import read_signing_key
-from kvcustody.console.doctor.findings import Diagnosis, Examined, check, problem, skipped, warning
+from kvcustody.console.doctor.findings import (
+    Diagnosis,
+    Examined,
+    check,
+    ledger_check,
+    problem,
+    skipped,
+    warning,
+)
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.plurals import several
 from kvcustody.times import DAY_US, MINUTE_US, SECOND_US
 
 _FREE_BYTES, _FREE_SHARE = 1 << 30, 0.05
-_OF_A_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
+_LOCAL = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "overlay", "apfs", "ufs"}
+)
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _RENEW_US = 14 * DAY_US
 _UNSIGNED_US, _UNWITNESSED_US = 5 * MINUTE_US, DAY_US
 _CLOCKS_APART_US = 5 * SECOND_US
-_NO_LEDGER = "there is no ledger here (`--ledger`, `--service` or `--worker` names one)"
 _MOUNTS = Path("/proc/self/mounts")
 
 
 @check("ledger", "the ledger is there, and has this program's schema")
 def ledger(subject: Examined) -> Iterator[Diagnosis]:
     """A pooler that drops session options is refused when it is met."""
-    if subject.ledger is None or subject.engine is None:
-        yield skipped(_NO_LEDGER)
-        return
-    place = database_place(subject.ledger)
-    if isinstance(place, SqliteFile) and not place.path.exists():
-        yield problem(
-            f"there is no ledger at `{place.masked()}`",
-            "run `kvcustody init`, start with `kvcustody up`, or name another one",
-        )
-        return
-    check_store(subject.engine)
+    if subject.engine is None:
+        yield skipped("no ledger was named (`--ledger`, `--service` or `--worker`)")
+    else:
+        check_store(subject.engine)
 
 
 @check("disk", "there is room, on disks of this machine")
@@ -78,14 +81,14 @@ def _folder(name: str, path: Path) -> Iterator[Diagnosis]:
         free = f"{usage.free / (1 << 30):.1f} of {usage.total / (1 << 30):.0f} GiB are free"
         yield problem(f"{name} (`{path}`): {free}", "make room: a full disk stops admission")
     kind = filesystem_of(path)
-    if kind in _OF_A_NETWORK:
-        yield problem(
-            f"{name} (`{path}`) is on `{kind}`, where SQLite's locks and fsync do not hold",
-            "move it to a local disk, or use PostgreSQL for the ledger",
-        )
-    elif kind in _IN_MEMORY:
+    if kind in _IN_MEMORY:
         yield problem(
             f"{name} (`{path}`) is in memory (`{kind}`) and ends with the machine", "move it to a disk"
+        )
+    elif kind and kind not in _LOCAL:
+        yield warning(
+            f"{name} (`{path}`) is on `{kind}`, which is no known local file system: locks and fsync may not hold",
+            "move it to a local disk, or use PostgreSQL for the ledger",
         )
 
 
@@ -104,13 +107,13 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
     return kind
 
 
-@check("database-role", "the ledger's connection has no more rights than it needs")
-def database_role(subject: Examined) -> Iterator[Diagnosis]:
+@ledger_check("database-role", "the ledger's connection has no more rights than it needs")
+def database_role(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     """A superuser passes every wall and every trigger, and its clock is compared with this machine's."""
-    if subject.engine is None or not isinstance(database_place(subject.ledger or ""), PostgresServer):
+    if not dialect_of(engine).roles:
         yield skipped("the ledger is no PostgreSQL server's")
         return
-    with subject.engine.connect() as connection:
+    with engine.connect() as connection:
         name, is_superuser = connection.execute(
             text("SELECT current_user, rolsuper FROM pg_roles WHERE rolname = current_user")
         ).one()
@@ -131,15 +134,11 @@ def database_role(subject: Examined) -> Iterator[Diagnosis]:
         )
 
 
-@check("signatures", "checkpoints are signed, by the key that these settings name")
-def signatures(subject: Examined) -> Iterator[Diagnosis]:
+@ledger_check("signatures", "checkpoints are signed, by the key that these settings name")
+def signatures(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     """What is sealed waits for a signature; whoever has the ledger's key signs."""
-    if not _is_ledger(subject):
-        yield skipped(_NO_LEDGER)
-        return
-    assert subject.engine is not None
     now_us = subject.clock.utc_us()
-    with subject.engine.connect() as connection:
+    with engine.connect() as connection:
         waiting = unsealed(connection, now_us)
         signed = connection.scalar(select(func.max(signed_checkpoints.c.size))) or 0
         first = select(func.min(checkpoints.c.at_us)).where(checkpoints.c.size > signed)
@@ -153,11 +152,8 @@ def signatures(subject: Examined) -> Iterator[Diagnosis]:
         yield problem(
             f"no checkpoint was signed for {several((now_us - since_us) // MINUTE_US, 'minute')}", remedy
         )
-    periods = recorded_keys(subject.engine)
-    paths = [] if subject.service is None else [subject.service.signing_key_path]
-    if subject.worker is not None and not subject.worker.control_plane:
-        paths.append(subject.worker.signing_key_file)
-    for path in paths if periods else ():
+    periods = recorded_keys(engine)
+    for path in subject.signing_keys if periods else ():
         if not path.exists():
             yield problem(
                 f"`{path}` does not exist, and the ledger has a key", "restore the key from its backup"
@@ -169,14 +165,10 @@ def signatures(subject: Examined) -> Iterator[Diagnosis]:
             )
 
 
-@check("witnesses", "others have signed the ledger's state today")
-def witnesses(subject: Examined) -> Iterator[Diagnosis]:
+@ledger_check("witnesses", "others have signed the ledger's state today")
+def witnesses(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     """Without a witness a rewritten ledger is undetected."""
-    if not _is_ledger(subject):
-        yield skipped(_NO_LEDGER)
-        return
-    assert subject.engine is not None
-    with subject.engine.connect() as connection:
+    with engine.connect() as connection:
         last_us = connection.scalar(select(func.max(cosignatures.c.at_us)))
     if last_us is None:
         yield warning(
@@ -190,13 +182,9 @@ def witnesses(subject: Examined) -> Iterator[Diagnosis]:
         )
 
 
-@check("credentials", "no key of a worker or person ends within 14 days")
-def credentials(subject: Examined) -> Iterator[Diagnosis]:
+@ledger_check("credentials", "no key of a worker or person ends within 14 days")
+def credentials(subject: Examined, engine: Engine) -> Iterator[Diagnosis]:
     """Only a principal's last key counts, of principals that are enabled. A bootstrap key is to end."""
-    if not _is_ledger(subject):
-        yield skipped(_NO_LEDGER)
-        return
-    assert subject.engine is not None
     now_us = subject.clock.utc_us()
     last = func.max(service_keys.c.expires_us)
     query = (
@@ -211,7 +199,7 @@ def credentials(subject: Examined) -> Iterator[Diagnosis]:
         .having(last < now_us + _RENEW_US)
         .order_by(last)
     )
-    with subject.engine.connect() as connection:
+    with engine.connect() as connection:
         rows = connection.execute(query).all()
     for name, expires_us, used_us in rows:
         remedy = "issue a new one: `kvcustody apikey issue`"
@@ -221,14 +209,3 @@ def credentials(subject: Examined) -> Iterator[Diagnosis]:
             )
         elif used_us is not None and now_us - used_us < 30 * DAY_US:
             yield problem(f"the last key of `{name}` has ended, and it was used this month", remedy)
-
-
-def _is_ledger(subject: Examined) -> bool:
-    """Whether there is a ledger that can be asked; the check `ledger` says what is wrong where there is none."""
-    if subject.ledger is None or subject.engine is None:
-        return False
-    place = database_place(subject.ledger)
-    if isinstance(place, SqliteFile) and not place.path.exists():
-        return False
-    check_store(subject.engine)
-    return True

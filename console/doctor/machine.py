@@ -6,15 +6,24 @@ import ctypes
 import re
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 
-from kvcustody.console.doctor.findings import Diagnosis, Examined, check, problem, skipped, warning
-from kvcustody.console.lazy import Needs
+from kvcustody.audit.store.database.dialect import dialect_of
+from kvcustody.console.doctor.findings import (
+    Diagnosis,
+    Examined,
+    check,
+    problem,
+    skipped,
+    warning,
+    worker_check,
+)
 from kvcustody.governance.keys.core_dumps import switched_on
 from kvcustody.governance.service.open_files import files_needed
-from kvcustody.governance.settings import unknown_variables
+from kvcustody.governance.settings import Settings, unknown_variables
+from kvcustody.governance.tiers.stores.open_remote import SCHEMES
 from kvcustody.governance.worker.known_engines import VLLM_BELOW, VLLM_OLDEST
 
 _FILES_OF_WORKER = 1024
@@ -24,8 +33,8 @@ _NOT_OF_USERS = ("all", "test", "dev", "docs")
 _OPTIONAL = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?(?P<bounds>[^;]*);.*extra == ['\"](?P<extra>[^'\"]+)['\"]"
 )
-
-_SERVICE = Needs(("fastapi", "uvicorn", "prometheus_client"), "service")
+_EXTRA_OF = {scheme: scheme for scheme in SCHEMES} | {"valkeys": "valkey"}
+_ALSO = {"mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda"}  # the same, under another name
 
 
 @check("files", "enough files may be open")
@@ -55,13 +64,9 @@ def core_dumps(subject: Examined) -> Iterator[Diagnosis]:
         )
 
 
-@check("locked-memory", "keys and plaintext of tiers are kept out of swap")
-def locked_memory(subject: Examined) -> Iterator[Diagnosis]:
+@worker_check("locked-memory", "keys and plaintext of tiers are kept out of swap")
+def locked_memory(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
     """Keys and staging buffers are locked in memory."""
-    worker = subject.worker
-    if worker is None:
-        yield skipped("no worker's settings were given (`--worker`)")
-        return
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     tiers = worker.host_tier_bytes or worker.nvme_tier_path or worker.remote_tier_url
     needed = (64 << 20) if tiers else (1 << 20)
@@ -95,26 +100,20 @@ def variables(subject: Examined) -> Iterator[Diagnosis]:
 @check("packages", "every package that the settings need is installed")
 def packages(subject: Examined) -> Iterator[Diagnosis]:
     """What the given settings use must be there."""
-    needed = [Needs(("torch",), "engine")] if subject.worker is not None else []
-    if subject.service is not None:
-        needed.append(_SERVICE)
-        if subject.service.tracing == "otlp":
-            needed.append(Needs(("opentelemetry.sdk",), "otel"))
-    if subject.ledger is not None and subject.ledger.startswith("postgresql"):
-        needed.append(Needs(("psycopg",), "postgres"))
-    if subject.worker is not None:
-        url = subject.worker.remote_tier_url
-        by_scheme = {"s3": "obstore", "valkey": "valkey", "valkeys": "valkey", "mooncake": "mooncake"}
-        scheme = url.partition(":")[0]
-        if scheme in by_scheme:
-            needed.append(Needs((by_scheme[scheme],), scheme.removesuffix("s") if scheme != "s3" else scheme))
-        if subject.worker.nats:
-            needed.append(Needs(("nats",), "nats"))
-        if subject.worker.kv_events_endpoint:
-            needed.append(Needs(("zmq",), "events"))
-    for each in needed:
-        for module in _absent(each.modules):
-            yield problem(f"`{module}` is not installed", f"pip install 'kvcustody[{each.extra}]'")
+    used = [] if subject.worker is None else ["engine"]
+    if (service := subject.service) is not None:
+        used += ["service", *(["otel"] if service.tracing == "otlp" else [])]
+    if subject.engine is not None and dialect_of(subject.engine).roles:
+        used.append("postgres")
+    if (worker := subject.worker) is not None:
+        scheme = worker.remote_tier_url.partition(":")[0]
+        used += [_EXTRA_OF[scheme]] if scheme in _EXTRA_OF else []
+        used += [
+            extra for extra, given in (("nats", worker.nats), ("events", worker.kv_events_endpoint)) if given
+        ]
+    for name, extra, _ in _optional():
+        if extra in used and _version(name) is None:
+            yield problem(f"`{name}` is not installed", f"pip install 'kvcustody[{extra}]'")
 
 
 @check("extras", "every optional part is installed")
@@ -152,16 +151,16 @@ def engines(_subject: Examined) -> Iterator[Diagnosis]:
 def _optional() -> Iterator[tuple[str, str, str]]:
     """Each optional package: its name, the extra that it is in, and what is asked of its version."""
     for text in metadata.requires("kvcustody") or ():
-        found = _OPTIONAL.fullmatch(text)
-        if found is not None:
-            yield found["name"], found["extra"], found["bounds"]
+        parts = _OPTIONAL.fullmatch(text)
+        if parts is not None:
+            yield parts["name"], parts["extra"], parts["bounds"]
 
 
 def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    for distribution in filter(None, (name, _ALSO.get(name))):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -172,25 +171,10 @@ def _text(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-def _absent(modules: tuple[str, ...]) -> list[str]:
-    absent = []
-    for module in modules:
-        try:
-            there = find_spec(module) is not None
-        except ModuleNotFoundError:  # the package above it
-            there = False
-        if not there:
-            absent.append(module)
-    return absent
-
-
-@check("scrub-tuning", "the file of scrub tuning can be read")
-def scrub_tuning(subject: Examined) -> Iterator[Diagnosis]:
+@worker_check("scrub-tuning", "the file of scrub tuning can be read")
+def scrub_tuning(_subject: Examined, worker: Settings) -> Iterator[Diagnosis]:
     """Without it a device is measured again at each start."""
-    if subject.worker is None:
-        yield skipped("no worker's settings were given (`--worker`)")
-        return
-    path: Path = subject.worker.scrub_tuning_path
+    path = worker.scrub_tuning_path
     if not path.exists():
         yield skipped("there is none: it is made on a machine with a GPU")
         return

@@ -4,72 +4,69 @@ from __future__ import annotations
 
 import socket
 import ssl
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography import x509
 
 from kvcustody.audit.tlog.signing_key import read_signing_key
-from kvcustody.console.doctor.findings import Diagnosis, Examined, check, problem, skipped, warning
+from kvcustody.console.doctor.findings import (
+    Diagnosis,
+    Examined,
+    check,
+    open_to_others,
+    problem,
+    service_check,
+    settings_check,
+    skipped,
+    warning,
+)
 from kvcustody.governance.release.order_signing import read_signed_orders
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.governance.service.settings import ReportStore, ReportWebhook, ServiceSettings, address
 from kvcustody.plurals import several
-from kvcustody.times import DAY_US
+from kvcustody.times import DAY_US, SECOND_US
 
 _RENEW_DAYS = 30
 _SOCKET_PATH_BYTES = 107  # of sockaddr_un, without the last zero
 _KEY_BYTES = 24  # Standard Webhooks
-_NO_SERVICE = "no service's settings were given (`--service`)"
 
 
-@check("state-folder", "the service's folder is its user's alone")
-def state_folder(subject: Examined) -> Iterator[Diagnosis]:
+@service_check("state-folder", "the service's folder is its user's alone")
+def state_folder(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
     """The service's secret and spill are in it."""
-    service = subject.service
-    if service is None:
-        yield skipped(_NO_SERVICE)
-    elif service.state_path.exists():
-        mode = stat.S_IMODE(service.state_path.stat().st_mode)
-        if mode & 0o077:
-            yield problem(f"`{service.state_path}` has mode `{mode:04o}`, open to others", "chmod 700 it")
+    if service.state_path.exists():
+        yield from open_to_others(service.state_path, "chmod 700 it")
 
 
-@check("signing-keys", "the keys that sign are there, and closed to others")
-def signing_keys(subject: Examined) -> Iterator[Diagnosis]:
+@settings_check("signing-keys", "the keys that sign are there, and closed to others")
+def signing_keys(subject: Examined, _settings: object) -> Iterator[Diagnosis]:
     """A key that is missing is made only where the ledger has none yet."""
-    if not subject.settings:
-        yield skipped("no settings were given (`--service`, `--worker`)")
-    paths = (
-        [] if subject.service is None else [subject.service.signing_key_path, subject.service.report_key_file]
-    )
-    if subject.worker is not None and not subject.worker.control_plane:
-        paths.append(subject.worker.signing_key_file)
-    for path in paths:
+    reports = [] if subject.service is None else [subject.service.report_key_file]
+    for path in (*subject.signing_keys, *reports):
         if path.exists():
             read_signing_key(path)
+    yield from ()
 
 
 @check("certificates", "certificates are valid, and belong to their keys")
 def certificates(subject: Examined) -> Iterator[Diagnosis]:
     """Each certificate that the settings name, for the next 30 days."""
-    pairs: list[tuple[Path, Path | None]] = []
-    if subject.service is not None and subject.service.tls_certificate_path is not None:
-        pairs.append((subject.service.tls_certificate_path, subject.service.tls_key_path))
-    if subject.service is not None and subject.service.tls_client_ca_path is not None:
-        pairs.append((subject.service.tls_client_ca_path, None))
-    worker = subject.worker
-    if worker is not None:
-        for path, key in (
+    named: list[tuple[Path | None, Path | None]] = []
+    if (service := subject.service) is not None:
+        named += [
+            (service.tls_certificate_path, service.tls_key_path),
+            (service.tls_client_ca_path, None),
+        ]
+    if (worker := subject.worker) is not None:
+        named += [
             (worker.control_plane_certificate_path, worker.control_plane_certificate_key_path),
             (worker.control_plane_ca_path, None),
             (worker.nats_ca_path, None),
             (worker.handover_certificate_path, worker.handover_certificate_key_path),
             (worker.handover_ca_path, None),
-        ):
-            if path is not None:
-                pairs.append((path, key))
+        ]
+    pairs = [(path, key) for path, key in named if path is not None]
     if not pairs:
         yield skipped("the settings name no certificate")
     for path, key in pairs:
@@ -82,9 +79,9 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
     except ValueError:
         yield problem(f"`{path}` holds no certificate in PEM", "give a PEM file")
         return
-    for each in parsed:
-        days = (int(each.not_valid_after_utc.timestamp()) * 1_000_000 - now_us) / DAY_US
-        name = each.subject.rfc4514_string() or "a certificate"
+    for certificate in parsed:
+        days = (int(certificate.not_valid_after_utc.timestamp()) * SECOND_US - now_us) / DAY_US
+        name = certificate.subject.rfc4514_string() or "a certificate"
         if days < 0:
             yield problem(f"`{path}`: {name} ended {several(round(-days), 'day')} ago", "renew it")
         elif days < _RENEW_DAYS:
@@ -93,9 +90,7 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
             )
     if key is None:
         return
-    mode = stat.S_IMODE(key.stat().st_mode)
-    if mode & 0o077:
-        yield problem(f"`{key}` has mode `{mode:04o}`, open to others", "chmod 600 it, and replace the key")
+    yield from open_to_others(key, "chmod 600 it, and replace the key")
     if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for it at the terminal, and wait
         yield problem(
             f"`{key}` is protected by a password, for which no start asks", "write it there without one"
@@ -104,17 +99,14 @@ def _certificate(path: Path, key: Path | None, now_us: int) -> Iterator[Diagnosi
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key)
     except ssl.SSLError as error:
-        said = str(error.reason or "cannot be used").lower().replace("_", " ")
-        yield problem(f"`{key}` is not the key of `{path}` ({said})", "put the pair there together")
+        reason = str(error.reason or "cannot be used").lower().replace("_", " ")
+        yield problem(f"`{key}` is not the key of `{path}` ({reason})", "put the pair there together")
 
 
-@check("address", "the service can listen at its address")
-def listening(subject: Examined) -> Iterator[Diagnosis]:
+@service_check("address", "the service can listen at its address")
+def listening(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
     """An address in use ends a start; a running service of these settings has it."""
-    if subject.service is None:
-        yield skipped(_NO_SERVICE)
-        return
-    for where in filter(None, (subject.service.listen, subject.service.workers_listen)):
+    for where in filter(None, (service.listen, service.workers_listen)):
         host, place = address(where)
         if host is None:
             length = len(str(place).encode())
@@ -135,20 +127,15 @@ def listening(subject: Examined) -> Iterator[Diagnosis]:
                 )
 
 
-@check("destination-keys", "keys of webhooks and stores are there, and closed to others")
-def destination_keys(subject: Examined) -> Iterator[Diagnosis]:
-    """Each is a file of mode 0600 with 24 bytes or more."""
-    if subject.service is None:
-        yield skipped(_NO_SERVICE)
-        return
-    for name, path in _key_files(subject.service):
+@service_check("destination-keys", "keys of webhooks and stores are there, and closed to others")
+def destination_keys(_subject: Examined, service: ServiceSettings) -> Iterator[Diagnosis]:
+    """Each is a file of mode 0600; a webhook's has 24 bytes or more."""
+    for name, path in _key_files(service):
         if not path.exists():
             yield problem(f"{name}: `{path}` does not exist", "write its key there, mode 0600")
             continue
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            yield problem(f"{name}: `{path}` has mode `{mode:04o}`, open to others", "chmod 600 it")
-        elif name.startswith("webhook") and len(path.read_bytes().strip()) < _KEY_BYTES:
+        yield from open_to_others(path)
+        if name.startswith("webhook") and len(path.read_bytes().strip()) < _KEY_BYTES:
             yield problem(
                 f"{name}: the key in `{path}` is shorter than {_KEY_BYTES} bytes", "make a longer one"
             )
@@ -161,25 +148,25 @@ def _key_files(service: ServiceSettings) -> Iterator[tuple[str, Path]]:
         yield "webhook of the inbox", service.inbox_webhook.key_path
     if service.inbox_mail is not None and service.inbox_mail.password_path is not None:
         yield "mail of the inbox", service.inbox_mail.password_path
-    for each in service.report_destinations:
-        if isinstance(each, ReportWebhook):
-            yield f"webhook `{each.name}`", each.key_path
-        elif isinstance(each, ReportStore):
-            yield f"store `{each.name}`", each.secret_path
+    for destination in service.report_destinations:
+        if isinstance(destination, ReportWebhook):
+            yield f"webhook `{destination.name}`", destination.key_path
+        elif isinstance(destination, ReportStore):
+            yield f"store `{destination.name}`", destination.secret_path
 
 
 @check("policy-trust", "policies and orders are signed by keys that are trusted")
 def policy_trust(subject: Examined) -> Iterator[Diagnosis]:
     """Without a trust configuration no policy is released; without an order key no order is written."""
-    trusts = [(each.policy_trust, each.order_key_path, each.ledger_origin) for each in subject.settings]
-    if not any(trust for trust, _, _ in trusts):
+    trusting = [settings for settings in subject.settings if settings.policy_trust]
+    if not trusting:
         yield skipped("the settings name no trust configuration (`policy_trust`)")
-    for trust, order_key, origin in trusts:
-        if trust:
-            read_trust(Path(trust))
-            read_signed_orders(Path(trust), origin, order_key)
-            if order_key is None:
-                yield warning(
-                    f"orders are refused: `{trust}` is in force, and no `order_key_path` is set",
-                    "set it, or leave erasures to a process that has one",
-                )
+    for settings in trusting:
+        path = Path(str(settings.policy_trust))
+        read_trust(path)
+        read_signed_orders(path, settings.ledger_origin, settings.order_key_path)
+        if settings.order_key_path is None:
+            yield warning(
+                f"orders are refused: `{path}` is in force, and no `order_key_path` is set",
+                "set it, or leave erasures to a process that has one",
+            )
