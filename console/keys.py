@@ -36,7 +36,7 @@ from kvcustody.governance.keys.shred_keys import rewrap_shred_keys, whole_file
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
 from kvcustody.plurals import several
-from kvcustody.times import iso, readable
+from kvcustody.times import DAY_US, iso, readable
 
 DEFAULT = Path("kvcustody-root.key")
 _File = Annotated[Path, typer.Argument(help="The root key file.", metavar="FILE")]
@@ -47,6 +47,15 @@ app = typer.Typer(
     help="Make and check the root key file: 32 random bytes, mode 0600, on a local disk.",
     epilog="docs/operate/keys.md says which keys exist, where each one lives and how it ends.",
 )
+
+KeyringFile = Annotated[
+    Path | None,
+    typer.Option("--keyring", help="The store of wrapped epoch secrets; that of the settings if left out."),
+]
+ShredKeysFile = Annotated[
+    Path | None,
+    typer.Option("--shred-keys", help="The file of shred keys; that of the settings if left out."),
+]
 
 
 @app.command(
@@ -201,16 +210,8 @@ def backup(
             help="A new folder for copies of both files; without it a backup by other means is told of.",
         ),
     ] = None,
-    keyring: Annotated[
-        Path | None,
-        typer.Option(
-            "--keyring", help="The store of wrapped epoch secrets; that of the settings if left out."
-        ),
-    ] = None,
-    shred: Annotated[
-        Path | None,
-        typer.Option("--shred-keys", help="The file of shred keys; that of the settings if left out."),
-    ] = None,
+    keyring: KeyringFile = None,
+    shred: ShredKeysFile = None,
     *,
     as_json: Json = False,
 ) -> None:
@@ -226,7 +227,7 @@ def backup(
     if not files:
         raise KeyringError("no file of keys is here to be backed up; name it", path=keyring)
     now_us = SystemClock().utc_us()
-    until_us = now_us + days * 86_400_000_000
+    until_us = now_us + days * DAY_US
     try:
         with FileKeyStore(store).exclusive() if store in files else nullcontext():  # else no epoch can end
             for path in files:
@@ -237,11 +238,11 @@ def backup(
                     write_file(to / path.name, read(path), exclusive=True)
     except OSError as error:
         raise KeyringError(f"backup `{to}`: cannot be written ({error.strerror})", path=to) from None
-    made = [str(path) for path in files]
+    names = [str(path) for path in files]
     if as_json:
-        print_json({"files": made, "until": iso(until_us), "folder": None if to is None else str(to)})
+        print_json({"files": names, "until": iso(until_us), "folder": None if to is None else str(to)})
     else:
-        say(f"backup of {' and '.join(made)}{'' if to is None else f' in {to}'}, kept until {iso(until_us)}")
+        say(f"backup of {' and '.join(names)}{'' if to is None else f' in {to}'}, kept until {iso(until_us)}")
 
 
 @app.command(
@@ -249,16 +250,8 @@ def backup(
     "    kvcustody keys tree --keyring kvcustody-keys.json --shred-keys kvcustody-shred.keys --json"
 )
 def tree(
-    keyring: Annotated[
-        Path | None,
-        typer.Option(
-            "--keyring", help="The store of wrapped epoch secrets; that of the settings if left out."
-        ),
-    ] = None,
-    shred: Annotated[
-        Path | None,
-        typer.Option("--shred-keys", help="The file of shred keys; that of the settings if left out."),
-    ] = None,
+    keyring: KeyringFile = None,
+    shred: ShredKeysFile = None,
     last: Annotated[
         int, typer.Option("--last", min=0, help="How many of the keys that were destroyed, the newest first.")
     ] = 10,

@@ -426,6 +426,33 @@ def _erasures_and_hits() -> str:
     return "\n".join(rows) + "\n"
 
 
+def _remote_stores() -> str:
+    names = {"s3": "S3 (SeaweedFS)", "valkey": "Valkey", "mooncake": "Mooncake"}
+    rows = [
+        "| store | object | store ÷ library | goal | load ÷ library | goal |",
+        "|---|---|---|---|---|---|",
+    ]
+    kept = _kept("remote-stores-cpu")
+    for kind, name in names.items():
+        for point in kept[kind]:
+            ratios = (f"{point[side]:.2f} | {point['goal'][side]:.2f}" for side in ("store", "load"))
+            rows.append(f"| {name} | {point['mib']} MiB | {' | '.join(ratios)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _idle_workers() -> str:
+    rows = [
+        "| workers | cores, PostgreSQL's included | `/health/live`, p99 | all registered at once, in | refused |"
+    ]
+    rows.append("|---|---|---|---|---|")
+    for workers, measured in _kept("idle-workers-cpu")["workers"].items():
+        idle, herd = measured["idle"], measured["herd_again"]
+        cells = (f"{idle['cores']:.2f}", f"{idle['live_ms_p99']:.0f} ms", f"{herd['seconds']:.0f} s")
+        refused = idle["refusals"] + herd["refusals"]
+        rows.append(f"| {int(workers):,} | {' | '.join(cells)} | {refused} |")
+    return "\n".join(rows) + "\n"
+
+
 def _kept(name: str) -> Any:
     """A result that a benchmark kept."""
     return json.loads((FOLDER.parent / f"benchmarks/results/{name}.json").read_text())
@@ -465,6 +492,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "hits-through-doors": _hits_through_doors,
     "isolation-cost": _isolation_cost,
     "fleet-routers": _fleet_routers,
+    "remote-stores": _remote_stores,
+    "idle-workers": _idle_workers,
     "report-sections": sections_table,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }

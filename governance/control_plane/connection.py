@@ -156,11 +156,11 @@ def _of_connection(error: BaseException) -> str:
     """Why there was no answer, in words for people."""
     import httpx
 
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and found.strerror:
-            return found.strerror.lower()
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower()
+        cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.TimeoutException):
         return "it did not answer in time"
     return "the connection was closed" if isinstance(error, httpx.ProtocolError) else "no connection"

@@ -42,7 +42,6 @@ from kvcustody.governance.decisions.policy_on_record import documents_on_record,
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.erasure.erasure_run import ErasureEffect, ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector, matches_label
-from kvcustody.governance.external.accounts import ANONYMOUS
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
@@ -67,6 +66,7 @@ from kvcustody.governance.restriction.restricted_subjects import RestrictedSubje
 from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Profile
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.tenants import ANONYMOUS
 
 _OVER = "its time is over"
 _log = get_logger(__name__)

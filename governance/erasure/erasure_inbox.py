@@ -146,8 +146,8 @@ class ErasureInbox:
         """
         assert self._engine is not None
         with self._engine.connect() as connection:
-            found = completed(connection, lives_of(connection, self._worker))
-            return completed_erasures((one, names(connection, one, self._keys)) for one in found)
+            erasures = completed(connection, lives_of(connection, self._worker))
+            return completed_erasures((one, names(connection, one, self._keys)) for one in erasures)
 
     def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""

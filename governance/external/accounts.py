@@ -17,8 +17,7 @@ from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.decisions.unlisted_tenants import UnlistedTenants, account_limits
 from kvcustody.policies.document.model import Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
-
-ANONYMOUS = "(anonymous)"  # no tenant can be called so: identifiers have no parentheses
+from kvcustody.tenants import ANONYMOUS
 
 
 class PortAccounts:

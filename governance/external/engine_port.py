@@ -62,7 +62,7 @@ from kvcustody.governance.decisions.eviction_order import eviction_orders
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.edge.route_receipt import RouteReceipt
-from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
+from kvcustody.governance.external.accounts import PortAccounts
 from kvcustody.governance.external.active_deadlines import ActiveDeadlines
 from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, RequestKeys, look_up
 from kvcustody.governance.external.engine_books import EngineBooks, EngineTiers
@@ -93,6 +93,7 @@ from kvcustody.logger import get_logger
 from kvcustody.policies.document.model import Action, Effect, Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
+from kvcustody.tenants import ANONYMOUS
 
 _log = get_logger(__name__)
 COPIES_IN_CLEAR = "copies-in-clear"  # the rule that denies what would rest beside the engine unsealed

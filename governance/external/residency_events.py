@@ -22,7 +22,7 @@ from kvcustody.governance.custody_events import (
 )
 from kvcustody.governance.decisions.access_plan import AdmissionFacts, Plan, label_of
 from kvcustody.governance.decisions.reuse_decision import via_reasons
-from kvcustody.governance.external.accounts import ANONYMOUS
+from kvcustody.tenants import ANONYMOUS
 
 NO_IDENTITY = ("no-identity",)
 

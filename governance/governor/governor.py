@@ -49,7 +49,6 @@ from kvcustody.governance.decisions.access_plan import (
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.edge.route_receipt import RouteReceipt
-from kvcustody.governance.external.accounts import ANONYMOUS
 from kvcustody.governance.governor.forecast_pools import ForecastPools, PoolRun
 from kvcustody.governance.governor.offloading import Offloading
 from kvcustody.governance.governor.pool_books import PoolBooks
@@ -91,6 +90,7 @@ from kvcustody.policies.document.model import Action, Effect
 from kvcustody.policies.document.token_priorities import KindRange
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import Decision
+from kvcustody.tenants import ANONYMOUS
 
 _log = get_logger(__name__)
 

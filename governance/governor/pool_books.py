@@ -425,10 +425,10 @@ def _unpublish(manager: BlockManager, sequences: Iterable[RunningSequence], now_
 
 
 def _on_their_way(partitions: Iterable[PoolPartition]) -> list[EndedRun]:
-    found: list[EndedRun] = []
+    runs: list[EndedRun] = []
     for partition in partitions:
-        found += [*partition.fenced, *partition.dirty, *partition.stuck]
-    return found
+        runs += [*partition.fenced, *partition.dirty, *partition.stuck]
+    return runs
 
 
 def _path(leaf: Node | None) -> Iterable[Node]:

@@ -28,9 +28,9 @@ def handover_tls(settings: Settings) -> HandoverTls | None:
     certificate, key = settings.handover_certificate_path, settings.handover_certificate_key_path
     if certificate is None:
         return None
-    made = HandoverTls(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    contexts = HandoverTls(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     try:
-        for context in made:
+        for context in contexts:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_REQUIRED
             context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -40,4 +40,4 @@ def handover_tls(settings: Settings) -> HandoverTls | None:
         raise ConfigError(
             f"setting `handover_certificate_path`: TLS files cannot be used ({error.strerror or type(error).__name__})"
         ) from None
-    return made
+    return contexts

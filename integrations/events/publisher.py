@@ -209,13 +209,13 @@ class EventPublisher:
 
     def figures(self) -> dict[str, float]:
         """What a worker reports of it; blocks only where they are told under names."""
-        said = self.stats()
-        found: dict[str, float] = {
-            "events_sent.socket": said.batches,
-            "events_lost.socket": said.lost_batches,
+        stats = self.stats()
+        figures: dict[str, float] = {
+            "events_sent.socket": stats.batches,
+            "events_lost.socket": stats.lost_batches,
             "events_connected.socket": 1,
         }
-        return found if self._told is None else found | {"events_told_blocks.socket": len(self._told)}
+        return figures if self._told is None else figures | {"events_told_blocks.socket": len(self._told)}
 
     def close(self) -> None:
         """Send what waits, within a second, and stop; a second time changes nothing."""

@@ -333,12 +333,12 @@ class StreamPublisher:
 
     def figures(self) -> dict[str, float]:
         """What a worker reports of it."""
-        said = self.stats()
+        stats = self.stats()
         return {
-            "events_told_blocks.nats": said.live_blocks,
-            "events_sent.nats": said.messages,
-            "events_lost.nats": said.lost_messages + said.lost_batches,
-            "events_connected.nats": float(said.is_connected),
+            "events_told_blocks.nats": stats.live_blocks,
+            "events_sent.nats": stats.messages,
+            "events_lost.nats": stats.lost_messages + stats.lost_batches,
+            "events_connected.nats": float(stats.is_connected),
         }
 
     def close(self) -> None:

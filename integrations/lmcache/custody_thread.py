@@ -147,13 +147,13 @@ class Chunks:
     def has_each(self, keys: Sequence[ObjectKey]) -> list[bool]:
         """Which of these can be found; those of one model part are in the order of the prompt (rule 6)."""
         ended = set[tuple[str, str, int, int]]()
-        found = []
+        present = []
         for key in keys:
             part = (key.cache_salt, key.model_name, key.kv_rank, key.object_group_id)
-            found.append(self.has(key, seeks=part not in ended))
-            if not found[-1]:
+            present.append(self.has(key, seeks=part not in ended))
+            if not present[-1]:
                 ended.add(part)
-        return found
+        return present
 
     def load(self, key: ObjectKey, into: memoryview) -> bool:
         """Whether the copy was brought into memory of a chunk's size; zeros where it does not open."""

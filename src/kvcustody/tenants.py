@@ -18,6 +18,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.ids import TenantId
 
 SEPARATOR = "^"
+ANONYMOUS = "(anonymous)"  # who has no identity: no tenant can be called so, for ids have no parentheses
 OWN = "kvcustody"  # the issuer of what is nobody's: its tenants are known without being declared, and no other's
 NAME_CHARACTERS_MAX = 257  # an id, the separator, an issuer
 _SHOWN_MAX = 8

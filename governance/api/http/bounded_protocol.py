@@ -99,19 +99,19 @@ class Connections:
 
     def _groups(self, connection: BoundedProtocol) -> tuple[_Group, ...]:
         """Those that the connection counts for, its address's or party's first."""
-        one = connection.counts_for
-        return (self._all,) if one is None else (self._group(one), self._all)
+        whose = connection.counts_for
+        return (self._all,) if whose is None else (self._group(whose), self._all)
 
-    def _group(self, one: str | KnownParty) -> _Group:
-        group = self._of_one.get(one)
+    def _group(self, whose: str | KnownParty) -> _Group:
+        group = self._of_one.get(whose)
         if group is None:
-            group = self._of_one[one] = _Group(self.settings.address_connections_max)
+            group = self._of_one[whose] = _Group(self.settings.address_connections_max)
         return group
 
     def _forget_empty(self, connection: BoundedProtocol) -> None:
-        one = connection.counts_for
-        if one in self._of_one and not self._of_one[one].count:
-            del self._of_one[one]
+        whose = connection.counts_for
+        if whose in self._of_one and not self._of_one[whose].count:
+            del self._of_one[whose]
 
 
 class _Group:

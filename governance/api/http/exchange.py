@@ -115,9 +115,9 @@ class Exchange:
 
     def tell_known(self, party: str) -> None:
         """Have the request's connection count for who asks, from when that is known."""
-        told = self.scope.get(KNOWN)
-        if told is not None:
-            told(party)
+        count_for = self.scope.get(KNOWN)
+        if count_for is not None:
+            count_for(party)
 
     def header(self, name: str) -> str | None:
         """A header of the request; raises `malformed` where it came twice."""

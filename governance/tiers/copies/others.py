@@ -5,7 +5,7 @@ The rules are 5 and 8 of `tiers.tier`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from kvcustody.errors import StoreError
@@ -108,17 +108,15 @@ class OthersCopies:
 
     def is_own(self, name: bytes) -> bool:
         """Whether this worker stored what it has read the beginning of: not in the index, it has ended."""
-        is_own: Callable[[bytes], bool] | None = getattr(self._index.store, "is_own", None)
-        return is_own is None or is_own(name)
+        return self._index.store.is_own(name)
 
     def _death_before(self) -> WorkerDeath | None:
         """Whether the process that had the tier before died."""
         holder = self._terms.holder
-        read: Callable[[], bytes] | None = getattr(self._index.store, "holder", None)
-        if holder is None or read is None or not self._index.store.outlives:
+        if holder is None or not self._index.store.outlives:
             return None
         try:
-            return death_before(read(), holder)
+            return death_before(self._index.store.holder(), holder)
         except StoreError:
             if not self._index.store.is_shared:
                 raise
@@ -127,13 +125,12 @@ class OthersCopies:
     def _deaths_of_others(self) -> dict[bytes, WorkerDeath]:
         """Of workers whose heir this one is in a shared store, by the mark of what each left."""
         holder = self._terms.holder
-        inherit: Callable[[Callable[[bytes], bool]], dict[bytes, bytes]] | None
-        inherit = getattr(self._index.store, "inherit", None)
-        if holder is None or inherit is None:
+        if holder is None:
             return {}
         deaths: dict[bytes, WorkerDeath] = {}
         try:
-            for mark, written in inherit(lambda written: death_before(written, holder) is not None).items():
+            left = self._index.store.inherit(lambda written: death_before(written, holder) is not None)
+            for mark, written in left.items():
                 death = death_before(written, holder)
                 assert death is not None, "only of the dead"
                 deaths[mark] = death._replace(is_heir=True)
@@ -148,9 +145,8 @@ class OthersCopies:
         """
         if self._ends.waiting:
             return
-        holder = self._terms.holder
-        write: Callable[..., None] | None = getattr(self._index.store, "write_holder", None)
-        if holder is None or write is None or not self._index.store.outlives:
+        holder, write = self._terms.holder, self._index.store.write_holder
+        if holder is None or not self._index.store.outlives:
             return
         try:
             write(holder.written(is_stopped=is_stopped))
@@ -164,8 +160,7 @@ class OthersCopies:
 
     def _inherits(self, name: bytes, size: int, facts: ObjectFacts, tenant: str) -> bool:
         """Whether a copy of a process that died is taken over; either way it is told."""
-        left_by: Callable[[bytes], bytes] | None = getattr(self._index.store, "left_by", None)
-        death = self._death if left_by is None else self._deaths.get(left_by(name), self._death)
+        death = self._deaths.get(self._index.store.left_by(name), self._death)
         if death is None:
             return True
         restores = death.is_heir and self._terms.limit(tenant, facts.classification).restores
@@ -201,7 +196,7 @@ class OthersCopies:
             return 0, 0
 
     def _go_through(self) -> tuple[int, int]:
-        found = 0
+        adopted = 0
         tenants = {self._index.pseudonym(name): name for name in self._terms.tenants}
         for page in self._index.listed():
             for one in page:
@@ -209,8 +204,8 @@ class OthersCopies:
                 if facts is None or not self._adopt(one.name, one.size, facts, tenants):
                     self._ends.waiting[one.name] = EndedCopy(0, "", "", 0, one.size, self._clock.now_us())
                 else:
-                    found += 1
-        return found, self._ends.delete_all()
+                    adopted += 1
+        return adopted, self._ends.delete_all()
 
     def _adopt(self, name: bytes, size: int, facts: ObjectFacts, tenants: Mapping[bytes, str]) -> bool:
         terms, tenant, now_us = self._terms, tenants.get(facts.tenant), self._clock.now_us()

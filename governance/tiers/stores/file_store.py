@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvcustody.errors import ConfigError, StoreError
-from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed
+from kvcustody.governance.tiers.stores.store_protocol import NAME_BYTES, Deleted, Listed, OwnPlace
 
 _MARK = "kvcustody-tier"
 _HOLDER_BYTES = 4096
@@ -40,7 +40,7 @@ _STRANGE = (errno.ENOTDIR, errno.ELOOP)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class FileStore:
+class FileStore(OwnPlace):
     """`capacity_bytes` of files in `folder`. Raises `ConfigError`, which names the folder and what to do."""
 
     kind, ends_by, outlives, is_shared, in_flight = "nvme", "unlinked", True, False, 1
@@ -268,7 +268,7 @@ class FileStore:
         except OSError:
             return b""
 
-    def write_holder(self, written: bytes) -> None:
+    def write_holder(self, written: bytes, mark: bytes | None = None) -> None:
         """Put down who holds the folder; synced. Raises `StoreError`."""
         try:
             os.ftruncate(self._mark, 0)

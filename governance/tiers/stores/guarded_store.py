@@ -42,7 +42,7 @@ class GuardedStore:
         self.capacity_bytes = store.capacity_bytes
         self.late = self.refused = 0  # calls that did not answer in time, and that were not made
         self._store = store
-        self._prepares_in_memory: bool = getattr(store, "prepares_in_memory", False)
+        self.prepares_in_memory = store.prepares_in_memory
         self._ready: bytes | None = None  # to be completed, when memory for the next was had
         self._seconds = seconds
         self._clock = clock
@@ -79,7 +79,7 @@ class GuardedStore:
 
     def prepare_store(self, name: bytes, size: int, until_us: int = 0) -> memoryview | None:
         """As the store's."""
-        if self._prepares_in_memory and self.is_open:
+        if self.prepares_in_memory and self.is_open:
             return self._store.prepare_store(name, size, until_us)
         try:
             return self._ask(
@@ -93,7 +93,7 @@ class GuardedStore:
         """The thread completes it, at once or behind what is asked next to prepare."""
         self._start()
         self._ready = name
-        if self._prepares_in_memory:
+        if self.prepares_in_memory:
             self._start()
 
     def _start(self) -> None:
@@ -112,7 +112,7 @@ class GuardedStore:
         started = self._storing.pop(name, None)
         if started is not None:
             started.cancel()
-        if self._prepares_in_memory:
+        if self.prepares_in_memory:
             self._store.abandon_store(name)
             return
         self._ask(lambda: self._store.abandon_store(name))
@@ -128,7 +128,7 @@ class GuardedStore:
         if started is None or started.cancel():
             return
         let_go = partial(_undone, lambda: self._store.complete_load(name))
-        if self._prepares_in_memory:
+        if self.prepares_in_memory:
             started.add_done_callback(let_go)
         else:
             self._thread.submit(let_go, started)
@@ -143,7 +143,7 @@ class GuardedStore:
 
     def complete_load(self, name: bytes) -> None:
         """As the store's; nobody waits for it."""
-        if self._prepares_in_memory:
+        if self.prepares_in_memory:
             self._store.complete_load(name)
             return
         self._thread.submit(self._store.complete_load, name)
@@ -163,31 +163,24 @@ class GuardedStore:
         return self._ask(lambda: self._store.page(after, limit), times=several)
 
     def is_own(self, name: bytes) -> bool:
-        """As the store's, which knows it without asking; of one that nobody shares everything is."""
-        told: Callable[[bytes], bool] | None = getattr(self._store, "is_own", None)
-        return told is None or told(name)
+        """As the store's, which knows it without asking."""
+        return self._store.is_own(name)
 
     def left_by(self, name: bytes) -> bytes:
-        """As the store's, which knows it without asking; nothing of one that nobody shares."""
-        told: Callable[[bytes], bytes] | None = getattr(self._store, "left_by", None)
-        return b"" if told is None else told(name)
+        """As the store's, which knows it without asking."""
+        return self._store.left_by(name)
 
     def inherit(self, died: Callable[[bytes], bool]) -> dict[bytes, bytes]:
-        """As the store's; nothing of one that nobody shares. Asked once, at a start, with time for several requests."""
-        take: Callable[[Callable[[bytes], bool]], dict[bytes, bytes]] | None
-        take = getattr(self._store, "inherit", None)
-        return {} if take is None else self._ask(lambda: take(died), times=_PAGE_REQUESTS)
+        """As the store's. Asked once, at a start, with time for several requests."""
+        return self._ask(lambda: self._store.inherit(died), times=_PAGE_REQUESTS)
 
     def holder(self) -> bytes:
-        """As the store's; nothing of one that keeps none. Asked once, at a start."""
-        read: Callable[[], bytes] | None = getattr(self._store, "holder", None)
-        return b"" if read is None else self._ask(read)
+        """As the store's. Asked once, at a start."""
+        return self._ask(self._store.holder)
 
-    def write_holder(self, written: bytes, *mark: bytes) -> None:
+    def write_holder(self, written: bytes, mark: bytes | None = None) -> None:
         """As the store's."""
-        write: Callable[..., None] | None = getattr(self._store, "write_holder", None)
-        if write is not None:
-            self._ask(lambda: write(written, *mark), even_closed=True)
+        self._ask(lambda: self._store.write_holder(written, mark), even_closed=True)
 
     def close(self) -> None:
         """Close the store, unless it does not answer: then it is left to the end of the process."""

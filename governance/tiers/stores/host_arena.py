@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 
 from kvcustody.errors import ConfigError, StoreError
-from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed
+from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, OwnPlace
 
 _ALIGNMENT = 4096
 _NORESERVE = 0x4000  # linux/mman.h; the mmap module names it from 3.13 on
@@ -35,7 +35,7 @@ class _Placed:
         self.is_doomed = False
 
 
-class HostArena:
+class HostArena(OwnPlace):
     """`capacity_bytes` of host memory. Raises `ConfigError` where the system does not give them."""
 
     kind, ends_by, outlives, is_shared, in_flight = "host", "zeroed", False, False, 1

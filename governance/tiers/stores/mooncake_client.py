@@ -88,9 +88,9 @@ class MooncakeClient:
     def get(self, name: bytes, size_max: int, room: Callable[[int], memoryview]) -> memoryview | None:
         """The object in the library's own buffer, which lives as long as the view."""
         key = self._key(name)
-        found = self._store.get_buffer(key)
-        if found is not None:
-            return memoryview(found).cast("B")[:size_max]
+        held = self._store.get_buffer(key)
+        if held is not None:
+            return memoryview(held).cast("B")[:size_max]
         if self._size(key) is None:
             return None
         raise StoreError(f"{self.place}: an object cannot be read")

@@ -19,7 +19,7 @@ from itertools import islice
 from kvcustody.errors import StoreError
 from kvcustody.governance.tiers.stores.host_arena import HostArena
 from kvcustody.governance.tiers.stores.memory_nodes import MemoryNode, node_here, prefer_node, read_nodes
-from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, TierStore
+from kvcustody.governance.tiers.stores.store_protocol import Deleted, Listed, OwnPlace, TierStore
 from kvcustody.logger import get_logger
 
 _PART_BYTES_MIN = 1 << 30
@@ -38,7 +38,7 @@ def _distance(node: MemoryNode, other: int) -> tuple[int, int]:
     return node.distances[other], other
 
 
-class NodeArenas:
+class NodeArenas(OwnPlace):
     """`capacity_bytes` over several nodes. Raises `ConfigError` where the system does not give them."""
 
     kind, ends_by, outlives, is_shared, in_flight = "host", "zeroed", False, False, 1

@@ -368,8 +368,8 @@ class RemoteStore:
 
     def _inherited(self, mark: bytes) -> list[bytes]:
         """The marks whose objects belong to this one."""
-        said = self._note(mark, _MARKS)
-        return [said[at : at + OWNER_BYTES] for at in range(0, len(said) - OWNER_BYTES + 1, OWNER_BYTES)]
+        marks = self._note(mark, _MARKS)
+        return [marks[at : at + OWNER_BYTES] for at in range(0, len(marks) - OWNER_BYTES + 1, OWNER_BYTES)]
 
     def holder(self, mark: bytes | None = None) -> bytes:
         """What this owner, or who has this mark, wrote of itself last (`tiers.heirs`)."""

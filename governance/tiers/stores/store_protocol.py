@@ -24,7 +24,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 NAME_BYTES = 32
@@ -87,6 +87,10 @@ class TierStore(Protocol):
         """How many starts are worth having at a time."""
 
     @property
+    def prepares_in_memory(self) -> bool:
+        """Whether memory is handed out and given back on any thread, and nothing that may hang is asked for it."""
+
+    @property
     def capacity_bytes(self) -> int:
         """The most that it keeps; of a store that many share, the quota of this process."""
 
@@ -133,5 +137,48 @@ class TierStore(Protocol):
     def page(self, after: bytes, limit: int) -> list[Listed]:
         """The next objects by name, behind `after`; fewer than `limit` where that is all."""
 
+    def is_own(self, name: bytes) -> bool:
+        """Whether this worker has custody of an object, as far as was read; it is known without asking."""
+
+    def left_by(self, name: bytes) -> bytes:
+        """The mark of a dead worker whose heir this one is, where it left the object; else nothing. Known as well."""
+
+    def inherit(self, died: Callable[[bytes], bool]) -> dict[bytes, bytes]:
+        """Take over what workers left that died: what each wrote of itself, by the mark of its objects.
+
+        `died`: whether what one wrote says so.
+        """
+
+    def holder(self) -> bytes:
+        """What whoever held this worker's objects wrote last (`tiers.heirs`); nothing in a new place."""
+
+    def write_holder(self, written: bytes, mark: bytes | None = None) -> None:
+        """Put down who holds this worker's objects, or those of a mark that it has taken over."""
+
     def close(self) -> None:
         """Let everything go. What does not outlive the process is zeroed."""
+
+
+class OwnPlace:
+    """What a store says of owners that no other worker uses, and that ends with its process."""
+
+    prepares_in_memory = False
+
+    def is_own(self, name: bytes) -> bool:
+        """Everything in it."""
+        return True
+
+    def left_by(self, name: bytes) -> bytes:
+        """Nobody left anything here."""
+        return b""
+
+    def inherit(self, died: Callable[[bytes], bool]) -> dict[bytes, bytes]:
+        """There is nothing to take over."""
+        return {}
+
+    def holder(self) -> bytes:
+        """It was never another process's."""
+        return b""
+
+    def write_holder(self, written: bytes, mark: bytes | None = None) -> None:
+        """Nobody comes after this process."""

@@ -48,6 +48,7 @@ from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.keys.shred_keys import ShredKeys
 from kvcustody.governance.orphans.finding import Finding
+from kvcustody.governance.tiers.copies.index import PublishedRun
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.copy_leaves import copy_leaves
 from kvcustody.governance.tiers.heirs import TierHolder
@@ -461,13 +462,15 @@ class SchedulerTiers(CopyTiers):
         job = StoreCopy(
             _LATER,
             tier,
-            label,
-            part.keys,
-            part.parent,
-            part.depth,
-            run.born_us,
-            run.ceiling_us,
-            min(run.ceiling_us, run.due_us),
+            PublishedRun(
+                label,
+                part.keys,
+                part.parent,
+                part.depth,
+                run.born_us,
+                run.ceiling_us,
+                min(run.ceiling_us, run.due_us),
+            ),
             rule,
             part.blocks.tolist(),
         )

@@ -19,7 +19,7 @@ from kvcustody.governance.handover.exchange import AnsweredFetch
 from kvcustody.governance.handover.offers import Offer
 from kvcustody.governance.handover.ticket import Ticket
 from kvcustody.governance.orphans.finding import Finding
-from kvcustody.governance.tiers.copies.index import CopyLimit, TierShare
+from kvcustody.governance.tiers.copies.index import CopyLimit, PublishedRun, TierShare
 from kvcustody.governance.tiers.copy_event import CopyEvent
 from kvcustody.governance.tiers.heirs import TierHolder
 from kvcustody.governance.tiers.tier import CopyCounts, Restored
@@ -56,17 +56,11 @@ class NarrowCopies(NamedTuple):
 
 
 class StoreCopy(NamedTuple):
-    """Seal these blocks, as they are before anything of this step is written. `keys` and `parent` as `PublishedRun`."""
+    """Seal the blocks of a run, as they are before anything of this step is written."""
 
     number: int
     tier: str
-    label: DomainLabel
-    keys: bytes
-    parent: bytes
-    depth: int
-    born_us: int
-    ceiling_us: int
-    due_us: int
+    run: PublishedRun
     rule: CopyRule
     blocks: list[int]
 

@@ -41,7 +41,7 @@ from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.orphans.finding import Finding, repair_all
 from kvcustody.governance.orphans.scans import tier_findings
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.tiers.copies.index import KEY_BYTES, CopyLimit, PublishedRun, TierShare, TierTerms
+from kvcustody.governance.tiers.copies.index import KEY_BYTES, CopyLimit, TierShare, TierTerms
 from kvcustody.governance.tiers.open_tiers import TierPlan, tier_names
 from kvcustody.governance.tiers.seal.object_layout import object_bytes
 from kvcustody.governance.tiers.seal_keys import SealKeys
@@ -476,14 +476,13 @@ class TierThread:
     def _store(self, tier: SealedTier, job: StoreCopy, plain: memoryview | None) -> None:
         if plain is None:  # no buffer was free: it is not kept
             return
-        label, size = received(job.label), self._blocks.block_bytes
+        label, size = received(job.run.label), self._blocks.block_bytes
         self._learn((label.tenant, label.classification), job.rule)
-        run = PublishedRun(label, job.keys, job.parent, job.depth, job.born_us, job.ceiling_us, job.due_us)
 
         def read(first: int, count: int, into: memoryview) -> None:
             into[:] = plain[first * size : (first + count) * size]
 
-        tier.store(run, read)
+        tier.store(job.run._replace(label=label), read)
 
     def _seek(self, tier: SealedTier, job: SeekCopies) -> tuple[SoughtCopy, ...]:
         """Of full attention all that goes on; of windows what a hit needs that ends at the last place it may."""

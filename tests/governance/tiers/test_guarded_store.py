@@ -200,7 +200,7 @@ def test_nobody_waits_for_what_stands_behind_a_write_that_is_late(place: Place, 
     """The next was given to the store before the one before it was late: one deadline, and neither is a copy."""
     acme, store = place.label("acme"), place.store
     assert isinstance(store, GuardedStore)
-    store._seconds, store._prepares_in_memory = 1.0, True
+    store._seconds, store.prepares_in_memory = 1.0, True
     hanging.hangs = {"complete_store"}
     began = time.monotonic()
     assert place.keep(acme, "p", 12) == 0 and len(place.tier) == 0
