@@ -22,6 +22,7 @@ from kvcustody.governance.settings import load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.testkit.tiny_model import tiny_model
 from kvcustody.times import moment_us
+from standins import builders
 
 MODEL = tiny_model(
     weights_digest="sha256:w", tokenizer_digest="sha256:t", chat_template="template-1", kv_layout="nhd"
@@ -45,11 +46,7 @@ def run(*words: str, code: int = 0) -> str:
 @pytest.fixture
 def worker(tmp_path: Path):  # type: ignore[no-untyped-def]
     settings = load_settings(
-        policy_path=POLICY,
-        database_url=f"sqlite:///{tmp_path}/ledger.db",
-        spill_path=tmp_path / "spill",
-        root_key_path=tmp_path / "root.key",
-        keyring_path=tmp_path / "keys.json",
+        **builders.worker_files(tmp_path, POLICY),
         scope_token_key_path=tmp_path / "scope.key",
         signing_key_path=tmp_path / "signing.key",
         erasure_poll_ms=20,

@@ -31,6 +31,7 @@ from kvcustody.governance.worker.engine_worker import EnginePlan, open_engine_wo
 from kvcustody.governance.worker.plugins import load_plugins
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
 
 MODEL = tiny_model()
 ACME = '''
@@ -147,11 +148,9 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 def settings(folder: Path, **changes: object) -> Settings:
     return load_settings(
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
-        spill_path=folder / "spill",
-        policy_path=Path(__file__).parents[2] / "policies" / "library" / "single-org.yaml",
+        **builders.worker_files(
+            folder, Path(__file__).parents[2] / "policies" / "library" / "single-org.yaml"
+        ),
         policy_mark_path=folder / "mark",
         **changes,
     )

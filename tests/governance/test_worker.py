@@ -22,6 +22,7 @@ from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 from kvcustody.policies import library
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
 
 BLOCKS = 64
 SPEC = TensorSpec(layers=2, kv_heads=1, head_dim=8, dtype=torch.float16)
@@ -32,11 +33,8 @@ def settings(folder: Path, **values: object) -> Settings:
     policy = folder / "policy.yaml"
     policy.write_text(library.source("single-org"), encoding="utf-8")
     defaults: dict[str, object] = {
+        **builders.worker_files(folder),
         "policy_path": policy,
-        "database_url": f"sqlite:///{folder / 'ledger.db'}",
-        "spill_path": folder / "spill",
-        "root_key_path": folder / "root.key",
-        "keyring_path": folder / "keys.json",
     }
     return Settings(**(defaults | values))  # type: ignore[arg-type]
 

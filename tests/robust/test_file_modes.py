@@ -24,6 +24,7 @@ from kvcustody.console.main import app
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 from kvcustody.policies import library
+from standins import builders
 
 PUBLIC = {"policy.yaml"}  # a policy is nobody's secret; this test wrote it
 
@@ -40,12 +41,8 @@ def lived(folder: Path) -> None:
     policy = folder / "policy.yaml"
     policy.write_text(library.source("single-org"), encoding="utf-8")
     settings = Settings(
-        policy_path=policy,
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
+        **builders.worker_files(folder),
         subject_keys_url=f"sqlite:///{folder / 'subjects.db'}",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
         signing_key_path=folder / "signing.key",
         checkpoint_seconds=0.05,
     )

@@ -16,6 +16,7 @@ from kvcustody.lab.replay.run.runner import RETRY_US
 from kvcustody.lab.replay.workload.generator import WorkloadSpec
 from kvcustody.lab.traffic import simulated_worker as up_worker
 from kvcustody.policies import library
+from standins import builders
 
 REQUESTS, WAIT_SECONDS = 60, 120.0
 NO_FAULTS = up_worker.Faults(stall_every=0, hang_every=0)
@@ -36,11 +37,7 @@ def test_a_request_that_is_offered_again_has_waited_since_it_came(
     monkeypatch.setattr(up_worker, "POOL_BLOCKS", 256)
     (tmp_path / "policy.yaml").write_text(library.source("single-org"), encoding="utf-8")
     settings = Settings(
-        policy_path=tmp_path / "policy.yaml",
-        database_url=f"sqlite:///{tmp_path / 'ledger.db'}",
-        spill_path=tmp_path / "spill",
-        root_key_path=tmp_path / "root.key",
-        keyring_path=tmp_path / "keys.json",
+        **builders.worker_files(tmp_path),
     )
     spec = WorkloadSpec(tenants=1, conversations=400, span_seconds=40.0)
     worker = up_worker.SimulatedWorker(settings, spec, faults=NO_FAULTS)

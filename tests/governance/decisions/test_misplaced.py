@@ -18,6 +18,7 @@ from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
 from standins.builders import policy
 
 RULES = "placement: [{id: acme-own, groups: [east-1], tenants: [acme], dedicated: true}]\n"
@@ -29,11 +30,7 @@ SHARES = {"acme": "{guaranteed: 25%, cap: 75%}", "globex": "{guaranteed: 25%, ca
 def opened(folder: Path, rules: str, group: str) -> Worker:
     (folder / "policy.yaml").write_text(policy(SHARES, more=rules))
     settings = Settings(
-        policy_path=folder / "policy.yaml",
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
+        **builders.worker_files(folder),
         placement_group=group,
     )
     size = TensorMemory.allocate(1, SPEC).bytes_per_block

@@ -78,11 +78,7 @@ def of(issuer: str, subject: str = "ada") -> Principal:
 def opened(folder: Path, policy: str = TWO, **more: object) -> Worker:
     (folder / "policy.yaml").write_text(policy, encoding="utf-8")
     settings = Settings(
-        policy_path=folder / "policy.yaml",
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
+        **builders.worker_files(folder),
         **more,  # type: ignore[arg-type]
     )
     size = TensorMemory.allocate(1, SPEC).bytes_per_block

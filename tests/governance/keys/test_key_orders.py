@@ -26,6 +26,7 @@ from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.policies import library
 from kvcustody.tenants import Issuers
+from standins import builders
 from standins.integrations.key_services_world import BAO, BAO_ABSENT, OpenBao
 from standins.waiting import until
 
@@ -97,11 +98,7 @@ def test_a_worker_that_keeps_its_ledger_itself_follows_what_stands_in_it(tmp_pat
     policy = tmp_path / "policy.yaml"
     policy.write_text(library.source("single-org"), encoding="utf-8")
     settings = Settings(
-        policy_path=policy,
-        database_url=f"sqlite:///{tmp_path / 'ledger.db'}",
-        spill_path=tmp_path / "spill",
-        root_key_path=tmp_path / "root.key",
-        keyring_path=tmp_path / "keys.json",
+        **builders.worker_files(tmp_path),
         erasure_poll_ms=10,
     )
     clock, org = SystemClock(), tenant_owner("idp", "org")
@@ -140,12 +137,8 @@ class Fleet(NamedTuple):
         policy = folder / "policy.yaml"
         policy.write_text(library.source("single-org"), encoding="utf-8")
         settings = Settings(
-            policy_path=policy,
-            database_url=f"sqlite:///{folder / 'ledger.db'}",
-            spill_path=folder / "spill",
+            **builders.worker_files(folder),
             root_key_source=source,
-            root_key_path=folder / "root.key",
-            keyring_path=folder / "keys.json",
             key_service_path=folder / "service.yaml",
             erasure_poll_ms=10,
         )

@@ -33,6 +33,7 @@ from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.policies import library
 from kvcustody.testkit.conformance.deployment import toy_model
+from standins import builders
 
 CLOCK = SystemClock()
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).strftime("%Y-%m-%d")
@@ -61,11 +62,7 @@ def settings(folder: Path, **more: Any) -> Settings:
     policy = folder / "policy.yaml"
     policy.write_text(library.source("regulated-saas"), encoding="utf-8")
     return load_settings(
-        policy_path=policy,
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
+        **builders.worker_files(folder),
         erasure_poll_ms=10,
         **more,
     )

@@ -33,6 +33,7 @@ from kvcustody.lab.fleet.local_processes import LocalProcesses, free_ports
 from kvcustody.lab.fleet.prompt_tokens import tokens_of
 from kvcustody.lab.replay.traces.token_ids import expand
 from kvcustody.policies import library
+from standins import builders
 from standins.waiting import until
 
 PROMPT = " ".join(f"word-{number}" for number in range(80))
@@ -63,11 +64,7 @@ def settings_of(folder: Path) -> tuple[Settings, dict[str, str]]:
     }
     (folder / "identity.yaml").write_text("schema: kvcustody/identity@1\napi_keys: {path: keys.yaml}\n")
     made = Settings(
-        policy_path=folder / "policy.yaml",
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
+        **builders.worker_files(folder),
         identity_path=folder / "identity.yaml",
         scope_token_key_path=folder / "scope.key",
     )

@@ -96,6 +96,17 @@ def record(store: Engine, spill: Path, events: Sequence[Event], **how: Any) -> N
     made.close(60)
 
 
+def worker_files(folder: Path, policy: Path | None = None) -> dict[str, Any]:
+    """Where a worker's files are, all in one folder but for a policy that is named: settings by name."""
+    return {
+        "policy_path": folder / "policy.yaml" if policy is None else policy,
+        "database_url": f"sqlite:///{folder}/ledger.db",
+        "spill_path": folder / "spill",
+        "root_key_path": folder / "root.key",
+        "keyring_path": folder / "keys.json",
+    }
+
+
 # -- the policy ---------------------------------------------------------------------------------------------------
 
 

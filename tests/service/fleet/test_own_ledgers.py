@@ -49,11 +49,7 @@ def test_health_names_who_writes_the_ledger_without_the_control_plane(
 def test_a_worker_with_a_ledger_of_its_own_says_so_at_its_start(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(APART)
     settings = load_settings(
-        database_url=f"sqlite:///{tmp_path}/ledger.db",
-        policy_path=tmp_path / "policy.yaml",
-        spill_path=tmp_path / "spill",
-        root_key_path=tmp_path / "root.key",
-        keyring_path=tmp_path / "keys.json",
+        **builders.worker_files(tmp_path),
     )
     clock = SystemClock()
     plan = MemoryPlan(lambda blocks: UnbackedMemory(blocks, 1, clock=clock), 128, 1, 1024)

@@ -18,6 +18,7 @@ from kvcustody.governance.settings import Settings
 from kvcustody.governance.tiers.tier import SealedTier
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
 
 BLOCKS, TOKENS = 24, 16
 SPEC = TensorSpec(layers=2, kv_heads=1, head_dim=8, dtype=torch.float16)
@@ -61,11 +62,7 @@ class World:
     def open(self) -> None:
         (self.folder / "policy.yaml").write_text(self.policy, encoding="utf-8")
         settings = Settings(
-            policy_path=self.folder / "policy.yaml",
-            database_url=f"sqlite:///{self.folder / 'ledger.db'}",
-            spill_path=self.folder / "spill",
-            root_key_path=self.folder / "root.key",
-            keyring_path=self.folder / "keys.json",
+            **builders.worker_files(self.folder),
             shred_keys_path=self.folder / "shred.keys",
             tier_object_blocks=4,
             tier_timeout_ms=5000,

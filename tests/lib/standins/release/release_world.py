@@ -21,6 +21,7 @@ from kvcustody.governance.release.worker_follow import PolicyFeed, ReleaseReader
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.policies.bundle.trust import Trust
 from kvcustody.testkit.tiny_model import tiny_model
+from standins import builders
 from standins.builders import governor
 
 POLICY = """\
@@ -135,10 +136,7 @@ class Release:
 
 def worker_settings(folder: Path, **fields: object) -> Settings:
     own: dict[str, object] = {
-        "database_url": f"sqlite:///{folder}/ledger.db",
-        "spill_path": folder / "spill",
-        "root_key_path": folder / "root.key",
-        "keyring_path": folder / "keys.json",
+        **builders.worker_files(folder),
         "policy_trust": str(folder / "trust.toml"),
         "policy_mark_path": folder / "mark",
         "order_key_path": folder / "orders.key",
